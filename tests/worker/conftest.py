@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,10 @@ from reliq.shardmap import ShardMap
 from reliq.transitions import CallNumber, publish
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.wireformat import envelope_rest
+from reliq.worker.fetcher import Fetcher
+from reliq.worker.inflight import Inflight
+from reliq.worker.scheduler import Scheduler
+from reliq.worker.served import Served
 
 #: A test waits for an event at most so long; it goes on as soon as the event comes.
 PATIENCE_SECONDS = 30.0
@@ -98,6 +103,33 @@ def start(consumer):
 
 
 @pytest.fixture
+def work_until(start, recorder):
+    """Start our consumer, wait until there are `count` messages in events of a kind, and return those events."""
+
+    def make(kind, count=1, *, concurrency=16, **fields):
+        start(concurrency=concurrency)
+        return recorder.wait_for(kind, count, **fields)
+
+    return make
+
+
+@pytest.fixture
+def workers(url, recorder):
+    """Start several consumers of some queues, which stop with the test."""
+    with ExitStack() as stopped:
+
+        def make(count, *queues, handle=lambda body: None):
+            for _ in range(count):
+                consumer = Consumer(url, observers=[recorder])
+                for queue in queues:
+                    consumer.handler(queue)(handle)
+                consumer.start()
+                stopped.callback(consumer.stop, grace=0)
+
+        yield make
+
+
+@pytest.fixture
 def no_looks(monkeypatch):
     """A worker that does not look at its queues by itself: what it finds, it was told of, however slow this machine is."""
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", NEVER_SECONDS)
@@ -122,9 +154,18 @@ def caller(url, recorder):
 
 
 @pytest.fixture
-def no_heartbeat():
-    """A heartbeat that has nothing to write, in the only worker there is."""
-    return SimpleNamespace(soon=list, workers=lambda: 1)
+def fetcher_of(caller):
+    """Make a fetcher whose rounds the test makes, with its parts and the deliveries that it submits."""
+
+    def make(consumer, concurrency=4, *, client=caller, served=None, heartbeat=None, submit=None):
+        served = served or Served(consumer.handlers)
+        inflight, held = Inflight(consumer.handlers, concurrency), []
+        scheduler = Scheduler(client, consumer.handlers, lambda: None, is_keyed=served.is_keyed)
+        heartbeat = heartbeat or SimpleNamespace(soon=list, workers=lambda: 1)
+        fetcher = Fetcher(client, served, inflight, scheduler, submit or held.extend, lambda *_: None, heartbeat)
+        return SimpleNamespace(fetcher=fetcher, step=fetcher.step, inflight=inflight, scheduler=scheduler, held=held)
+
+    return make
 
 
 class Gate:
@@ -158,6 +199,19 @@ def own_server(server_path):
     """A server that a test may kill and start again: it writes down everything at once."""
     with EmbeddedRedis(server=server_path, options={"appendonly": "yes", "appendfsync": "always"}) as server:
         yield server
+
+
+@pytest.fixture
+def own_queue(own_server):
+    return Queue("q", str, url=own_server.url)
+
+
+@pytest.fixture
+def own_consumer(own_server, recorder):
+    """A consumer of the server that a test may kill; it is stopped when the test ends."""
+    consumer = Consumer(own_server.url, observers=[recorder])
+    yield consumer
+    consumer.stop(grace=0)
 
 
 class Meter:

@@ -26,56 +26,34 @@ def publish(queue, *keys):
     queue.publish_many([Outgoing(body="x", key=key) for key in keys])
 
 
-def test_a_batch_holds_messages_of_one_key_and_is_full_where_there_are_enough(make_queue, start, recorder, batches):
+def test_a_batch_holds_messages_of_one_key_and_is_full_where_there_are_enough(make_queue, work_until, batches):
     queue = make_queue()
     calls = batches(queue, batch=10, linger=LONG)
     publish(queue, *"abcd" * 20)
 
-    start(concurrency=2)
+    work_until(Acked, 80, concurrency=2)
 
-    recorder.wait_for(Acked, 80)
     assert Counter(map(tuple, calls)) == {(key,) * 10: 2 for key in "abcd"}
 
 
-def test_messages_without_a_key_come_together(make_queue, start, recorder, batches):
+@pytest.mark.parametrize("keys", [["a", "a", None, None] * 2, [None] * 8], ids=["beside keys", "alone"])
+def test_messages_without_a_key_come_together(make_queue, work_until, batches, keys):
     queue = make_queue()
     calls = batches(queue, batch=4, linger=LONG)
-    publish(queue, *"aa", None, None, *"aa", None, None)
+    publish(queue, *keys)
 
-    start(concurrency=1)
+    work_until(Acked, 8, concurrency=1)
 
-    recorder.wait_for(Acked, 8)
-    assert sorted(calls, key=str) == [["a"] * 4, [None] * 4]
-
-
-def test_in_a_queue_without_keys_it_is_a_batch_as_any(make_queue, start, recorder, batches):
-    queue = make_queue()
-    calls = batches(queue, batch=5, linger=LONG)
-    publish(queue, *[None] * 10)
-
-    start(concurrency=1)
-
-    recorder.wait_for(Acked, 10)
-    assert calls == [[None] * 5] * 2
+    assert sorted(calls, key=str) == sorted([keys[:2] * 2, [None] * 4], key=str)
 
 
-def test_a_batch_that_is_not_full_starts_when_it_has_lingered_beside_others(make_queue, start, recorder, batches):
-    queue = make_queue()
-    calls = batches(queue, batch=10, linger=0.2)
-    publish(queue, *"abc" * 3)
-
-    start(concurrency=4)
-
-    recorder.wait_for(Acked, 9)
-    assert Counter(map(tuple, calls)) == {(key,) * 3: 1 for key in "abc"}
-
-
-def test_what_comes_while_a_batch_lingers_goes_with_its_key(make_queue, start, recorder, batches):
+def test_messages_that_come_while_a_batch_lingers_join_the_batch_of_their_key(
+    make_queue, work_until, recorder, batches
+):
     queue = make_queue()
     calls = batches(queue, batch=2, linger=LONG)
     publish(queue, "z", "z")  # it has keys
-    start(concurrency=4)
-    recorder.wait_for(Acked, 2)
+    work_until(Acked, 2, concurrency=4)
     for claimed, key in enumerate("abba", 3):
         queue.publish("x", key=key)
         recorder.wait_for(Claimed, claimed)

@@ -1,7 +1,6 @@
 """What blocks, or breaks, the event loop of the handlers harms nothing but its own message."""
 
 import asyncio
-import threading
 from collections import Counter
 from contextlib import asynccontextmanager
 
@@ -33,20 +32,7 @@ def blocked(make_queue, consumer, start, recorder, gate):
     return later, plain, engine
 
 
-def test_a_blocked_loop_does_not_stop_plain_handlers(blocked, recorder, gate):
-    _, plain, _ = blocked
-
-    for number in range(10):
-        plain.publish_many(["x"] * 100)
-        recorder.wait_for(Acked, 100 * (number + 1), queue="plain")
-
-    gate.open()
-    recorder.wait_for(Acked, 200, queue="async")
-
-
-def test_async_messages_go_back_once_and_stay_until_the_loop_runs_again_and_the_log_says_so_once(
-    blocked, recorder, gate, caplog
-):
+def test_async_messages_go_back_once_until_the_blocked_loop_runs_again(blocked, recorder, gate, caplog):
     later, plain, engine = blocked
     eventually(lambda: "the event loop has not run for" in caplog.text, "the log says that the loop is blocked")
     eventually(lambda: all(held.started for held in engine.inflight.deliveries()), "what was held has gone back")
@@ -66,101 +52,36 @@ def test_async_messages_go_back_once_and_stay_until_the_loop_runs_again_and_the_
     assert "in pass_through" in caplog.text
 
 
-def test_a_task_factory_without_a_context_is_good_enough(queue, url, start, recorder):
-    async def lifespan():
-        asyncio.get_running_loop().set_task_factory(lambda loop, coroutine: asyncio.Task(coroutine, loop=loop))
-        yield
-
-    consumer = Consumer(url, observers=[recorder], lifespan=asynccontextmanager(lifespan))
-
-    @consumer.handler(queue)
-    async def handle(body): ...
-
-    queue.publish_many(["x"] * 50)
-    start(consumer, concurrency=2)
-
-    recorder.wait_for(Acked, 50)
-
-
-def test_a_task_that_cannot_be_made_costs_no_slot(queue, url, start, recorder):
-    broken = threading.Event()
+def test_odd_task_factories_cost_no_slot(queue, url, start, recorder):
+    """They take no context, cannot make a task, or cancel one before its first step."""
+    deeds = []
 
     def make(loop, coroutine):
-        if broken.is_set() and coroutine.__qualname__ == "AsyncExecutor._run":
+        is_call = coroutine.__qualname__ == "AsyncExecutor._run"
+        deed = deeds.pop() if is_call and deeds else ""
+        if deed == "fail":
             raise RuntimeError("no task today")
-        return asyncio.Task(coroutine, loop=loop)
-
-    async def lifespan():
-        asyncio.get_running_loop().set_task_factory(make)
-        yield
-
-    consumer = Consumer(url, observers=[recorder], lifespan=asynccontextmanager(lifespan))
-
-    @consumer.handler(queue)
-    async def handle(body): ...
-
-    start(consumer, concurrency=2)
-    broken.set()
-    queue.publish_many(["x"] * 20)
-    recorder.wait_for(Nacked, 20)
-    broken.clear()
-    queue.publish_many(["y"] * 20)
-
-    recorder.wait_for(Acked, 20)
-
-
-def test_a_task_that_is_cancelled_before_its_first_step_costs_no_slot(queue, url, start, recorder):
-    calls = []
-
-    def make(loop, coroutine):
         task = asyncio.Task(coroutine, loop=loop)
-        if coroutine.__qualname__ == "AsyncExecutor._run":
-            calls.append(task)
-            if len(calls) == 1:
-                task.cancel()  # as a handler does that cancels all tasks there are
+        if deed == "cancel":
+            task.cancel()
         return task
 
+    @asynccontextmanager
     async def lifespan():
         asyncio.get_running_loop().set_task_factory(make)
         yield
 
-    consumer = Consumer(url, observers=[recorder], lifespan=asynccontextmanager(lifespan))
+    consumer = Consumer(url, observers=[recorder], lifespan=lifespan)
 
     @consumer.handler(queue, backoff=wait_fixed(0.01))
     async def handle(body): ...
 
-    start(consumer, concurrency=1)
-    queue.publish("x")
+    start(consumer, concurrency=2)
+    deeds += ["fail", "cancel"] * 10
+    queue.publish_many(["x"] * 50)
 
-    recorder.wait_for(Acked)
-    assert len(recorder.ids(Nacked)) == 1
-    assert len(calls) == 2
-
-
-class Nameless:
-    """An answer that cannot even be asked for its class, as an unbound proxy."""
-
-    @property
-    def __class__(self):
-        raise RuntimeError("unbound")
-
-
-@pytest.mark.parametrize("is_async", [True, False])
-def test_an_answer_that_cannot_be_looked_at_costs_no_slot(queue, consumer, start, recorder, is_async):
-    def handle(body):
-        return Nameless() if body == "odd" else None
-
-    async def ahandle(body):
-        return handle(body)
-
-    consumer.handler(queue)(ahandle if is_async else handle)
-    queue.publish_many(["odd"] * 8)
-    start(concurrency=2)
-    recorder.wait_for(Nacked, 8)
-
-    queue.publish_many(["x"] * 20)
-
-    recorder.wait_for(Acked, 20)
+    recorder.wait_for(Acked, 50)
+    assert len(recorder.ids(Nacked)) == 20
 
 
 def test_a_handlers_thread_goes_on_after_whatever_is_raised_in_it(

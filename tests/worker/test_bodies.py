@@ -75,23 +75,7 @@ def test_large_bodies_are_read_a_few_at_a_time(make_queue, consumer, parts):
     assert groups == [(2, 15), (3, 15), (4, 10)]
 
 
-@pytest.mark.parametrize("size", [1, 10_000])
-def test_messages_without_a_body_hold_up_no_others(make_queue, consumer, parts, client, size):
-    queue = make_queue(max_body=MIB)
-    for number in range(40):
-        queue.publish("x" * size, id=str(number))
-    consumer.handler(queue)(lambda body: None)
-    reader, noted, groups, _ = parts(consumer, 40)
-    client.delete(*(queue.keys.msg(id) for id in map(str, range(7))))
-    client.delete(queue.keys.msg("7"))
-    client.sadd(queue.keys.msg("7"), "no body")
-
-    read(reader, noted)
-
-    assert [messages for _, messages in groups] == [32]
-
-
-def test_many_queues_share_what_one_round_trip_may_bring(make_queue, consumer, parts):
+def test_many_queues_share_the_limit_of_a_round_trip(make_queue, consumer, parts):
     for number in range(3):
         queue = make_queue(f"q{number}", max_body=2 * MIB)
         queue.publish_many(["x" * MIB] * 4)

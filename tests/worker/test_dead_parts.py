@@ -6,7 +6,6 @@ import signal
 
 import pytest
 from waiting import eventually
-from worker_process import Worker, environment_for
 
 from reliq.consumer.consumer import EXIT_HUNG
 from reliq.events import Claimed
@@ -14,17 +13,6 @@ from reliq.health import Pulse, live
 from reliq.settings import WorkerSettings
 
 LOOPS = ["settler", "renewer", "scheduler", "janitor", "heartbeat", "fetcher"]
-
-JOBS = """
-import os
-from reliq import Consumer, Job, Queue
-consumer = Consumer()
-
-@consumer.handler(Queue("q", str))
-def handle(part):
-    if part:
-        consumer.engine()._loops[part].stop()  # by force: nothing ends it in any other way
-"""
 
 
 def end_by_force(engine, part):
@@ -36,9 +24,7 @@ def end_by_force(engine, part):
 
 
 @pytest.mark.parametrize("part", [*LOOPS, "event loop"])
-def test_a_part_that_ended_is_named_and_the_process_is_not_alive_and_to_be_replaced(
-    queue, consumer, start, part, caplog
-):
+def test_a_process_of_which_a_part_ended_names_it_and_must_be_replaced(queue, consumer, start, part, caplog):
     consumer.handler(queue)(lambda body: None)
     engine, pulse = start(), Pulse()
     pulse.note(engine.stats())
@@ -79,23 +65,9 @@ def test_a_run_with_a_part_that_ended_is_over(queue, consumer):
             signal.signal(number, handler)
 
 
-def test_a_supervised_process_with_a_part_that_ended_is_replaced(make_queue, url, tmp_path):
-    (tmp_path / "maimed_jobs.py").write_text(JOBS)
-    queue = make_queue()
-    worker = Worker("maimed_jobs:consumer", tmp_path, environment_for(tmp_path, url))
-    try:
-        queue.publish("scheduler")
-        eventually(lambda: worker.said("starting another"), "the process is replaced")
-        eventually(lambda: worker.said("the scheduler of this process ended by itself"), "it has said why")
-        queue.publish("", delay=0.1)
-        eventually(lambda: queue.counts().totals.get("acked") == 2, "the next process does what it could not")
-        os.kill(worker.process.pid, signal.SIGTERM)
-        assert worker.wait() == 0
-    finally:
-        worker.close()
-
-
-def test_what_a_stop_cannot_give_back_is_left_to_the_supervisor(queue, consumer, start, recorder, monkeypatch):
+def test_messages_that_a_stop_cannot_give_back_are_left_to_the_supervisor(
+    queue, consumer, start, recorder, monkeypatch
+):
     monkeypatch.setattr("reliq.worker.engine.LAST_SETTLE_SECONDS", 0.1)
     consumer.handler(queue, batch=2, linger=60)(lambda bodies: None)
     engine = start()

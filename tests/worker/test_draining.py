@@ -6,12 +6,9 @@ import time
 import pytest
 from lost_scripts import lose
 from tenacity import wait_fixed
-from worker_process import Worker, environment_for
 
-from reliq import BodyError, Nack, Outgoing, Snooze, WorkerSettings
+from reliq import BodyError, ConfigurationError, Nack, Outgoing, Snooze, WorkerSettings
 from reliq.client.client import Client
-from reliq.errors import ConfigurationError
-from reliq.transitions import promote
 from reliq.transport.connection import Connection
 from reliq.worker.drained import Drained
 from reliq.worker.inflight import Inflight
@@ -30,6 +27,8 @@ def seen(queue, consumer):
         bodies.append(body)
         if body == "bad":
             raise BodyError("the gateway said no")
+        if body == "exit":
+            raise SystemExit(3)
         if job.attempt == 1 and body == "nack":
             raise Nack(LATER)
         if body == "snooze":
@@ -38,7 +37,7 @@ def seen(queue, consumer):
     return bodies
 
 
-def test_a_drain_leaves_what_is_due_later_and_what_its_handler_put_off(queue, consumer, seen):
+def test_a_drain_leaves_messages_that_are_due_later_put_off_or_paused(queue, consumer, seen):
     soon, late = Outgoing(body="soon", delay=0.05), Outgoing(body="late", delay=LATER)
     queue.publish_many(["now", "nack", "snooze", soon, late])
 
@@ -47,19 +46,13 @@ def test_a_drain_leaves_what_is_due_later_and_what_its_handler_put_off(queue, co
     assert sorted(seen) == ["nack", "now", "snooze", "soon"]
     counts = queue.counts()
     assert (counts.pending, counts.unack, counts.ready, counts.retry) == (2, 1, 0, 0)
-
-
-def test_a_drain_leaves_what_is_due_in_a_paused_queue(queue, consumer, seen):
     queue.publish("x")
     queue.pause()
-
     consumer.drain()
-    consumer.drain(delayed=True)
-
-    assert (seen, queue.counts().ready) == ([], 1)
+    assert (len(seen), queue.counts().ready) == (4, 1)
 
 
-def test_a_drain_of_what_is_delayed_waits_for_it_and_for_a_backoff(queue, consumer):
+def test_a_drain_of_delayed_messages_waits_for_them_and_for_a_backoff(queue, consumer):
     attempts = []
 
     @consumer.handler(queue, backoff=wait_fixed(1.2))
@@ -76,37 +69,24 @@ def test_a_drain_of_what_is_delayed_waits_for_it_and_for_a_backoff(queue, consum
     assert queue.counts().alive == 0
 
 
-def test_a_drain_raises_what_the_handler_raised_and_leaves_the_message(queue, consumer, seen):
+def test_a_drain_raises_the_error_of_a_handler_on_request_and_leaves_the_message(queue, consumer, seen):
     queue.publish("bad")
-
     with pytest.raises(BodyError, match="the gateway said no"):
         consumer.drain()
-
     assert queue.counts().unack == 1
 
-
-def test_a_drain_is_not_left_by_what_would_end_the_program(queue, consumer):
-    @consumer.handler(queue)
-    def handle(body):
-        raise SystemExit(3)
-
-    queue.publish("x")
-
+    queue.publish("exit")
     with pytest.raises(RuntimeError, match="a handler raised SystemExit at test_draining.py") as caught:
         consumer.drain()
     assert isinstance(caught.value.__cause__, SystemExit)
 
-
-def test_a_drain_that_does_not_raise_ends_though_its_handler_fails(queue, consumer, seen):
     queue.publish("bad")
-
     consumer.drain(raise_errors=False)
+    assert seen == ["bad", "exit", "bad"]
+    assert queue.counts().unack == 3
 
-    assert seen == ["bad"]
-    assert queue.counts().unack == 1
 
-
-def test_a_drain_waits_for_what_somebody_else_holds_and_says_so(queue, consumer, seen, start, caplog, monkeypatch):
+def test_a_drain_waits_for_messages_of_other_consumers_and_logs_it(queue, consumer, seen, start, caplog, monkeypatch):
     monkeypatch.setattr("reliq.worker.drained.REPORT_SECONDS", 0.0)
     caplog.set_level(logging.INFO, "reliq")
     queue.publish("x")
@@ -119,27 +99,16 @@ def test_a_drain_waits_for_what_somebody_else_holds_and_says_so(queue, consumer,
     assert engine.is_drained(delayed=False)
 
 
-def test_a_worker_in_a_burst_does_not_wait_for_what_is_due_later(queue, url, tmp_path):
-    (tmp_path / "jobs.py").write_text(
-        "from reliq import Consumer\nconsumer = Consumer()\nconsumer.handler('q')(lambda body: None)\n"
-    )
-    queue.publish("{}")
-    queue.publish("{}", delay=LATER)
-    worker = Worker("jobs:consumer", tmp_path, environment_for(tmp_path, url), "--burst")
-    try:
-        assert worker.wait() == 0, worker.lines
-    finally:
-        worker.close()
+def test_a_worker_in_a_burst_does_not_wait_for_messages_due_later(queue, consumer, seen):
+    queue.publish("now")
+    queue.publish("later", delay=LATER)
 
-    assert (queue.counts().pending, queue.counts().totals["acked"]) == (1, 1)
+    assert consumer.run(WorkerSettings(burst=True)) == 0
+
+    assert (seen, queue.counts().pending) == (["now"], 1)
 
 
-def test_a_burst_is_one_of_three():
-    with pytest.raises(ConfigurationError, match="burst must be True, False or 'delayed', not a str"):
-        WorkerSettings(burst="all")
-
-
-def test_a_drain_sees_what_its_look_makes_due_when_redis_has_lost_the_script_for_that(url, queue, consumer, client):
+def test_a_drain_promotes_messages_though_redis_has_lost_the_script(url, queue, consumer, client):
     consumer.handler(queue)(lambda body: None)
     queue.publish("x", id="x", key="a", delay=LATER)
     to_redis, served = Client.to(Connection.to(url), LATER), Served(consumer.handlers)
@@ -152,18 +121,6 @@ def test_a_drain_sees_what_its_look_makes_due_when_redis_has_lost_the_script_for
     assert not drained.look(delayed=False)
 
 
-def test_a_drain_waits_for_a_message_that_another_worker_promotes_beside_it(url, queue, consumer, caller):
-    class Beside(Client):
-        def run_all(self, requests, **options):
-            if requests[0].command[0] == "ZRANGE":  # the message was counted as pending
-                caller.run(promote(queue.keys, clock=round((time.time() + 1) * 1e6)))
-            return super().run_all(requests, **options)
-
-    consumer.handler(queue)(lambda body: None)
-    queue.publish("x", delay=0.5)
-    to_redis, served = Client.to(Connection.to(url), LATER), Served(consumer.handlers)
-    served.read(to_redis)
-    to_redis.__class__ = Beside
-
-    assert not Drained(to_redis, served, Inflight(consumer.handlers, 1)).look(delayed=False)
-    assert queue.counts().ready == 1
+def test_a_burst_of_another_kind_is_refused():
+    with pytest.raises(ConfigurationError, match="burst must be True, False or 'delayed', not a str"):
+        WorkerSettings(burst="all")

@@ -5,6 +5,7 @@ import logging
 import pickle
 import re
 import sys
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -46,13 +47,9 @@ def formatted(record):
 
 @pytest.fixture
 def told(consumer):
-    """What a hook was told of: (id, exception, final)."""
+    """What a hook was called with: job, exception, final."""
     heard = []
-
-    @consumer.on_error
-    def hear(job, error, final):
-        heard.append((job.id, error, final))
-
+    consumer.on_error(lambda job, error, final: heard.append((job, error, final)))
     return heard
 
 
@@ -69,7 +66,7 @@ def as_kind(request):
     return make
 
 
-@pytest.mark.parametrize("error_text", [False, True])
+@pytest.mark.parametrize("error_text", [False, True], ids=["hidden", "with text"])
 def test_the_first_failure_of_a_kind_has_its_traceback_and_the_last_its_exception(
     queue, consumer, start, recorder, records, error_text
 ):
@@ -91,25 +88,12 @@ def test_the_first_failure_of_a_kind_has_its_traceback_and_the_last_its_exceptio
     assert hints == [not error_text, False, not error_text]
     assert re.match(r"\S+ m attempt 1 of 3 failed after \d\.\d{3} s, again in 10ms: ValueError", first.getMessage())
     assert re.match(r"\S+ m attempt 3 of 3 failed after \d\.\d{3} s, now a dead letter: ValueErr", last.getMessage())
+    [letter] = queue.letters()
+    places = [f"test_failures_seen.py:{one.__code__.co_firstlineno + at}" for one, at in ((charge, 4), (look_up, 1))]
+    assert letter.error == f"ValueError: no such {SECRET} (at {places[0]}, from KeyError at {places[1]})"
 
 
-def test_a_dead_letter_keeps_the_places_of_the_exception_and_of_its_cause(queue, consumer, start, recorder):
-    @consumer.handler(queue)
-    def handle(body):
-        charge(body)
-
-    queue.publish(SECRET, retries=0)
-    start()
-    recorder.wait_for(Collected)
-
-    error = queue.letters()[0].error
-    file = "test_failures_seen.py"
-    raising = charge.__code__.co_firstlineno + 4
-    assert error.startswith(f"ValueError: no such {SECRET} (at {file}:")
-    assert error.endswith(f" > {file}:{raising}, from KeyError at {file}:{look_up.__code__.co_firstlineno + 1})")
-
-
-def test_a_traceback_of_a_long_or_looping_chain_or_a_group_stays_short_and_tells_no_text():
+def test_tracebacks_of_long_or_looping_chains_and_groups_are_short_without_text():
     first, second = ValueError(SECRET), KeyError(SECRET)
     first.__cause__, second.__context__ = second, first
     group = ExceptionGroup(SECRET, [first, OSError(SECRET)])
@@ -128,19 +112,43 @@ def test_a_traceback_of_a_long_or_looping_chain_or_a_group_stays_short_and_tells
     assert "ValueError from KeyError" in traceback_of(group, with_text=False)
 
 
-def test_a_hook_is_told_of_each_failure_and_whether_it_is_final(queue, consumer, start, recorder, told, as_kind):
-    consumer.handler(queue, backoff=SOON)(as_kind(lambda body, job: charge(body)))
-    queue.publish("x", id="m", retries=1)
-    start()
-    recorder.wait_for(Collected)
-
-    assert [(id, type(error), final) for id, error, final in told] == [
-        ("m", ValueError, False),
-        ("m", ValueError, True),
-    ]
+@dataclass
+class Card:
+    number: int
 
 
-def test_an_answer_is_no_failure_unless_it_was_the_last_nack(make_queue, consumer, start, recorder, told, as_kind):
+def test_hooks_hear_of_each_failure_with_its_job_and_whether_it_is_final(
+    make_queue, consumer, work_until, told, as_kind, caplog
+):
+    def broken(job, error, final):
+        raise SystemExit(SECRET)
+
+    other = Consumer()
+    other.handler(make_queue("single"), backoff=SOON)(as_kind(lambda body, job: charge(body)))
+    hook = consumer._on_error.pop()
+    other.on_error(hook)
+    consumer.on_error(broken)
+    consumer.include(other)
+    consumer.handler(make_queue("batch"), batch=3, linger=1, reject_on=ValueError)(lambda bodies: charge(bodies[0]))
+    consumer.handler(make_queue("cards", Card), undecodable="reject")(lambda body: None)
+    make_queue("single").publish("x", id="m", retries=1)
+    make_queue("batch").publish_many(["x"] * 3)
+    make_queue("cards").publish(SECRET, id="c")
+    work_until(Collected, 5)
+
+    found = defaultdict(list)
+    for job, error, final in told:
+        found[job.queue].append((job.id, job.body, type(error), final))
+    assert found["single"] == [("m", "x", ValueError, False), ("m", "x", ValueError, True)]
+    assert len({id for id, _, _, final in found["batch"] if final}) == 3
+    assert found["cards"] == [("c", SECRET.encode(), UndecodableError, True)]
+    assert "broken itself failed: SystemExit at test_failures_seen.py" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_hooks_hear_of_an_answer_only_if_it_was_the_last_nack(
+    make_queue, consumer, work_until, recorder, told, as_kind
+):
     answers = {"nack": Nack(0.01), "snooze": Snooze(0.01), "reject": Reject("no")}
 
     def handle(body, job):
@@ -156,14 +164,14 @@ def test_an_answer_is_no_failure_unless_it_was_the_last_nack(make_queue, consume
     consumer.handler(last)(as_kind(lambda body, job: Nack(5, "gateway busy")))
     queue.publish_many(list(answers))
     last.publish("x", id="m")
-    start()
-    recorder.wait_for(Acked, 2)
+    work_until(Acked, 2)
     recorder.wait_for(Collected, 2)
 
-    assert [(id, type(error), str(error), final) for id, error, final in told] == [("m", Nack, "gateway busy", True)]
+    [(job, error, final)] = told
+    assert (job.id, type(error), str(error), final) == ("m", Nack, "gateway busy", True)
 
 
-@pytest.mark.parametrize("error_text", [False, True])
+@pytest.mark.parametrize("error_text", [False, True], ids=["hidden", "with text"])
 def test_the_reason_of_an_answer_is_logged_only_with_the_error_text(
     make_queue, consumer, start, recorder, records, as_kind, error_text
 ):
@@ -180,7 +188,7 @@ def test_the_reason_of_an_answer_is_logged_only_with_the_error_text(
     assert [SECRET in formatted(one) for one in records()] == [error_text] * 3
 
 
-def test_a_task_that_ends_the_event_loop_is_logged_without_its_text(queue, consumer, start, recorder, caplog):
+def test_a_task_that_ends_the_event_loop_is_logged_without_its_text(queue, consumer, work_until, caplog):
     @consumer.handler(queue)
     async def handle(body):
         with suppress(SystemExit):
@@ -190,129 +198,48 @@ def test_a_task_that_ends_the_event_loop_is_logged_without_its_text(queue, consu
         sys.exit(SECRET)
 
     queue.publish("x")
-    start()
-    recorder.wait_for(Acked)
+    work_until(Acked)
 
     [line] = [formatted(one) for one in caplog.records if "end the event loop" in one.getMessage()]
     assert line.startswith("a task tried to end the event loop of the handlers: SystemExit at ")
     assert SECRET not in line
 
 
-def test_a_hook_is_told_of_each_message_of_a_batch(queue, consumer, start, recorder, told):
-    consumer.handler(queue, batch=3, linger=1, reject_on=ValueError)(lambda bodies: charge(bodies[0]))
-    queue.publish_many(["x"] * 3)
-    start()
-    recorder.wait_for(Collected, 3)
-
-    assert len({id for id, _, final in told if final}) == 3
-
-
-def test_a_death_without_a_reason_ends_its_line_there(make_queue, consumer, start, recorder, records):
-    queue = make_queue(retries=0)
-    consumer.handler(queue)(lambda body: Nack())
-    queue.publish("x", id="m")
-    start()
-    recorder.wait_for(Collected)
-
-    [last] = records()
-    assert re.fullmatch(r"q m attempt 1 of 1 failed after \S+ s, now a dead letter", last.getMessage())
-
-
-@dataclass
-class Card:
-    number: int
-
-
-def test_a_hook_is_told_of_a_body_that_does_not_decode_and_gets_its_bytes(make_queue, consumer, start, recorder):
-    heard = []
-    consumer.on_error(lambda job, error, final: heard.append((job.body, type(error), final)))
-    consumer.handler(make_queue(body=Card), undecodable="reject")(lambda body: None)
-    make_queue(body=str).publish(SECRET)
-    start()
-    recorder.wait_for(Collected)
-
-    assert heard == [(SECRET.encode(), UndecodableError, True)]
-
-
-def test_a_hook_is_told_of_a_thread_that_overran_and_where_it_stands(queue, consumer, start, recorder, gate, records):
-    heard = recorder_of_hooks(consumer)
+def test_a_hook_hears_of_a_thread_that_overran_and_where_it_stands(queue, consumer, work_until, gate, records, told):
     consumer.handler(queue, timeout=0.1)(lambda body: gate.pass_through())
     queue.publish("x", id="m")
-    start()
-    recorder.wait_for(Handled, outcome="timeout")
-
-    job, error, final = heard.get(timeout=30)
+    work_until(Handled, outcome="timeout")
+    eventually(lambda: told, "the hook has heard")
     gate.open()
+
+    job, error, final = told[0]
     assert (job.id, type(error), final) == ("m", TimeoutError, False)
     assert "in pass_through" in traceback_of(error, with_text=False)
     [record] = records()
     assert record.reliq["outcome"] == "timeout"
-    assert re.search(
-        r"m attempt 1 of \d+ overran its time after \S+ s, again when its lease ends: TimeoutError$",
-        record.getMessage(),
-    )
-
-
-def recorder_of_hooks(consumer):
-    from queue import SimpleQueue
-
-    heard = SimpleQueue()
-    consumer.on_error(lambda job, error, final: heard.put((job, error, final)))
-    return heard
-
-
-def test_a_hook_that_fails_does_no_harm(queue, consumer, start, recorder, told, caplog):
-    def broken(job, error, final):
-        raise SystemExit(SECRET)
-
-    consumer._on_error.insert(0, broken)
-    consumer.handler(queue, retry_on=())(charge)
-    queue.publish("x")
-    start()
-    recorder.wait_for(Collected)
-
-    assert len(told) == 1
-    assert "broken itself failed: SystemExit at test_failures_seen.py" in caplog.text
-    assert SECRET not in caplog.text
+    assert re.search(r"m attempt 1 of \d+ overran its time after \S+ s, again when its l", record.getMessage())
 
 
 async def ahook(job, error, final): ...
 
 
-@pytest.mark.parametrize(
-    ("hook", "complaint"),
-    [
+def test_a_hook_that_cannot_be_called_is_refused():
+    for hook, complaint in (
         (ahook, "on_error ahook must be a plain function: nobody awaits it"),
         (look_up, r"on_error look_up must take \(job, error, final\); it takes \(card\)"),
         ("text", "must be a function, not a str"),
-    ],
-)
-def test_a_hook_that_cannot_be_called_is_refused_when_it_is_registered(hook, complaint):
-    with pytest.raises(ConfigurationError, match=complaint):
-        Consumer().on_error(hook)
+    ):
+        with pytest.raises(ConfigurationError, match=complaint):
+            Consumer().on_error(hook)
 
 
-def test_an_included_consumer_brings_its_hooks():
-    other = Consumer()
-    other.handler("q")(lambda body: None)
-    hook = other.on_error(lambda job, error, final: None)
-
-    assert Consumer().include(other)._on_error == [hook]
-
-
-@pytest.mark.parametrize(
-    ("answer", "shown"),
-    [
+def test_an_answer_is_an_exception_that_shows_its_arguments_and_can_be_pickled():
+    for answer, shown in (
         (Reject("why"), "Reject(reason='why')"),
-        (Reject(), "Reject()"),
         (Nack(), "Nack()"),
-        (Nack(5), "Nack(delay=5)"),
         (Nack(delay=5, reason="busy"), "Nack(delay=5, reason='busy')"),
         (Snooze(2, "later"), "Snooze(delay=2, reason='later')"),
-    ],
-)
-def test_an_answer_is_one_class_of_exception_that_shows_what_it_says_and_travels(answer, shown):
-    assert isinstance(answer, Answer)
-    assert repr(answer) == shown
-    assert repr(pickle.loads(pickle.dumps(answer))) == shown
-    assert str(answer) == answer.reason
+    ):
+        assert isinstance(answer, Answer)
+        assert repr(answer) == repr(pickle.loads(pickle.dumps(answer))) == shown
+        assert str(answer) == answer.reason

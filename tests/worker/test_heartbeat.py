@@ -2,43 +2,26 @@
 
 import os
 import socket
-import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from waiting import eventually
 
 from reliq import Queue, commands, stacks
 from reliq.errors import RedisRefusedError, RedisUnavailableError
-from reliq.keys import QUEUES_KEY, WORKERS_KEY, Layout
+from reliq.events import Acked
+from reliq.keys import QUEUES_KEY, WORKERS_KEY
 from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
 from reliq.stacks import StackReport
-from reliq.worker.fetcher import POLL_SECONDS, Fetcher
+from reliq.worker.fetcher import POLL_SECONDS
 from reliq.worker.heartbeat import BEAT_AGAIN_SECONDS, Heartbeat
 from reliq.worker.inflight import Inflight
-from reliq.worker.scheduler import Scheduler
 from reliq.worker.served import Served
 
-PATIENCE_SECONDS = 30.0
-#: Longer than any test.
-NEVER_SECONDS = 3600.0
-
 
 @pytest.fixture
-def eventually():
-    """Wait for a condition, and return what it answered."""
-
-    def wait(condition):
-        for _ in range(int(PATIENCE_SECONDS / 0.02)):
-            if answer := condition():
-                return answer
-            threading.Event().wait(0.02)
-        pytest.fail("this did not come")
-
-    return wait
-
-
-@pytest.fixture
-def workers(caller):
+def records(caller):
     """The records of those who are alive."""
 
     def look():
@@ -48,90 +31,79 @@ def workers(caller):
     return look
 
 
-def no_stacks():
-    return StackReport(0.0, ())
-
-
 @pytest.fixture
-def heartbeat(caller, start):
-    """A heartbeat beside an engine's own, whose steps the test makes."""
+def beat_of(caller, consumer):
+    """Make a heartbeat, beside an engine's own if one is given, whose steps the test makes."""
 
-    def make(engine):
-        return Heartbeat(caller, engine._served, engine.inflight, lambda: engine.last_claim_at, no_stacks)
+    def make(engine=None, client=caller):
+        served, inflight = Served(consumer.handlers), Inflight(consumer.handlers, 16)
+        if engine:
+            served, inflight = engine._served, engine.inflight
+        return Heartbeat(client, served, inflight, time.monotonic, lambda: StackReport(0.0, ()))
 
     return make
 
 
-def test_a_worker_that_starts_says_who_it_is(consumer, queue, start, workers, eventually, client):
+def test_a_worker_that_starts_writes_its_record(consumer, queue, start, records, client):
     consumer.handler(queue)(lambda body: None)
 
     start(concurrency=3)
 
-    (one,) = eventually(workers)
+    (one,) = eventually(records, "its record")
     assert (one.host, one.pid, one.queues, one.slots) == (socket.gethostname(), os.getpid(), ("q",), 3)
     assert one.started <= one.seen
     assert abs(one.last_claim - one.seen) < 60
     assert 0 < client.pttl(f"reliq:worker:{one.id}") <= RECORD_MS
 
 
-def test_the_record_has_what_runs(consumer, queue, start, workers, gate, client, heartbeat):
+def test_the_record_has_the_handlers_that_run_up_to_a_limit(consumer, queue, start, records, gate, beat_of):
     consumer.handler(queue)(lambda body: gate.pass_through())
-    engine = start(concurrency=2)
+    engine = start(concurrency=SLOTS_LIMIT + 3)
+
+    def record():
+        beat = beat_of(engine)
+        assert beat.step() == BEAT_SECONDS
+        return next(worker for worker in records() if worker.id == beat._id)
+
     queue.publish("x", id="a")
     queue.publish("x", id="b")
     gate.wait_for(2)
-
-    beat = heartbeat(engine)
-    assert beat.step() == BEAT_SECONDS
-
-    (one,) = [worker for worker in workers() if worker.id == beat._id]
+    one = record()
     assert one.busy == 2
     assert {(slot.queue, slot.id, slot.attempt) for slot in one.running} == {("q", "a", 1), ("q", "b", 1)}
     assert all(one.started <= slot.started + 1 for slot in one.running)
-    gate.open()
 
-
-def test_a_record_names_a_bounded_number_of_handlers(consumer, queue, start, workers, gate, heartbeat):
-    consumer.handler(queue)(lambda body: gate.pass_through())
-    engine = start(concurrency=SLOTS_LIMIT + 3)
-    queue.publish_many(["x"] * (SLOTS_LIMIT + 3))
-    gate.wait_for(SLOTS_LIMIT + 3)
-
-    beat = heartbeat(engine)
-    beat.step()
-
-    (one,) = [worker for worker in workers() if worker.id == beat._id]
+    queue.publish_many(["x"] * (SLOTS_LIMIT + 1))
+    gate.wait_for(SLOTS_LIMIT + 1)
+    one = record()
     assert (one.busy, len(one.running)) == (SLOTS_LIMIT + 3, SLOTS_LIMIT)
-    gate.open()
 
 
-def test_a_clean_stop_takes_the_record_away(consumer, queue, start, workers, eventually, client):
+def test_a_clean_stop_takes_the_record_away(consumer, queue, start, records, client):
     consumer.handler(queue)(lambda body: None)
     start()
-    eventually(workers)
+    eventually(records, "its record")
 
     consumer.stop()
 
     assert client.keys("reliq:worker*") == []
 
 
-def test_who_was_killed_is_gone_when_its_record_expires_and_leaves_the_index(
-    consumer, queue, start, workers, eventually, client
-):
+def test_a_killed_worker_leaves_the_index_when_its_record_has_expired(consumer, queue, start, records, client):
     client.zadd(WORKERS_KEY, {"killed": 1_700_000_000})
     consumer.handler(queue)(lambda body: None)
 
     start()
 
-    (one,) = eventually(workers)
-    eventually(lambda: client.zrange(WORKERS_KEY, 0, -1) == [one.id.encode()])
+    (one,) = eventually(records, "its record")
+    eventually(lambda: client.zrange(WORKERS_KEY, 0, -1) == [one.id.encode()], "the other leaves")
 
 
-def test_a_record_that_is_none_of_ours_is_passed_over(workers, client):
+def test_a_foreign_record_is_passed_over(records, client):
     client.zadd(WORKERS_KEY, {"strange": 2_000_000_000})
     client.set("reliq:worker:strange", b"\xff not JSON")
 
-    assert workers() == []
+    assert records() == []
 
 
 def test_a_worker_that_may_not_write_its_record_works_all_the_same(consumer, queue, start, recorder, client):
@@ -141,34 +113,19 @@ def test_a_worker_that_may_not_write_its_record_works_all_the_same(consumer, que
 
     queue.publish("x", id="m")
 
-    from reliq.events import Acked
-
     recorder.wait_for(Acked)
 
 
-def test_a_producer_names_its_queue_once(queue, client):
-    queue.publish("x")
+def test_a_producer_names_its_queue_once(call, queue, client):
+    call(queue, "publish", "x")
     first = client.hget(QUEUES_KEY, "q")
     client.hdel(QUEUES_KEY, "q")
 
-    queue.publish("x")
+    call(queue, "publish", "x")
     Queue("q", str, url=queue.target).publish("x")
 
     assert int(first) > 1_700_000_000
     assert client.hget(QUEUES_KEY, "q") is None
-
-
-async def named_by_async_code(queue):
-    await queue.apublish("x")
-    await queue.aclose()
-
-
-def test_async_producers_name_their_queue_too(make_queue, client):
-    import asyncio
-
-    asyncio.run(named_by_async_code(make_queue("async")))
-
-    assert client.hkeys(QUEUES_KEY) == [b"async"]
 
 
 def test_a_registry_that_cannot_be_written_stops_no_publish(make_queue, client):
@@ -177,26 +134,13 @@ def test_a_registry_that_cannot_be_written_stops_no_publish(make_queue, client):
     assert make_queue("other").publish("x").status == "published"
 
 
-def test_a_queue_in_another_layout_is_named_with_its_layout(make_queue, consumer, start, eventually, workers, client):
-    foreign = make_queue("go", bytes, layout=Layout.hdt3213())
-    consumer.handler(foreign)(lambda body: None)
-    consumer.handler(make_queue("ours"))(lambda body: None)
-    start()
-
-    foreign.publish(b"x")
-
-    eventually(lambda: client.hexists(QUEUES_KEY, "ours"))
-    assert sorted(client.hkeys(QUEUES_KEY)) == [b"hdt3213 go", b"ours"]
-
-
-def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, caller, workers, clock, monkeypatch):
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", NEVER_SECONDS)  # however slow this machine is
+def test_the_record_of_an_idle_worker_goes_along_with_its_wait(
+    consumer, queue, beat_of, records, clock, fetcher_of, monkeypatch
+):
+    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 3600.0)  # however slow this machine is
     consumer.handler(queue)(lambda body: None)
-    inflight = Inflight(consumer.handlers, 16)
-    beat = Heartbeat(caller, Served(consumer.handlers), inflight, time.monotonic, no_stacks)
-    scheduler = Scheduler(caller, consumer.handlers, lambda: None)
-    settle = lambda deliveries, outcome: None  # noqa: E731
-    fetcher = Fetcher(caller, Served(consumer.handlers), inflight, scheduler, lambda deliveries: None, settle, beat)
+    beat = beat_of()
+    fetcher = fetcher_of(consumer, heartbeat=beat)
 
     for _ in range(2):  # the first claim, and a second without a token
         fetcher.step()
@@ -204,15 +148,15 @@ def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, 
     for _ in range(2):  # a look, and a wait that takes the record along
         fetcher.step()
 
-    assert [one.id for one in workers()] == [beat._id]
-    assert 0 < beat.step() < NEVER_SECONDS  # it need not write it itself
+    assert [one.id for one in records()] == [beat._id]
+    assert 0 < beat.step() < 3600.0  # it need not write it itself
     assert beat.soon() == []
 
 
-def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(consumer, queue, caller, client):
+def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(consumer, queue, caller, client, beat_of):
     consumer.handler(queue)(lambda body: None)
     woken = []
-    beat = Heartbeat(caller, Served(consumer.handlers), Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
+    beat = beat_of()
     beat.wake = lambda: woken.append("heartbeat")
     caller.run_all(stacks.request(beat._id))
 
@@ -224,34 +168,27 @@ def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(consume
     assert client.keys("reliq:stack*") == [f"reliq:stacks:{beat._id}".encode()]
 
 
-def test_where_redis_refuses_to_tell_of_requests_the_record_is_written_all_the_same(consumer, queue, caller, workers):
-    class OlderRule:
-        def run_all(self, requests):
-            answers = caller.run_all(requests)
-            return [
-                RedisRefusedError("no permission") if one.command[0] == "GETDEL" else answer
-                for one, answer in zip(requests, answers, strict=True)
-            ]
+def test_the_record_is_written_though_redis_refuses_the_question_for_requests(caller, records, beat_of):
+    def older_rule(requests):
+        answers = caller.run_all(requests)
+        return [
+            RedisRefusedError("no permission") if one.command[0] == "GETDEL" else answer
+            for one, answer in zip(requests, answers, strict=True)
+        ]
 
-    beat = Heartbeat(OlderRule(), Served(consumer.handlers), Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
+    beat = beat_of(client=SimpleNamespace(run_all=older_rule))
 
     assert beat.step() == BEAT_SECONDS
-    assert [one.id for one in workers()] == [beat._id]
+    assert [one.id for one in records()] == [beat._id]
 
 
-def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(consumer, queue, caller, workers):
-    consumer.handler(queue)(lambda body: None)
-
-    class AwayOnce:
-        trips = 0
-
-        def run_all(self, requests):
-            self.trips += 1
-            return [RedisUnavailableError("away")] * len(requests) if self.trips == 1 else caller.run_all(requests)
-
-    beat = Heartbeat(AwayOnce(), Served(consumer.handlers), Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
+def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(caller, records, beat_of):
+    away = lambda requests: [RedisUnavailableError("away")] * len(requests)  # noqa: E731
+    client = SimpleNamespace(run_all=away)
+    beat = beat_of(client=client)
     assert beat.step() == BEAT_AGAIN_SECONDS
+    client.run_all = caller.run_all
 
     beat.step()
 
-    assert [one.id for one in workers()] == [beat._id]
+    assert [one.id for one in records()] == [beat._id]

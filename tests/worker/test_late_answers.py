@@ -5,10 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from reliq.transitions import NOTHING_DUE, ClaimAnswer
-from reliq.worker.fetcher import POLL_SECONDS, Fetcher
-from reliq.worker.inflight import Inflight
+from reliq.worker.fetcher import POLL_SECONDS
 from reliq.worker.scheduler import Scheduler
-from reliq.worker.served import Served
 
 DELAY, LATE = 600.0, 0.3
 
@@ -32,18 +30,16 @@ def next_step_of(scheduler, clock):
     return clock.now + wait
 
 
-def test_a_due_time_counts_from_when_its_claim_was_sent(queue, consumer, held_up, clock, no_heartbeat):
+def test_a_due_time_counts_from_when_its_claim_was_sent(queue, consumer, held_up, clock, fetcher_of):
     consumer.handler(queue)(lambda body: None)
-    scheduler = Scheduler(held_up, consumer.handlers, lambda: None)
-    served, inflight = Served(consumer.handlers), Inflight(consumer.handlers, 1)
-    fetcher = Fetcher(held_up, served, inflight, scheduler, lambda _: None, lambda *_: None, no_heartbeat)
+    fetcher = fetcher_of(consumer, 1, client=held_up)
     queue.publish("x", delay=DELAY)
     clock.now += POLL_SECONDS
     sent_at = clock.now
 
     fetcher.step()
 
-    assert next_step_of(scheduler, clock) < sent_at + DELAY + LATE / 2
+    assert next_step_of(fetcher.scheduler, clock) < sent_at + DELAY + LATE / 2
 
 
 def test_a_due_time_counts_from_when_the_promotion_before_was_sent(queue, consumer, held_up, clock):

@@ -10,14 +10,13 @@ import redis
 from tenacity import wait_fixed
 from waiting import eventually
 
-from reliq import Consumer, Queue, Stopped
+from reliq import Consumer, Stopped
 from reliq.events import (
     Acked,
     Cancelled,
-    Claimed,
+    Claimed as ClaimedEvent,
     Handled,
     Lost,
-    Nacked,
     Reclaimed,
     RedisAway,
     RedisBack,
@@ -25,8 +24,14 @@ from reliq.events import (
     RenewalLate,
     Started,
 )
+from reliq.message import Claimed
 from reliq.transitions import NOTHING_DUE, ClaimAnswer
+from reliq.worker.delivery import deliveries_of
+from reliq.worker.inflight import Inflight
+from reliq.worker.renewer import Renewer
 from reliq.worker.scheduler import Scheduler
+
+pytestmark = pytest.mark.slow
 
 LEASE = 0.6
 #: Long enough that a machine with ten times its work still runs the renewing thread before two thirds of it are over.
@@ -36,18 +41,7 @@ CALM_TIMEOUT = 1.5
 SOON = wait_fixed(0.01)
 
 
-def test_a_handler_may_take_five_leases(queue, consumer, start, recorder):
-    consumer.handler(queue, lease=2)(lambda body: time.sleep(5 * 2))
-    queue.publish("x")
-
-    start()
-
-    recorder.wait_for(Acked)
-    assert len(recorder.ids(Claimed)) == 1
-    assert recorder.of(Lost) == []
-
-
-def test_a_handler_that_blocks_the_event_loop_keeps_every_lease(queue, consumer, start, recorder):
+def test_a_handler_that_blocks_the_event_loop_keeps_every_lease(queue, consumer, work_until, recorder):
     @consumer.handler(queue, lease=CALM_LEASE)
     async def handle(body):
         if body == "blocks":
@@ -57,31 +51,10 @@ def test_a_handler_that_blocks_the_event_loop_keeps_every_lease(queue, consumer,
 
     queue.publish("waits")
     queue.publish("blocks")
-    start()
+    work_until(Acked, 2)
 
-    recorder.wait_for(Acked, 2)
-    assert len(recorder.ids(Claimed)) == 2
+    assert len(recorder.ids(ClaimedEvent)) == 2
     assert recorder.of(Lost) == []
-
-
-def test_a_handler_that_burns_the_processor_keeps_its_lease(queue, consumer, start, recorder):
-    renewed = []
-
-    @consumer.handler(queue, lease=15)  # renewed after a third: two thirds are there for a busy machine
-    def handle(body, job):
-        first, until = job._held.lease_until, time.monotonic() + 30
-        while job._held.lease_until == first and time.monotonic() < until:
-            pass
-        renewed.append(job._held.lease_until > first)
-
-    for number in range(2):
-        queue.publish(str(number))
-    start(concurrency=2)
-
-    recorder.wait_for(Acked, 2, timeout=100)
-    assert len(recorder.ids(Claimed)) == 2
-    assert recorder.of(Lost) == []
-    assert renewed == [True] * 2
 
 
 def test_the_shortest_lease_is_looked_at_often_enough_to_be_renewed_in_time(queue, consumer, start, gate):
@@ -95,7 +68,7 @@ def test_the_shortest_lease_is_looked_at_often_enough_to_be_renewed_in_time(queu
     assert wait <= 0.05 / 6  # twice before a renewal is due, and four times before the lease is over
 
 
-def test_a_renewal_that_this_process_makes_late_is_told(queue, consumer, start, gate, recorder):
+def test_a_renewal_that_this_process_makes_late_is_reported(queue, consumer, start, gate, recorder):
     consumer.handler(queue, lease=60)(lambda body: gate.pass_through())
     queue.publish("x")
     engine = start()
@@ -135,12 +108,10 @@ def test_a_blocked_observer_delays_neither_renewals_nor_outcomes(make_queue, con
     overrun.set()
 
 
-def test_a_renewal_is_not_told_as_late_while_redis_is_away(own_server, recorder, gate):
-    queue = Queue("q", str, url=own_server.url)
-    consumer = Consumer(observers=[recorder])
-    consumer.handler(queue, lease=0.3)(lambda body: gate.pass_through())
-    queue.publish("x")
-    consumer.start()
+def test_a_renewal_is_not_reported_as_late_while_redis_is_away(own_server, own_queue, own_consumer, recorder, gate):
+    own_consumer.handler(own_queue, lease=0.3)(lambda body: gate.pass_through())
+    own_queue.publish("x")
+    own_consumer.start()
     gate.wait_for()
 
     own_server.kill()
@@ -149,7 +120,7 @@ def test_a_renewal_is_not_told_as_late_while_redis_is_away(own_server, recorder,
     recorder.wait_for(RedisBack, part="renewer")
 
     gate.open()
-    consumer.stop()
+    own_consumer.stop()
     told = [
         type(event)
         for event in recorder.events
@@ -158,51 +129,32 @@ def test_a_renewal_is_not_told_as_late_while_redis_is_away(own_server, recorder,
     assert RenewalLate not in told[told.index(RedisAway) : told.index(RedisBack)]
 
 
-def test_a_coroutine_that_overruns_its_timeout_is_cancelled_and_tried_again(queue, consumer, start, recorder):
-    cut = []
+def test_a_coroutine_that_overruns_is_cancelled_under_its_lease_and_retried(queue, consumer, start, recorder):
+    ends, cancelled = asyncio.Event(), threading.Event()
 
-    @consumer.handler(queue, timeout=CALM_TIMEOUT, backoff=SOON)
+    @consumer.handler(queue, timeout=CALM_TIMEOUT, lease=CALM_LEASE, backoff=SOON)
     async def handle(body, job):
         if job.attempt == 1:
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(600)
             finally:
-                cut.append(job.id)
+                cancelled.set()
+                await ends.wait()
 
-    queue.publish("x", id="x")
-    start()
-
-    recorder.wait_for(Acked)
-    assert cut == ["x"]
-    first, second = recorder.of(Handled)
-    assert (first.outcome, second.outcome) == ("timeout", "ack")
-    assert "timeout" in first.error
-    assert queue.counts().totals["retried_nack"] == 1
-
-
-def test_a_coroutine_keeps_its_lease_while_it_ends_after_its_timeout(queue, consumer, start, recorder):
-    ends = asyncio.Event()
-
-    @consumer.handler(queue, timeout=0.1, lease=LEASE, backoff=wait_fixed(600))
-    async def handle(body):
-        try:
-            await asyncio.sleep(600)
-        finally:
-            cancelled.set()
-            await ends.wait()
-
-    cancelled = threading.Event()
     queue.publish("x")
     engine = start()
     assert cancelled.wait(30)
     (held,) = engine.inflight.deliveries()
     until = held.lease_until
-
     eventually(lambda: held.lease_until > until, "its lease is renewed", seconds=4)
-
     engine._tasks.ping(ends.set)
-    recorder.wait_for(Nacked)
+
+    recorder.wait_for(Acked)
     assert recorder.of(Lost) == []
+    first, second = recorder.of(Handled)
+    assert (first.outcome, second.outcome) == ("timeout", "ack")
+    assert "timeout" in first.error
+    assert queue.counts().totals["retried_nack"] == 1
 
 
 def test_a_thread_that_overruns_loses_its_message_to_another_worker(queue, consumer, start, recorder, gate, url):
@@ -234,83 +186,43 @@ def test_a_thread_that_overruns_loses_its_message_to_another_worker(queue, consu
     eventually(lambda: engine.hung_slots == 0, "its slot is free")  # the thread may be told of it after us
 
 
-def test_a_hung_slot_does_not_keep_the_others_from_work(queue, consumer, start, recorder, gate):
-    @consumer.handler(queue, timeout=CALM_TIMEOUT, lease=60)
-    def handle(body):
-        if body == "hangs":
-            gate.pass_through()
-
-    engine = start(concurrency=2)
-    queue.publish("hangs")
-    recorder.wait_for(Handled, outcome="timeout")
-    for number in range(10):
-        queue.publish(str(number))
-
-    recorder.wait_for(Acked, 10)
-    assert engine.hung_slots == 1
-
-
-def test_extend_timeout_gives_a_handler_more_time(queue, consumer, start, recorder):
-    @consumer.handler(queue, timeout=CALM_TIMEOUT)
+@pytest.mark.parametrize("timeout", [CALM_TIMEOUT, None], ids=["extended", "without a timeout"])
+def test_a_handler_with_an_extended_timeout_or_without_one_is_not_cancelled(queue, consumer, work_until, timeout):
+    @consumer.handler(queue, timeout=timeout)
     async def handle(body, job):
-        job.extend_timeout(60)
-        await asyncio.sleep(1.2 * CALM_TIMEOUT)
+        job.extend_timeout(60 if timeout else 0.1)  # of no timeout there is nothing to extend
+        await asyncio.sleep(1.2 * timeout if timeout else 0.3)
 
     queue.publish("x")
-    start()
+    (event,) = work_until(Handled)
 
-    (event,) = recorder.wait_for(Handled)
     assert event.outcome == "ack"
 
 
-def test_a_handler_without_a_timeout_is_never_cut(queue, consumer, start, recorder):
-    @consumer.handler(queue, timeout=None)
-    async def handle(body, job):
-        job.extend_timeout(1)  # nothing to extend
-        await asyncio.sleep(0.2)
-
-    queue.publish("x")
-    start()
-
-    (event,) = recorder.wait_for(Handled)
-    assert event.outcome == "ack"
-
-
-def test_a_running_job_learns_that_it_was_cancelled(queue, consumer, start, recorder):
-    running = threading.Event()
-
+def test_a_cancelled_job_learns_of_it_and_is_acked_if_it_finishes(queue, consumer, start, recorder, gate):
     @consumer.handler(queue, lease=CALM_LEASE)
     def handle(body, job):
-        running.set()
+        gate.pass_through()
+        if body == "finishes":
+            return
         while not job.cancelled:
             time.sleep(0.01)
         job.check()
 
-    queue.publish("x", id="x")
+    queue.publish("stops", id="stops")
+    queue.publish("finishes", id="finishes")
     start()
-    assert running.wait(30)
+    gate.wait_for(2)
 
-    assert queue.cancel("x") == "running"
-
-    (event,) = recorder.wait_for(Handled)
-    assert event.outcome == "release"
-    recorder.wait_for(Released)
-    counts = queue.counts()
-    assert (counts.totals["cancelled"], counts.alive, counts.missing) == (1, 0, 0)
-
-
-def test_a_cancelled_job_that_finishes_all_the_same_is_acked(queue, consumer, start, recorder, gate):
-    consumer.handler(queue)(lambda body: gate.pass_through())
-    queue.publish("x", id="x")
-    start()
-    gate.wait_for()
-
-    queue.cancel("x")
+    assert [queue.cancel(id) for id in ("stops", "finishes")] == ["running"] * 2
     gate.open()
 
+    recorder.wait_for(Released)
     recorder.wait_for(Acked)
-    assert queue.counts().totals["acked"] == 1
+    assert {event.id: event.outcome for event in recorder.of(Handled)} == {"stops": "release", "finishes": "ack"}
     assert recorder.ids(Cancelled) == []
+    counts = queue.counts()
+    assert (counts.totals["cancelled"], counts.totals["acked"], counts.alive, counts.missing) == (1, 1, 0, 0)
 
 
 def test_a_job_learns_that_its_lease_is_lost(queue, consumer, start, recorder, client):
@@ -337,23 +249,18 @@ def test_a_job_learns_that_its_lease_is_lost(queue, consumer, start, recorder, c
     assert len(recorder.of(Lost)) == 1
 
 
-def test_a_job_knows_its_message(queue, consumer, start, recorder):
+def test_a_job_knows_its_message(queue, consumer, work_until, recorder):
     told = []
-
-    @consumer.handler(queue)
-    def handle(body, job):
-        told.append((job.id, job.queue, job.body, job.attempt, job.retries_left, dict(job.headers), job.state))
-        told.append((job.due, job.enqueued, repr(job)))
-
+    consumer.handler(queue)(lambda body, job: told.append(job))
     receipt = queue.publish("hello", id="x", retries=4, headers={"a": "b"})
-    start()
 
-    recorder.wait_for(Acked)
-    assert told[0] == ("x", "q", "hello", 1, 4, {"a": "b"}, None)
-    due, enqueued, text = told[1]
-    assert due == receipt.due
-    assert abs(enqueued - due) < 60
-    assert text == "Job(queue='q', id='x', attempt=1)"
+    work_until(Acked)
+
+    [job] = told
+    assert (job.id, job.queue, job.body, job.attempt, job.retries_left) == ("x", "q", "hello", 1, 4)
+    assert (dict(job.headers), job.state, job.due) == ({"a": "b"}, None, receipt.due)
+    assert abs(job.enqueued - job.due) < 60
+    assert repr(job) == "Job(queue='q', id='x', attempt=1)"
     assert recorder.of(Started)[0].lag >= 0
 
 
@@ -379,21 +286,20 @@ def test_a_message_that_this_process_has_claimed_again_keeps_its_new_lease(
     assert recorder.ids(Lost) == ["x"]
 
 
-def test_a_renewal_that_waited_for_a_slow_redis_is_not_blamed_on_this_process(own_server, recorder, gate):
-    queue = Queue("q", str, url=own_server.url)
-    consumer = Consumer(observers=[recorder])
-    consumer.handler(queue, lease=0.9)(lambda body: gate.pass_through())
-    queue.publish("x")
-    consumer.start()
+def test_a_renewal_that_waited_for_a_slow_redis_is_not_blamed_on_this_process(
+    own_server, own_queue, own_consumer, recorder, gate
+):
+    own_consumer.handler(own_queue, lease=0.9)(lambda body: gate.pass_through())
+    own_queue.publish("x")
+    own_consumer.start()
     gate.wait_for()
-    consumer.engine()._scheduler._spared_at[queue.keys] = math.inf  # nobody takes the lease back meanwhile
+    own_consumer.engine()._scheduler._spared_at[own_queue.keys] = math.inf  # nobody takes the lease back meanwhile
 
     with redis.Redis.from_url(own_server.url) as admin:
         admin.client_pause(1500, all=True)  # the renewal after a third of the lease is answered then
 
     assert recorder.wait_for(RenewalLate)[0].cause == "redis"
     gate.open()
-    consumer.stop()
 
 
 def test_a_process_takes_no_lease_back_whose_renewal_it_has_yet_to_send(
@@ -424,22 +330,37 @@ def test_a_process_takes_no_lease_back_whose_renewal_it_has_yet_to_send(
     assert recorder.of(Lost) == []
 
 
-def test_a_process_takes_no_lease_back_whose_outcome_is_on_its_way(own_server, recorder, gate):
-    queue = Queue("q", str, url=own_server.url)
-    consumer = Consumer(observers=[recorder])
-    consumer.handler(queue, lease=CALM_LEASE)(lambda body: gate.pass_through())
-    queue.publish("x")
-    consumer.start()
+def test_a_process_takes_no_lease_back_whose_outcome_is_on_its_way(own_server, own_queue, own_consumer, recorder, gate):
+    own_consumer.handler(own_queue, lease=CALM_LEASE)(lambda body: gate.pass_through())
+    own_queue.publish("x")
+    own_consumer.start()
     gate.wait_for()
-    renewer = consumer.engine()._renewer
-    assert not renewer.is_behind(queue.keys)
+    renewer = own_consumer.engine()._renewer
+    assert not renewer.is_behind(own_queue.keys)
 
     with redis.Redis.from_url(own_server.url) as admin:
         admin.client_pause(60_000, all=False)
         gate.open()
-        eventually(lambda: renewer.is_behind(queue.keys), "the renewal is due")
+        eventually(lambda: renewer.is_behind(own_queue.keys), "the renewal is due")
         admin.client_unpause()
 
     recorder.wait_for(Acked)
-    eventually(lambda: not renewer.is_behind(queue.keys), "it is settled")
-    consumer.stop()
+    eventually(lambda: not renewer.is_behind(own_queue.keys), "it is settled")
+
+
+def test_an_outcome_is_waited_for_until_a_third_of_a_lease_after_its_end(queue, consumer, caller):
+    """Redis may refuse it for longer; then others may have the message."""
+    consumer.handler(queue, lease=600)(lambda body: None)
+    (handler,), now = consumer.handlers, time.monotonic()
+    (held,) = deliveries_of([Claimed("m", "n:5000", 3)], handler, now, queue.keys)
+    inflight = Inflight(consumer.handlers, 1)
+    inflight.add([held])
+    renewer = Renewer(caller, consumer.handlers, inflight, None, None)
+    held.settling, held.renew_at = True, now - 300
+
+    found = {}
+    for ago in (-100, 100, 300):
+        held.lease_until = now - ago
+        found[ago] = renewer.is_behind(queue.keys)
+
+    assert found == {-100: True, 100: True, 300: False}

@@ -30,19 +30,53 @@ def leases(consumer, queue):
     return Leases(consumer)
 
 
-@pytest.mark.parametrize("count", ["5000000", "9" * 5000])
-def test_a_count_that_is_beyond_all_measure_stops_nothing(leases, queue, client, count):
-    queue.publish_many(["x"] * 3)
-    odd, *others = queue.moves.claim(CallNumber(LANE, 1), limit=3, lease_ms=60_000).claimed
-    client.hset(queue.keys.retries_left, odd.id, count)
+def report(child, *held):
+    """Write what a process says that it held: queue, id, nonce and retries left of each message."""
+    fields = ("queue", "id", "nonce", "left")
+    child.report.write_text(json.dumps([dict(zip(fields, one, strict=True)) | {"shard": 0} for one in held]))
+
+
+def test_a_report_that_cannot_be_settled_keeps_no_other_queue_from_its_messages(url, tmp_path, caplog):
+    consumer, queue = Consumer(url), Queue("good", str, url=url)
+    for one in (Queue("bad", str, url=url), queue):
+        consumer.handler(one)(lambda body: None)
+    queue.publish("x", id="x")
+    (held,) = queue.moves.claim(CallNumber(LANE, 1), limit=1, lease_ms=60_000).claimed
+    child = Child(0, tmp_path, Pulse(), consumer.handlers)
+    report(child, ("bad", "x", None, 1), ("good", held.id, held.nonce, held.left))
+
+    Recovery(consumer, concurrency=2).give_back(child, 1)
+
+    assert "bad: what a process held could not be settled" in caplog.text
+    assert queue.counts().ready == 1
+
+
+def test_a_redis_that_is_away_is_waited_for_once_and_not_for_each_queue(own_server, own_consumer, tmp_path, caplog):
+    names = ["a", "b", "c"]
+    for name in names:
+        own_consumer.handler(name)(lambda body: None)
+    child = Child(0, tmp_path, Pulse(), own_consumer.handlers)
+    report(child, *((name, "x", "n.1:9", 1) for name in names))
+    own_server.stop()
+
+    Recovery(own_consumer, concurrency=2).give_back(child, 1)
+
+    (told,) = [one.getMessage() for one in caplog.records if "could not be settled" in one.getMessage()]
+    assert told.startswith("a, b, c: ")
+
+
+def test_a_count_of_retries_beyond_all_measure_stops_nothing(leases, queue, client):
+    queue.publish_many(["x"] * 4)
+    far, farther, *others = queue.moves.claim(CallNumber(LANE, 1), limit=4, lease_ms=60_000).claimed
+    client.hset(queue.keys.retries_left, mapping={far.id: "5000000", farther.id: "9" * 5000})
 
     leases.release(queue.keys, leases.held(queue.keys, LANE))
 
-    again = queue.moves.claim(CallNumber("another", 1), limit=3, lease_ms=60_000).claimed
+    again = queue.moves.claim(CallNumber("another", 1), limit=4, lease_ms=60_000).claimed
     assert {one.id for one in others} <= {one.id for one in again}
 
 
-def test_what_a_process_holds_of_keys_goes_back_to_the_heads_of_their_lines(leases, queue, client):
+def test_messages_of_keys_go_back_to_the_heads_of_their_key_queues(leases, queue, client):
     for body in ("a0", "a1", "a2", "b0"):
         queue.publish(body, id=body, key=body[0])
     queue.publish("plain", id="plain")
@@ -55,39 +89,6 @@ def test_what_a_process_holds_of_keys_goes_back_to_the_heads_of_their_lines(leas
     assert {one.id: one.key for one in held} == {"a0": "a", "a1": "a", "b0": "b", "plain": ""}
     assert client.lrange(queue.keys.line("a"), 0, -1) == [b"a2", b"a1", b"a0"]
     assert client.zcard(queue.keys.held) == 0
-
-
-def test_nothing_that_goes_wrong_there_ends_a_supervisor_and_other_queues_are_settled(url, tmp_path, caplog):
-    consumer, queue = Consumer(url), Queue("good", str, url=url)
-    for one in (Queue("bad", str, url=url), queue):
-        consumer.handler(one)(lambda body: None)
-    queue.publish("x", id="x")
-    (held,) = queue.moves.claim(CallNumber(LANE, 1), limit=1, lease_ms=60_000).claimed
-    child = Child(0, tmp_path, Pulse(), consumer.handlers)
-    rows = [{"queue": "bad", "shard": 0, "id": "x", "nonce": None, "left": 1}]
-    rows += [{"queue": "good", "shard": 0, "id": held.id, "nonce": held.nonce, "left": held.left}]
-    child.report.write_text(json.dumps(rows))
-
-    Recovery(consumer, concurrency=2).give_back(child, 1)
-
-    assert "bad: what a process held could not be settled" in caplog.text
-    assert queue.counts().ready == 1
-
-
-def test_a_supervisor_does_not_wait_for_a_redis_that_is_away_once_for_each_queue(own_server, tmp_path, caplog):
-    consumer, names = Consumer(own_server.url), ["a", "b", "c"]
-    for name in names:
-        consumer.handler(Queue(name, str))(lambda body: None)
-    child = Child(0, tmp_path, Pulse(), consumer.handlers)
-    child.report.write_text(
-        json.dumps([{"queue": one, "shard": 0, "id": "x", "nonce": "n.1:9", "left": 1} for one in names])
-    )
-    own_server.stop()
-
-    Recovery(consumer, concurrency=2).give_back(child, 1)
-
-    (told,) = [one.getMessage() for one in caplog.records if "could not be settled" in one.getMessage()]
-    assert told.startswith("a, b, c: ")
 
 
 @pytest.fixture
@@ -110,11 +111,7 @@ def claim(queue, number=1):
     return claimed
 
 
-def silent(child, seconds):
-    child.silence = Silence(seconds, beat=child.board.beat)
-
-
-def test_a_token_and_the_watch_that_a_killed_process_had_taken_are_there_for_others(consumer, queue, tmp_path, client):
+def test_the_token_and_the_watch_of_a_killed_process_go_to_others(consumer, queue, tmp_path, client):
     shards = [queue.keys.of_shard(shard) for shard in range(4)]
     client.set(queue.keys.map, ShardMap(1, 4, 4).text)
     consumer.handler(queue)(lambda body: None)
@@ -128,11 +125,9 @@ def test_a_token_and_the_watch_that_a_killed_process_had_taken_are_there_for_oth
     assert [client.llen(keys.wake) for keys in shards] == [1] * 4
 
 
-def test_what_waits_in_a_silent_process_of_one_slot_goes_back_and_its_process_stands_still_meanwhile(
-    held, consumer, queue
-):
-    child, _ = held
-    silent(child, 20)
+def test_messages_that_wait_in_a_silent_process_go_back_while_it_is_stopped(held, consumer, queue):
+    child, board = held
+    child.silence = Silence(20, beat=child.board.beat)
     child.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         Recovery(consumer, concurrency=1).help(child)
@@ -143,19 +138,17 @@ def test_what_waits_in_a_silent_process_of_one_slot_goes_back_and_its_process_st
     finally:
         child.process.communicate(b"\n")
 
-
-def test_what_waits_in_a_process_that_has_just_woken_stays_there(held, consumer, queue):
-    child, board = held
-    silent(child, 20)
-    board.look()
-
+    claim(queue, 2)
+    board.look()  # it has just woken
     Recovery(consumer, concurrency=1).help(child)
-
     assert queue.counts().unack == 1
 
 
-def test_a_message_that_nobody_has_started_pays_for_its_process_in_the_end(held, consumer, queue, caplog):
+@pytest.mark.parametrize("cause", ["unknown", "another message"])
+def test_an_unstarted_message_pays_in_the_end_for_deaths_of_unknown_cause(held, consumer, queue, caplog, cause):
     child, _ = held
+    if cause == "another message":
+        child.kill("hung", charged=[])
     recovery = Recovery(consumer, concurrency=1)
     for number in range(FREE_RELEASES):
         recovery.give_back(child, 1)
@@ -164,13 +157,11 @@ def test_a_message_that_nobody_has_started_pays_for_its_process_in_the_end(held,
 
     recovery.give_back(child, 1)
 
-    assert (queue.counts().ready, queue.counts().unack) == (0, 1)
-    assert "q: processes died one after another that held these" in caplog.text
+    assert queue.counts().unack == (cause == "unknown")
+    assert ("q: processes died one after another that held these" in caplog.text) == (cause == "unknown")
 
 
-def test_what_ran_in_a_process_that_is_dead_comes_back_at_once_and_when_it_dies_again_after_its_lease(
-    held, consumer, queue, client
-):
+def test_a_message_of_a_dead_process_comes_back_at_once_and_later_by_its_lease(held, consumer, queue, client):
     child, board = held
     board.begins(begun(consumer.handlers[0], "x"))
     recovery, whole = Recovery(consumer, concurrency=1), client.zscore(queue.keys.unack, "x")
@@ -187,17 +178,7 @@ def test_what_ran_in_a_process_that_is_dead_comes_back_at_once_and_when_it_dies_
     assert queue.counts().totals.get("released", 0) == 0
 
 
-def test_it_does_not_pay_for_a_process_that_was_ended_for_another_message(held, consumer, queue):
-    child, _ = held
-    child.kill("hung", charged=[])
-    recovery = Recovery(consumer, concurrency=1)
-    for number in range(FREE_RELEASES + 1):
-        recovery.give_back(child, 1)
-        assert queue.counts().ready == 1
-        claim(queue, number + 2)
-
-
-def test_a_process_that_has_not_stopped_reports_nothing_and_its_board_counts(held, consumer, start, queue, tmp_path):
+def test_the_board_counts_for_a_process_that_has_not_stopped(held, consumer, start, queue, tmp_path):
     child, _ = held
     start()
     _report_unfinished(consumer, child.report)
@@ -208,7 +189,7 @@ def test_a_process_that_has_not_stopped_reports_nothing_and_its_board_counts(hel
     assert queue.counts().totals["released"] == 1
 
 
-def test_time_for_which_the_supervisor_itself_stood_still_is_no_overrun(held, consumer):
+def test_time_in_which_the_supervisor_stood_still_counts_for_no_timeout(held, consumer):
     child, board = held
     board.begins(begun(consumer.handlers[0], "x"))
     (row,) = child.rows()
@@ -222,8 +203,15 @@ def test_time_for_which_the_supervisor_itself_stood_still_is_no_overrun(held, co
     assert child.is_half_lease_over(child.overran(row.timeout_at + 1005))
 
 
-@pytest.mark.parametrize(("returncode", "crashes"), [(1, 4), (-signal.SIGSEGV, 4), (-signal.SIGKILL, 0), (0, 0)])
-def test_a_process_that_is_killed_at_its_start_comes_back_ever_later_and_is_no_crash(tmp_path, returncode, crashes):
+@pytest.mark.parametrize(
+    ("returncode", "crashes"),
+    [
+        pytest.param(1, 4, id="error"),
+        pytest.param(-signal.SIGSEGV, 4, id="crash"),
+        pytest.param(-signal.SIGKILL, 0, id="kill"),
+    ],
+)
+def test_a_process_that_ends_at_its_start_is_started_ever_later(tmp_path, returncode, crashes):
     child = Child(0, tmp_path, Pulse(), [])
     for _ in range(4):
         child.note_end(returncode)
@@ -235,7 +223,7 @@ def test_a_process_that_is_killed_at_its_start_comes_back_ever_later_and_is_no_c
     assert child.may_start()
 
 
-def test_a_process_that_its_first_message_ends_before_anybody_has_looked_has_come_through_its_start(held, consumer):
+def test_a_process_that_its_first_message_ends_did_not_fail_to_start(held, consumer):
     """Else a worker whose first messages kill it, one after another, is ended as one that cannot start."""
     child, board = held
     board.begins(begun(consumer.handlers[0], "x"))

@@ -30,32 +30,22 @@ def run():
         assert loop.join(30)
 
 
-def test_a_step_that_raises_is_made_again_and_the_failure_is_logged(run, caplog):
-    made = threading.Semaphore(0)
-
-    def step():
-        made.release()
-        raise ValueError("a bug")
-
-    run(step)
-
-    assert made.acquire(timeout=30)
-    assert made.acquire(timeout=30)
-    assert "the part failed and tries again" in caplog.text
-
-
-def test_an_outage_is_an_event_and_is_told_to_whom_it_concerns(run, recorder, caplog):
+def test_an_outage_is_an_event_and_no_log_line_and_a_stop_ends_the_wait_for_its_end(run, recorder, caplog):
     told = threading.Event()
 
     def step():
         raise RedisUnavailableError("away")
 
-    run(step, observers=[recorder], away=told.set)
+    loop = run(step, observers=[recorder], away=told.set)
 
     recorder.wait_for(RedisAway, 2)
     assert told.is_set()
     assert recorder.of(RedisAway)[0] == RedisAway("", "part", "away")
     assert caplog.text == ""
+    loop.wake()
+    loop.stop()
+    assert loop.join(30)
+    assert Loop("never started", step).join()
 
 
 def test_a_wake_ends_the_wait_and_one_during_a_step_is_not_forgotten(run):
@@ -76,116 +66,70 @@ def test_a_wake_ends_the_wait_and_one_during_a_step_is_not_forgotten(run):
     go_on.release()
 
 
-def test_a_stop_ends_the_wait_for_redis_to_come_back(run):
-    failed = threading.Event()
-
-    def step():
-        failed.set()
-        raise RedisUnavailableError("away")
-
-    loop = run(step)
-    assert failed.wait(30)
-    loop.wake()
-    loop.stop()
-
-    assert loop.join(30)
-
-
-@pytest.mark.parametrize("wait", [9.3e9, 1e17, float("inf"), float("nan"), "soon", None], ids=str)
-def test_a_wait_that_no_thread_can_wait_ends_no_loop(run, wait):
-    made = threading.Semaphore(0)
+def test_no_exception_and_no_odd_wait_ends_a_loop(run, caplog):
+    odd = [
+        SystemExit(3),
+        9.3e9,
+        KeyboardInterrupt(),
+        float("inf"),
+        GeneratorExit(),
+        float("nan"),
+        MemoryError(),
+        "soon",
+    ]
+    made, left = threading.Semaphore(0), iter(odd)
 
     def step():
         made.release()
-        return wait
+        what = next(left, 0.0)
+        if isinstance(what, BaseException):
+            raise what
+        return what
 
     loop = run(step)
-    for _ in range(3):
+    for _ in range(len(odd) + 1):
         assert made.acquire(timeout=30)
         loop.wake()
+    assert "the part failed and tries again" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "end", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), RecursionError(), MemoryError()], ids=repr
-)
-def test_no_exception_ends_a_loop(run, end):
-    made = threading.Semaphore(0)
+def test_no_observer_and_no_log_that_raises_ends_a_loop(run):
+    made, errors = threading.Semaphore(0), [ValueError("a bug"), RedisUnavailableError("away")] * 2
 
     def step():
         made.release()
-        raise end
-
-    run(step)
-    for _ in range(3):
-        assert made.acquire(timeout=30)
-
-
-def test_whoever_is_told_of_an_outage_ends_no_loop(run):
-    made = threading.Semaphore(0)
-
-    def step():
-        made.release()
-        raise RedisUnavailableError("away")
+        raise errors.pop()
 
     def refuse(*_):
         raise SystemExit
 
-    run(step, observers=[refuse], away=refuse)
-    for _ in range(3):
-        assert made.acquire(timeout=30)
-
-
-def test_a_log_that_raises_ends_no_loop(run):
-    made = threading.Semaphore(0)
-
-    def step():
-        made.release()
-        raise ValueError("a bug")
-
-    def refuse(record):
-        raise ValueError("the log is full")
-
     logging.getLogger("reliq.worker.loop").addFilter(refuse)
     try:
-        run(step)
-        for _ in range(3):
+        run(step, observers=[refuse], away=refuse)
+        for _ in range(4):
             assert made.acquire(timeout=30)
     finally:
         logging.getLogger("reliq.worker.loop").removeFilter(refuse)
 
 
-def test_a_loop_that_was_never_started_has_ended():
-    assert Loop("part", lambda: 0.0).join()
-
-
-def test_a_queue_in_trouble_is_let_alone_longer_and_longer(caplog):
-    troubles = QueueBackoff("settler")
-    waits = []
-    for _ in range(8):
-        troubles.note(Q, RedisRefusedError("no"))
+def test_a_queue_in_trouble_is_left_alone_ever_longer_and_logged_ever_more_rarely(caplog):
+    troubles, waits = QueueBackoff("settler"), []
+    for _ in range(100):
+        troubles.note(Q, RedisRefusedError("no rights"))
         waits.append(troubles.seconds_of(Q))
 
     assert waits[0] < 0.2
     assert waits[-1] > 1
-    assert troubles.waits(Q)
-    assert not troubles.waits(Keys("other"))
-    assert troubles.seconds() > 0
+    assert (troubles.waits(Q), troubles.waits(Keys("other")), troubles.seconds() > 0) == (True, False, True)
     troubles.over(Q)
     assert not troubles.waits(Q)
     assert troubles.seconds() == troubles.seconds_of(Q) == 0
-
-
-def test_trouble_that_lasts_is_logged_ever_more_rarely(caplog):
-    troubles = QueueBackoff("settler")
-    for _ in range(100):
-        troubles.note(Q, RedisRefusedError("no rights"))
-
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(lines) == 7  # the 1st, 2nd, 4th, ... 64th
     assert lines[0] == "queue q: the settler failed for the 1. time: no rights"
 
 
-def test_a_server_that_is_away_while_others_answer_is_told_by_the_queue_that_has_it(recorder, caplog):
+def test_a_server_that_is_away_while_others_answer_is_reported_with_its_queues(recorder, caplog):
     shards = [Q, Q.of_shard(1), Keys("other")]
     troubles = QueueBackoff("settler", [recorder])
     for keys in (*shards, Q):
@@ -200,13 +144,8 @@ def test_a_server_that_is_away_while_others_answer_is_told_by_the_queue_that_has
 
     assert recorder.of(RedisBack) == [RedisBack("q", "settler"), RedisBack("other", "settler")]
 
-
-def test_what_redis_refuses_is_not_away(recorder):
-    troubles = QueueBackoff("settler", [recorder])
     troubles.note(Q, RedisUnavailableError("gone"))
     assert (troubles.has(Q), troubles.refuses(Q)) == (True, False)
-
-    troubles.note(Q, RedisRefusedError("no"))
-
+    troubles.note(Q, RedisRefusedError("no"))  # it answers
     assert (troubles.has(Q), troubles.refuses(Q)) == (True, True)
-    assert recorder.of(RedisBack) == [RedisBack("q", "settler")]
+    assert len(recorder.of(RedisBack)) == 3

@@ -39,8 +39,10 @@ def register(request, consumer):
 
 @pytest.mark.parametrize("how", ["raised", "returned"])
 def test_a_key_whose_handler_was_rate_limited_sleeps_and_the_others_go_on(
-    make_queue, start, recorder, register, client, how
+    make_queue, consumer, work_until, recorder, register, client, how, caplog
 ):
+    caplog.set_level(logging.INFO, "reliq")
+    consumer.observers.insert(0, LogObserver())  # before the one that is waited for
     queue, seen = make_queue(ordered=True), []
 
     def handle(body, job):
@@ -55,11 +57,10 @@ def test_a_key_whose_handler_was_rate_limited_sleeps_and_the_others_go_on(
     for body in ("a0", "a1", "b0", "b1"):
         queue.publish(body, key=body[0], retries=5)
     register(queue, handle)
-    start()
-
-    recorder.wait_for(Acked, 4)
+    work_until(Acked, 4)
     (told,) = recorder.of(Throttled)
     assert (told.keys, told.seconds) == (("a",), SLEEP_SECONDS)
+    assert "q: rate limited, for 0.3 s: key a" in caplog.messages
     assert [body for body, *_ in seen if body[0] == "a"] == ["a0", "a0", "a1"]  # it goes back to the head
     first, again = [row for row in seen if row[0] == "a0"]
     assert first[1:3] == again[1:3] == (1, 5)
@@ -69,48 +70,30 @@ def test_a_key_whose_handler_was_rate_limited_sleeps_and_the_others_go_on(
     assert client.zcard(queue.keys.asleep) == 0
 
 
-def test_a_message_without_a_key_puts_its_queue_to_sleep(make_queue, consumer, start, recorder):
+@pytest.mark.parametrize("end", ["by itself", "by a resume"])
+def test_a_message_without_a_key_puts_its_queue_to_sleep(make_queue, consumer, work_until, recorder, url, end):
     queue, starts = make_queue(concurrency=1), []
 
     @consumer.handler(queue)
     def handle(body, job):
         starts.append((body, time.monotonic()))
         if len(starts) == 1:
-            raise RateLimited(delay=timedelta(seconds=SLEEP_SECONDS))
+            raise RateLimited(delay=timedelta(seconds=SLEEP_SECONDS) if end == "by itself" else 3600)
 
     queue.publish("any")
     queue.publish("keyed", key="a")
-    start()
+    (told,) = work_until(Throttled)
 
-    recorder.wait_for(Acked, 2)
-    (told,) = recorder.of(Throttled)
     assert told.keys == ("",)
-    assert starts[1][1] - starts[0][1] >= SLEEP_SECONDS
-
-
-def test_resume_has_a_running_worker_go_on_with_a_queue_that_a_handler_put_to_sleep(
-    make_queue, consumer, start, recorder, url
-):
-    queue, starts = make_queue(concurrency=1), []
-
-    @consumer.handler(queue)
-    def handle(body, job):
-        starts.append(body)
-        if len(starts) == 1:
-            raise RateLimited(delay=3600)
-
-    queue.publish("first")
-    queue.publish("keyed", key="a")
-    start()
-    recorder.wait_for(Throttled)
-
-    assert Admin(url).resume("q")
+    if end == "by a resume":
+        assert Admin(url).resume("q")
 
     recorder.wait_for(Acked, 2)
-    assert sorted(starts) == ["first", "first", "keyed"]
+    assert sorted(body for body, _ in starts) == ["any", "any", "keyed"]
+    assert end != "by itself" or starts[1][1] - starts[0][1] >= SLEEP_SECONDS
 
 
-def test_each_message_of_a_batch_may_answer_that_it_was_rate_limited(make_queue, consumer, start, recorder):
+def test_each_message_of_a_batch_may_answer_that_it_was_rate_limited(make_queue, consumer, work_until, recorder):
     queue, calls = make_queue(per_key=5), []
 
     @consumer.handler(queue, batch=4, linger=LONG)
@@ -119,9 +102,7 @@ def test_each_message_of_a_batch_may_answer_that_it_was_rate_limited(make_queue,
         return [RateLimited(LONG) if body == "a" else RateLimited(LONG * 2) if body == "b" else None for body in bodies]
 
     queue.publish_many([Outgoing(body=key, key=key) for key in "abcd"])
-    start(concurrency=1)
-
-    recorder.wait_for(Acked, 2)
+    work_until(Acked, 2, concurrency=1)
     recorder.wait_for(Throttled, 2)
     assert {(one.keys, one.seconds) for one in recorder.of(Throttled)} == {(("a",), LONG), (("b",), 2 * LONG)}
     assert calls == [["a", "b", "c", "d"]]
@@ -129,44 +110,25 @@ def test_each_message_of_a_batch_may_answer_that_it_was_rate_limited(make_queue,
     assert (counts.waiting, counts.unack) == (2, 0)
 
 
-def test_in_a_queue_without_keys_the_message_alone_waits(queue, consumer, start, recorder):
+def test_in_a_queue_without_keys_the_message_alone_waits(queue, consumer, work_until, recorder):
     @consumer.handler(queue)
     def handle(body):
         if body == "limited":
             raise RateLimited(delay=LONG)
 
     queue.publish_many(["limited", "others", "others"], chunk=3)
-    start()
-
-    recorder.wait_for(Acked, 2)
+    work_until(Acked, 2)
     recorder.wait_for(Snoozed)
     assert recorder.of(Throttled) == []
     assert queue.counts().pending == 1
 
 
-def test_a_key_that_sleeps_is_told_in_the_log(make_queue, consumer, start, recorder, caplog):
-    caplog.set_level(logging.INFO, "reliq")
-    consumer.observers.insert(0, LogObserver())  # before the one that is waited for
-    queue = make_queue(ordered=True)
-
-    @consumer.handler(queue)
-    def handle(body):
-        raise RateLimited(delay=LONG)
-
-    queue.publish("x", key="tenant-7")
-    start()
-
-    recorder.wait_for(Throttled)
-    assert "q: rate limited, for 60 s: key tenant-7" in caplog.messages
-
-
-def test_a_wait_that_is_none_is_refused_and_one_of_nothing_is_the_shortest():
-    with pytest.raises(ConfigurationError, match="delay must be seconds"):
-        raised(RateLimited(delay="soon"), 1, HandlerSettings())
-    with pytest.raises(ConfigurationError, match="delay must be 0 to"):
-        raised(RateLimited(delay=-1), 1, HandlerSettings())
-
-    with pytest.raises(ConfigurationError, match="must be at most 3600 seconds, not 30000: .* give max_delay=30000"):
-        raised(RateLimited(delay=30_000), 1, HandlerSettings())
+def test_a_bad_delay_is_refused_and_one_of_zero_is_the_shortest():
+    for answer, complaint in (
+        (RateLimited(delay="soon"), "delay must be seconds"),
+        (RateLimited(delay=30_000), "must be at most 3600 seconds, not 30000: .* give max_delay=30000"),
+    ):
+        with pytest.raises(ConfigurationError, match=complaint):
+            raised(answer, 1, HandlerSettings())
     assert raised(RateLimited(delay=30_000, max_delay=30_000), 1, HandlerSettings()).delay_ms == 30_000_000
     assert raised(RateLimited(delay=0), 1, HandlerSettings()).delay_ms == 1  # 0 would be served again at once

@@ -2,13 +2,12 @@
 
 import time
 from collections import Counter
-from contextlib import ExitStack
 
 import pytest
 from overheard import Overheard, claims_in, tokens_in
 from waiting import eventually
 
-from reliq import Admin, Consumer, Outgoing
+from reliq import Admin, Outgoing
 from reliq.events import Acked, Claimed, Expired
 
 RATE, BURST = 100, 5
@@ -21,23 +20,7 @@ def overheard(url):
     one.close()
 
 
-@pytest.fixture
-def workers(url, recorder):
-    """Start several worker engines on some queues, which stop with the test."""
-    with ExitStack() as stopped:
-
-        def make(count, *queues):
-            for _ in range(count):
-                consumer = Consumer(url, observers=[recorder])
-                for queue in queues:
-                    consumer.handler(queue)(lambda body: None)
-                consumer.start()
-                stopped.callback(consumer.stop, grace=0)
-
-        yield make
-
-
-def test_a_rate_is_kept_by_all_together_and_nobody_claims_in_vain(make_queue, workers, recorder, overheard):
+def test_workers_keep_a_rate_together_and_claim_nothing_in_vain(make_queue, workers, recorder, overheard):
     queue, count = make_queue(rate=f"{RATE}/s", burst=BURST), 150
     queue.publish_many(["x"] * count)
 
@@ -53,7 +36,7 @@ def test_a_rate_is_kept_by_all_together_and_nobody_claims_in_vain(make_queue, wo
     assert len(tokens_in(lines, queue)) <= count + count / 10
 
 
-def test_what_is_published_while_the_rate_is_used_up_wakes_nobody(make_queue, workers, recorder, overheard):
+def test_a_publish_while_the_rate_is_used_up_wakes_no_worker(make_queue, workers, recorder, overheard):
     queue = make_queue(rate="1/m", burst=1)
     queue.publish("first")
     workers(2, queue)
@@ -91,7 +74,9 @@ def test_a_key_that_has_used_up_its_rate_does_not_keep_other_keys_from_work(make
     assert client.llen(queue.keys.line("loud")) == queue.counts().waiting == 48
 
 
-@pytest.mark.parametrize("limits", [{"rate": "1/h", "burst": 2}, {"key_rate": "1/h", "key_burst": 2}])
+@pytest.mark.parametrize(
+    "limits", [{"rate": "1/h", "burst": 2}, {"key_rate": "1/h", "key_burst": 2}], ids=["queue", "key"]
+)
 def test_expired_messages_leave_the_starts_of_a_rate_to_those_behind_them(
     limits, make_queue, workers, recorder, client
 ):

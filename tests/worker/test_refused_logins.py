@@ -19,13 +19,8 @@ def handle(body): ...
 """
 
 
-@pytest.mark.parametrize(
-    "url_of",
-    [lambda url: url.replace("redis://", "redis://nobody:wrong@"), lambda url: url.replace("/0", "/9999")],
-    ids=["password", "database"],
-)
-def test_a_consumer_that_may_not_log_in_does_not_start(url, url_of):
-    consumer = Consumer(url_of(url))
+def test_a_consumer_that_may_not_use_its_database_does_not_start(url):
+    consumer = Consumer(url.replace("/0", "/9999"))
     consumer.handler("q")(lambda body: None)
 
     with pytest.raises(LoginError):

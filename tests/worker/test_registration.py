@@ -3,9 +3,8 @@
 import subprocess
 import sys
 import types
-from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
@@ -19,18 +18,18 @@ from reliq.errors import ConfigurationError
 ORDERS = Queue("orders", str)
 
 
+def takes_a_body(body): ...
 def takes_nothing(): ...
 def takes_three(body, job, more): ...
 def needs_a_keyword(body, *, database): ...
 def takes_a_wrong_second(body, count: int): ...
-def takes_a_job_alone(job: Job[str]): ...
 def takes_a_job_first(job: Job, body: str): ...
 def takes_a_job_of_others(body: str, job: Job[int]): ...
+def jobs_first(jobs: list[Job[str]]): ...
+def jobs_of_others(bodies: list[str], jobs: list[Job[int]]): ...
+def one_body(body: str): ...
+def one_job(bodies: list[str], job: Job[str]): ...
 def yields(body):
-    yield body
-
-
-async def ayields(body):
     yield body
 
 
@@ -38,118 +37,76 @@ class Callable:
     async def __call__(self, body): ...
 
 
-@pytest.mark.parametrize(
-    ("function", "complaint"),
-    [
+def test_a_function_of_another_signature_is_refused():
+    for function, complaint in (
         (takes_nothing, "takes_nothing must take a body and, if it likes, a job; it takes nothing"),
-        (takes_three, "it takes body, job, more"),
         (needs_a_keyword, "it takes body, database"),
         (takes_a_wrong_second, "annotate 'count' as Job"),
-        (takes_a_job_alone, "the first parameter is the body, the second the Job; 'job' comes first"),
         (takes_a_job_first, "the first parameter is the body, the second the Job; 'job' comes first"),
         (takes_a_job_of_others, "'job' is annotated as Job of int, and queue 'orders' has bodies of str"),
         (yields, "must return its answer, not yield"),
-        (ayields, "must return its answer, not yield"),
         ("text", "must be a function, not a str"),
         (dict, "signature"),
-    ],
-)
-def test_a_function_of_another_signature_is_no_handler(function, complaint):
-    with pytest.raises(ConfigurationError, match=complaint):
-        Consumer().handler(ORDERS)(function)
-
-
-def test_a_batch_whose_jobs_come_first_or_are_of_others_is_no_handler():
-    def jobs_first(jobs: list[Job[str]]): ...
-    def jobs_of_others(bodies: list[str], jobs: list[Job[int]]): ...
-
-    for function, complaint in ((jobs_first, "'jobs' comes first"), (jobs_of_others, "Job of int, and queue 'orders'")):
+    ):
+        with pytest.raises(ConfigurationError, match=complaint):
+            Consumer().handler(ORDERS)(function)
+    for function, complaint in (
+        (jobs_first, "'jobs' comes first"),
+        (jobs_of_others, "Job of int, and queue 'orders'"),
+        (one_body, r"annotate 'body' as list\[\.\.\.\]"),
+        (one_job, r"annotate 'job' as list\[Job"),
+    ):
         with pytest.raises(ConfigurationError, match=complaint):
             Consumer().handler(ORDERS, batch=5)(function)
 
 
-@pytest.mark.parametrize(
-    ("function", "takes_job", "is_async"),
-    [
+def test_the_signature_of_a_handler_decides_its_arguments():
+    def optional_job(body: str, job: Job[str] | None = None) -> None: ...
+    def job_by_default(body: str, job: Job[str] = None) -> None: ...
+
+    for function, takes_job, is_async in (
         (lambda body: None, False, False),
         (lambda body, job: None, True, False),
         (lambda body, retries=3: None, False, False),
-        (lambda *, body=None, **rest: None, None, None),
         (partial(takes_three, more=1), True, False),
         (Callable(), False, True),
-        (print, False, False),
-    ],
-)
-def test_what_a_handler_takes_is_told_by_its_signature(function, takes_job, is_async):
-    consumer = Consumer()
-    if takes_job is None or function is print:
-        with pytest.raises(ConfigurationError):
-            consumer.handler(ORDERS)(function)
-        return
-
-    consumer.handler(ORDERS)(function)
-
-    (handler,) = consumer.handlers
-    assert (handler.takes_job, handler.is_async) == (takes_job, is_async)
-    assert handler.name
-
-
-def test_a_job_is_recognised_by_its_annotation_though_it_has_a_default():
-    consumer = Consumer()
-
-    @consumer.handler(ORDERS)
-    def handle(body: str, job: Job[str] | None = None) -> None: ...
-
-    @consumer.handler("other")
-    def other(body: str, job: Job[str] = None) -> None: ...
-
-    assert [handler.takes_job for handler in consumer.handlers] == [False, True]
-
-
-def test_a_decorated_handler_stays_an_ordinary_function():
-    @Consumer().handler(ORDERS)
-    def double(body: str) -> str:
-        return 2 * body
-
-    assert double("a") == "aa"
+        (optional_job, False, False),
+        (job_by_default, True, False),
+    ):
+        consumer = Consumer()
+        assert consumer.handler(ORDERS)(function) is function
+        (handler,) = consumer.handlers
+        assert (handler.takes_job, handler.is_async) == (takes_job, is_async), function
 
 
 def test_an_untyped_queue_takes_its_type_from_the_annotation():
-    consumer = Consumer()
-
-    @consumer.handler("numbers")
     def handle(body: list[int]) -> None: ...
 
+    consumer = Consumer()
+    consumer.handler("numbers")(handle)
+    consumer.handler("batches", batch=10)(handle)
+
     assert consumer.handlers[0].codec.decode(b"[1, 2]") == [1, 2]
+    assert consumer.handlers[1].codec.kind is int
 
 
-def test_a_queue_has_one_handler():
+def test_a_handler_without_a_queue_of_its_own_or_with_a_bad_setting_is_refused():
     consumer = Consumer()
     consumer.handler(ORDERS)(takes_a_body)
 
     with pytest.raises(ConfigurationError, match=r"queue 'orders' has two handlers: .*takes_a_body and .*takes_a_body"):
         consumer.handler("orders")(takes_a_body)
-
-
-def takes_a_body(body): ...
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
+    with pytest.raises(ConfigurationError, match=r"say which queue takes_a_body handles: @consumer.handler\(QUEUE\)"):
+        consumer.handler(takes_a_body)
+    with pytest.raises(ConfigurationError, match="takes a Queue or the name of one, not int"):
+        consumer.handler(5)
+    for options, complaint in (
         ({"lease": 0.01}, "lease must be 0.05 to 86400 seconds, not 0.01"),
-        ({"timeout": 0}, "timeout must be"),
-        ({"concurrency": 0}, "concurrency must be 1 to 10000, not 0"),
-        ({"weight": 0}, "weight must be 1 to 1000, not 0"),
-        ({"retry_on": "ValueError"}, "retry_on must be exception classes"),
-        ({"reject_on": (KeyboardInterrupt,)}, "reject_on must be exception classes"),
-        ({"backoff": 5}, "tenacity"),
-        ({"undecodable": "drop"}, "undecodable must be 'retry' or 'reject', not 'drop'"),
-    ],
-)
-def test_a_setting_that_is_not_allowed_is_refused_by_name(options, complaint):
-    with pytest.raises(ConfigurationError, match=complaint):
-        Consumer().handler(ORDERS, **options)
+        ({"batch": 10, "linger": 61}, "linger must be 0 to 60 seconds, not 61"),
+        ({"linger": 1}, "linger is for batches"),
+    ):
+        with pytest.raises(ConfigurationError, match=complaint):
+            consumer.handler("other", **options)
 
 
 @pytest.fixture
@@ -162,89 +119,58 @@ def billing(monkeypatch):
     return module
 
 
-def test_a_consumer_includes_others_by_value_and_by_name(billing):
-    shipping = Consumer()
+def test_a_consumer_includes_others_by_value_and_by_name_or_changes_nothing(billing):
+    observer = [].append
+    shipping = Consumer("redis://elsewhere:6379/0", observers=[observer])
     shipping.handler("parcels")(takes_a_body)
 
     consumer = Consumer().include("shop_billing", shipping)
 
     assert [handler.queue.name for handler in consumer.handlers] == ["invoices", "parcels"]
+    assert (consumer.target, consumer.observers) == ("redis://elsewhere:6379/0", [observer])
     assert load_consumer("shop_billing:consumer") is billing.consumer
-
-
-def test_an_include_that_would_give_a_queue_two_handlers_changes_nothing(billing):
-    consumer = Consumer()
-    consumer.handler("invoices")(takes_a_body)
-    other = Consumer()
-    other.handler("parcels")(takes_a_body)
-    other.include("shop_billing")
-
-    with pytest.raises(ConfigurationError, match="two handlers"):
-        consumer.include(other)
-    assert [handler.queue.name for handler in consumer.handlers] == ["invoices"]
-
-
-def test_an_included_lifespan_is_refused_for_it_would_never_be_entered():
-    other = Consumer(lifespan=lambda: None)
-
-    with pytest.raises(ConfigurationError, match="lifespan"):
-        Consumer().include(other)
-
-
-def test_an_included_consumer_brings_its_server_and_its_observers():
-    observer = [].append
-    other = Consumer("redis://elsewhere:6379/0", observers=[observer])
-
-    consumer = Consumer().include(other)
-
-    assert consumer.target == "redis://elsewhere:6379/0"
-    assert consumer.observers == [observer]
     with pytest.raises(ConfigurationError, match="different Redis servers"):
-        Consumer("redis://here:6379/0").include(other)
+        Consumer("redis://here:6379/0").include(shipping)
+    with pytest.raises(ConfigurationError, match="lifespan"):
+        Consumer().include(Consumer(lifespan=lambda: None))  # it would never be entered
+    own = Consumer()
+    own.handler("invoices")(takes_a_body)
+    with pytest.raises(ConfigurationError, match="two handlers"):
+        own.include(consumer)
+    assert [handler.queue.name for handler in own.handlers] == ["invoices"]
 
 
-@pytest.mark.parametrize(
-    ("place", "complaint"),
-    [
-        (
-            "no_such_module_at_all",
-            "cannot import 'no_such_module_at_all': No module named 'no_such_module_at_all' in this",
-        ),
-        ("no_such.module", "cannot import 'no_such.module': No module named 'no_such' in this folder"),
-        (
-            "./shop_billing:consumer",
-            "a module is named like shop.jobs, not './shop_billing'; write shop_billing:consumer",
-        ),
-        ("shop/jobs.py:c", r"not 'shop/jobs.py'; write shop.jobs:c"),
-        ("shop/jobs.py", r"not 'shop/jobs.py'; write shop.jobs"),
-        (":consumer", "a module is named like shop.jobs, not ''"),
-        ("shop_billing:jobs", r"a Consumer named 'jobs'; it has: consumer \(write shop_billing:consumer\)"),
-        ("json:jobs", "a Consumer named 'jobs'; it has none$"),
-        ("json", "exactly one Consumer; it has none$"),
-        ("two_consumers", r"exactly one Consumer; it has: mails, orders \(write two_consumers:mails\)"),
-    ],
-)
-def test_a_consumer_that_is_not_there_is_named(billing, monkeypatch, place, complaint):
+def test_a_consumer_that_cannot_be_found_is_named(billing, monkeypatch):
     two = types.ModuleType("two_consumers")
     two.mails, two.orders = Consumer(), Consumer()
     monkeypatch.setitem(sys.modules, "two_consumers", two)
 
-    with pytest.raises(ConfigurationError, match=complaint):
-        load_consumer(place)
+    for place, complaint in (
+        ("no_such.module", "cannot import 'no_such.module': No module named 'no_such' in this folder"),
+        (
+            "./shop_billing:consumer",
+            "a module is named like shop.jobs, not './shop_billing'; write shop_billing:consum",
+        ),
+        ("shop/jobs.py:c", r"not 'shop/jobs.py'; write shop.jobs:c"),
+        ("shop_billing:jobs", r"a Consumer named 'jobs'; it has: consumer \(write shop_billing:consumer\)"),
+        ("json:jobs", "a Consumer named 'jobs'; it has none$"),
+        ("two_consumers", r"exactly one Consumer; it has: mails, orders \(write two_consumers:mails\)"),
+    ):
+        with pytest.raises(ConfigurationError, match=complaint):
+            load_consumer(place)
 
 
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("import requestsss", r"No module named 'requestsss', which .*broken_app.py:1 imports; install it for "),
-        ("import broken_lib", r"No module named 'requestsss', which .*broken_lib.py:2 imports; install it for "),
-        ("import circle_a", r"a circular import at .*circle_b.py:1: cannot import name 'A' from partially initialized"),
-        ("from json import nothing", r"cannot import name 'nothing' from 'json' .*, at .*broken_app.py:1"),
+        pytest.param(
+            "import broken_lib", r"No module named 'requestsss', which .*broken_lib.py:2 imports", id="module"
+        ),
+        pytest.param("import circle_a", r"a circular import at .*circle_b.py:1: cannot import name 'A' f", id="circle"),
+        pytest.param("from json import no", r"cannot import name 'no' from 'json' .*, at .*broken_app.py:1", id="name"),
     ],
 )
-def test_an_import_that_fails_within_the_application_is_told_by_file_line_and_what_is_missing(
-    tmp_path, monkeypatch, source, said
-):
+def test_a_failed_import_of_the_application_names_file_line_and_module(tmp_path, monkeypatch, source, said):
     files = {
         "broken_app": source,
         "broken_lib": "\nimport requestsss",
@@ -259,15 +185,23 @@ def test_an_import_that_fails_within_the_application_is_told_by_file_line_and_wh
         load_consumer("broken_app:consumer")
 
 
-@pytest.mark.parametrize(
-    ("source", "said", "line"),
-    [
-        ("one = (", "SyntaxError: '(' was never closed", "broken_app.py"),
-        ("import broken_lib", "ValueError: of the library", "broken_lib.py"),
-        ("def f():\n    raise KeyError('five')\nf()", "KeyError: 'five'", "broken_app.py"),
-    ],
-)
-def test_what_the_applications_module_raises_is_told_by_its_own_traceback(tmp_path, source, said, line):
+CANNOT = "cannot import 'broken_app': it raised"
+#: What is wrong with the application's module -> how the first line of the worker begins, and the last.
+BROKEN = {
+    "handlers": ("from reliq import Consumer\nconsumer = Consumer()", "this consumer has no handlers", ""),
+    "syntax": ("one = (", f"{CANNOT} SyntaxError", "SyntaxError: '(' was never closed"),
+    "library": ("import broken_lib", f"{CANNOT} ValueError", "ValueError: of the library"),
+    "django": (
+        "from django.apps import apps\nfrom django.conf import settings\nsettings.configure()\napps.check_apps_ready()",
+        f"{CANNOT} AppRegistryNotReady; the worker's module must call django.setup() before it imports models",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_error_of_the_application_ends_its_worker_with_its_own_traceback(tmp_path, name):
+    source, first, last = BROKEN[name]
     (tmp_path / "broken_app.py").write_text(source)
     (tmp_path / "broken_lib.py").write_text("raise ValueError('of the library')")
     command = [sys.executable, "-m", "reliq", "worker", "broken_app:consumer"]
@@ -275,41 +209,15 @@ def test_what_the_applications_module_raises_is_told_by_its_own_traceback(tmp_pa
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60)
 
     lines = done.stderr.splitlines()
-    assert (done.returncode, done.stdout, lines[-1]) == (2, "", said)
-    assert lines[0] == f"reliq: cannot import 'broken_app': it raised {said.partition(':')[0]}"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert lines[0].startswith(f"reliq: {first}")
+    assert lines[-1].startswith(last)
     files = [one.split('"')[1] for one in lines if one.startswith("  File")]
-    assert str(tmp_path / line) in files
-    assert all(file.startswith(str(tmp_path)) for file in files)
-
-
-def test_a_module_that_wants_django_to_be_set_up_first_is_told_so(tmp_path):
-    models = (
-        "from django.apps import apps\nfrom django.conf import settings\nsettings.configure()\napps.check_apps_ready()"
+    raising = {"handlers": [], "library": [str(tmp_path / "broken_lib.py")]}.get(
+        name, [str(tmp_path / "broken_app.py")]
     )
-    (tmp_path / "broken_app.py").write_text(models)
-    command = [sys.executable, "-m", "reliq", "worker", "broken_app:consumer"]
-
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60)
-
-    cure = "the worker's module must call django.setup() before it imports models"
-    assert done.stderr.splitlines()[0] == (f"reliq: cannot import 'broken_app': it raised AppRegistryNotReady; {cure}")
-
-
-def test_a_worker_of_a_consumer_without_handlers_ends_with_2(tmp_path, url):
-    (tmp_path / "empty_app.py").write_text("from reliq import Consumer\nconsumer = Consumer()\n")
-    command = [sys.executable, "-m", "reliq", "worker", "empty_app:consumer", "--url", url]
-
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60)
-
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("reliq: this consumer has no handlers")
-
-
-def test_a_handler_without_its_queue_is_refused():
-    with pytest.raises(ConfigurationError, match=r"say which queue takes_a_body handles: @consumer.handler\(QUEUE\)"):
-        Consumer().handler(takes_a_body)
-    with pytest.raises(ConfigurationError, match="takes a Queue or the name of one, not int"):
-        Consumer().handler(5)
+    assert set(raising) <= set(files)
+    assert name == "django" or all(file.startswith(str(tmp_path)) for file in files)
 
 
 class Animal:
@@ -321,47 +229,25 @@ class Cat(Animal):
     lives: int
 
 
-@dataclass
-class Invoice:
-    number: int
-
-
 class Mail(TypedDict):
     to: str
 
 
-@pytest.mark.parametrize(
-    ("kind", "annotated", "is_certain"),
-    [
-        (str, int, True),
-        (bytes, str, True),
-        (Cat, Invoice, True),
-        (Cat, dict, True),
-        (Cat, Animal, False),
-        (Cat, object, False),
-        (Cat, Any, False),
-        (Cat, Cat | None, False),
-        (int, float, False),
-        (int, complex, False),
-        (Mail, dict, False),
-        (dict, Mail, False),
-        (Mail, Mail, False),
-        (list[int], list[str], False),
-        (Cat, Hashable, False),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("batch", [None, 5])
-def test_an_annotation_that_certainly_contradicts_the_queue_is_refused(kind, annotated, is_certain, batch):
-    def handle(body): ...
+@pytest.mark.parametrize("batch", [None, 5], ids=["one", "batch"])
+def test_an_annotation_that_certainly_contradicts_the_queue_is_refused(batch):
+    def register(kind, annotated):
+        def handle(body): ...
 
-    handle.__annotations__["body"] = annotated if batch is None else list[annotated]
-    register = Consumer().handler(Queue("q", kind), batch=batch)
-    if is_certain:
+        handle.__annotations__["body"] = annotated if batch is None else list[annotated]
+        Consumer().handler(Queue("q", kind), batch=batch)(handle)
+
+    for kind, annotated in ((str, int), (bytes, str), (Cat, Consumer), (Cat, dict)):
         with pytest.raises(ConfigurationError, match=r"handle: 'body' is annotated as .*, and queue 'q' has bodies of"):
-            register(handle)
-    else:
-        register(handle)
+            register(kind, annotated)
+    for annotated in (Animal, object, Any, Cat | None):
+        register(Cat, annotated)
+    for kind, annotated in ((int, float), (Mail, dict), (dict, Mail), (list[int], list[str])):
+        register(kind, annotated)
 
 
 def generator():
@@ -382,43 +268,27 @@ def life_of_two(first, second):
     yield
 
 
-@pytest.mark.parametrize(
-    ("lifespan", "complaint"),
-    [
+async def coroutine(job): ...
+
+
+def test_a_lifespan_or_middleware_that_cannot_be_entered_is_refused():
+    for lifespan, complaint in (
         (life(), r"lifespan must be the function, not what it returned: name it without \(\)"),
         (generator, "lifespan generator must be decorated with @contextmanager of contextlib"),
         (agenerator, "lifespan agenerator must be decorated with @asynccontextmanager"),
         (life_of_two, r"lifespan life_of_two must take \(\); it takes \(first, second\)"),
         (dict, "lifespan dict must return a context manager"),
         (5, "lifespan must be a function, not a int"),
-    ],
-    ids=lambda part: part if isinstance(part, str) else "",
-)
-def test_a_lifespan_that_cannot_be_entered_is_refused_when_it_is_given(lifespan, complaint):
-    with pytest.raises(ConfigurationError, match=complaint):
-        Consumer(lifespan=lifespan)
-
-
-async def coroutine(job): ...
-
-
-@pytest.mark.parametrize(
-    ("around", "complaint"),
-    [
+    ):
+        with pytest.raises(ConfigurationError, match=complaint):
+            Consumer(lifespan=lifespan)
+    for around, complaint in (
         (life, r"middleware life must take \(job\); it takes \(\)"),
-        (life_of_two, r"middleware life_of_two must take \(job\); it takes \(first, second\)"),
-        (generator, "middleware generator must be decorated with @contextmanager"),
-        (agenerator, "middleware agenerator must be decorated with @asynccontextmanager"),
         (coroutine, "middleware coroutine must return a context manager"),
         (Animal, "middleware Animal must return a context manager"),
-        (life(), "middleware must be the function, not what it returned"),
-        (None, "middleware must be a function, not a NoneType"),
-    ],
-    ids=lambda part: part if isinstance(part, str) else "",
-)
-def test_a_middleware_that_cannot_be_entered_is_refused_when_it_is_registered(around, complaint):
-    with pytest.raises(ConfigurationError, match=complaint):
-        Consumer().middleware(around)
+    ):
+        with pytest.raises(ConfigurationError, match=complaint):
+            Consumer().middleware(around)
 
 
 def test_a_worker_is_not_run_in_a_thread_that_may_not_handle_signals(consumer, queue):
@@ -444,33 +314,24 @@ def test_a_consumer_needs_handlers_known_queues_and_one_server(url):
         consumer.start()
 
 
-class EntersBothWays:
+class EntersBothWays(AbstractContextManager, AbstractAsyncContextManager):
     """A context manager, blocking or async."""
 
     def __init__(self, job):
         pass
 
-    def __enter__(self):
-        return self
-
     def __exit__(self, *_):
         return None
-
-    async def __aenter__(self):
-        return self
 
     async def __aexit__(self, *_):
         return None
 
 
-class EntersAsync:
+class EntersAsync(AbstractAsyncContextManager):
     """A context manager for coroutines alone."""
 
     def __init__(self, job):
         pass
-
-    async def __aenter__(self):
-        return self
 
     async def __aexit__(self, *_):
         return None
@@ -481,28 +342,20 @@ async def async_around(job):
     yield
 
 
-@pytest.mark.parametrize("around", [async_around, EntersAsync])
-def test_a_middleware_for_coroutines_alone_is_refused_around_a_plain_handler(make_queue, consumer, around):
-    consumer.middleware(around)
-    consumer.handler(make_queue("plain"))(handles)
-
-    with pytest.raises(ConfigurationError, match=r"is an async context manager, and handler handles of queue 'plain'"):
-        consumer.start()
-
-
-@pytest.mark.parametrize("around", [async_around, EntersAsync, EntersBothWays])
-def test_a_middleware_for_coroutines_goes_around_coroutines(make_queue, consumer, around):
+@pytest.mark.parametrize("around", [async_around, EntersAsync, EntersBothWays], ids=lambda one: one.__name__)
+def test_middleware_for_coroutines_alone_is_refused_around_plain_handlers(make_queue, consumer, around):
     async def ahandles(body):
         return None
 
     consumer.middleware(around)
     consumer.handler(make_queue("async"))(ahandles)
-    consumer.handler(make_queue("plain"))(handles)
+    consumer.handler(make_queue("plain"))(takes_a_body)
 
     assert len(consumer.chosen(["async"])) == 1
     if around is EntersBothWays:
         assert len(consumer.chosen([])) == 2
-
-
-def handles(body):
-    pass
+    else:
+        with pytest.raises(
+            ConfigurationError, match=r"is an async context manager, and handler takes_a_body of queue 'p"
+        ):
+            consumer.start()

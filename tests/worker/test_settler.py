@@ -42,12 +42,19 @@ def deliveries(queue, consumer):
 
 @pytest.fixture
 def settler(caller, consumer):
-    def make(deliveries):
+    def make(deliveries, buried=lambda: None):
         inflight = Inflight(consumer.handlers, 1)
         inflight.add(deliveries)
-        return Settler(caller, inflight, lambda: None, lambda: None), inflight
+        return Settler(caller, inflight, buried, lambda: None), inflight
 
     return make
+
+
+def stepping(one):
+    """Have another thread make a step."""
+    step = threading.Thread(target=one.step, daemon=True)
+    step.start()
+    return step
 
 
 def test_many_that_go_back_keep_their_order(queue, client, deliveries, settler):
@@ -61,10 +68,11 @@ def test_many_that_go_back_keep_their_order(queue, client, deliveries, settler):
     assert inflight.deliveries() == []
 
 
-def test_an_ack_that_comes_too_late_is_told_once(queue, client, deliveries, settler, recorder):
-    held = deliveries(2)
+def test_a_late_ack_is_reported_once_and_not_if_its_loss_is_known(queue, client, deliveries, settler, recorder):
+    held = deliveries(3)
     one, inflight = settler(held)
-    client.hset(queue.keys.lease, "0", "someone else")
+    client.hset(queue.keys.lease, mapping={"0": "someone else", "1": "someone else"})
+    held[1].lost = True
 
     one.settle(held, ACKED)
     one.step()
@@ -73,16 +81,32 @@ def test_an_ack_that_comes_too_late_is_told_once(queue, client, deliveries, sett
     assert inflight.deliveries() == []
 
 
-def test_a_loss_that_is_known_is_not_told_again(queue, client, deliveries, settler, recorder):
-    held = deliveries(1)
-    one, _ = settler(held)
-    client.hset(queue.keys.lease, "0", "someone else")
-    held[0].lost = True
+def test_a_refused_outcome_is_tried_again_only_until_its_lease_has_expired(queue, client, deliveries, settler):
+    held = deliveries(2)
+    one, inflight = settler(held)
+    held[0].lease_until = time.monotonic() - 1
+    kept = client.dump(queue.keys.retries_left)
+    client.delete(queue.keys.retries_left)
+    client.set(queue.keys.retries_left, "something else wrote this")
 
     one.settle(held, ACKED)
     one.step()
+    assert inflight.deliveries() == held[1:]
 
-    assert recorder.ids(Lost) == []
+    client.delete(queue.keys.retries_left)
+    client.restore(queue.keys.retries_left, 0, kept)
+    while inflight.deliveries():
+        one.step()
+    assert (queue.counts().totals["acked"], queue.counts().unack) == (1, 1)
+
+
+def test_the_janitor_is_woken_for_dead_letters_alone(deliveries, settler):
+    held, woken = deliveries(3), []
+    one, _ = settler(held, lambda: woken.append("janitor"))
+    for single, outcome, wakes in zip(held, [ACKED, Outcome("nack"), Outcome("reject")], [0, 0, 1], strict=True):
+        one.settle([single], outcome)
+        one.step()
+        assert len(woken) == wakes
 
 
 #: Answers that no call to Redis can hold, if the places where answers are made ever let one through.
@@ -94,30 +118,29 @@ UNTELLABLE_ONES = [
 ]
 
 
-@pytest.mark.parametrize("outcome", UNTELLABLE_ONES, ids=range(4))
-def test_an_answer_that_cannot_be_told_ends_as_a_dead_letter_that_says_it_and_its_neighbours_are_settled(
-    queue, client, deliveries, settler, outcome, caplog
+def test_an_answer_that_cannot_be_sent_becomes_a_dead_letter_and_others_are_settled(
+    queue, client, deliveries, settler, caplog
 ):
     held = deliveries(600)
     one, inflight = settler(held)
-    bad, good = held[250], [*held[:250], *held[251:]]
-    bad.delivery = Delivery(bad.delivery.claimed, b"x", BARE, b"x")
-
-    one.settle([bad], outcome)
+    bad, good = held[250:254], [*held[:250], *held[254:]]
+    for single, outcome in zip(bad, UNTELLABLE_ONES, strict=True):
+        single.delivery = Delivery(single.delivery.claimed, b"x", BARE, b"x")
+        one.settle([single], outcome)
     one.settle(good[:300], ACKED)
     one.settle(good[300:], Outcome("nack", 60_000, error="as it happens"))
     for _ in range(4):
         one.step()
 
     assert inflight.deliveries() == []
-    assert client.smembers(queue.keys.garbage) == {b"250"}
+    assert client.smembers(queue.keys.garbage) == {b"250", b"251", b"252", b"253"}
     assert FailureNote.parse(client.hget(queue.keys.errors, "250")).text == "its answer could not be told to Redis"
     totals = queue.counts().totals
-    assert (totals["acked"], totals["nacked"]) == (300, 299 + 1)
+    assert (totals["acked"], totals["nacked"]) == (300, 296 + 4)
     assert "an answer cannot be told to Redis" in caplog.text
 
 
-def test_a_message_of_which_nothing_can_be_told_is_left_to_its_lease(queue, deliveries, settler):
+def test_a_message_that_no_call_can_name_is_left_to_its_lease(queue, deliveries, settler):
     held = deliveries(3)
     one, inflight = settler(held)
     held[1].delivery = Delivery(Claimed("\ud83d", "n:5000", 0), b"", BARE, b"")
@@ -150,33 +173,13 @@ def test_answers_outlast_a_redis_that_refuses_the_user(queue, client, deliveries
     assert queue.counts().totals["acked"] == 3
 
 
-def test_outcomes_that_follow_within_a_moment_go_along_and_a_nudge_ends_the_moment(
-    queue, deliveries, settler, recorder, monkeypatch
-):
-    monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", 3600)
-    held = deliveries(3)
-    one, inflight = settler(held)
-    one.settle(held[:1], ACKED)
-    step = threading.Thread(target=one.step, daemon=True)
-    step.start()
-    one.settle(held[1:2], ACKED)
-    one.settle(held[2:], ACKED)
-
-    one.nudge()
-
-    step.join(30)
-    assert [len(event.ids) for event in recorder.of(Acked)] == [3]
-    assert inflight.deliveries() == []
-
-
-def test_a_few_outcomes_wait_for_those_that_follow_and_go_in_one_round_trip(deliveries, settler, recorder, monkeypatch):
+def test_few_outcomes_wait_for_those_that_follow_and_go_in_one_round_trip(deliveries, settler, recorder, monkeypatch):
     monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", NEVER_SECONDS)
     held = deliveries(2)
     one, inflight = settler(held)
-    step = threading.Thread(target=one.step)
 
     one.settle(held[:1], ACKED)
-    step.start()
+    step = stepping(one)
     eventually(lambda: one._unsettled, "the step has taken the first outcome")
     one.settle(held[1:], ACKED)
     one.nudge()
@@ -193,16 +196,15 @@ def test_nothing_waits_for_more_outcomes_while_they_come_in_numbers(deliveries, 
     for some in held[:-1], held[-1:]:
         for single in some:
             one.settle([single], ACKED)
-        step = threading.Thread(target=one.step, daemon=True)
-        step.start()
+        step = stepping(one)
         step.join(PATIENCE_SECONDS)
         assert not step.is_alive(), "the step waits for more"
 
     assert [len(event.ids) for event in recorder.of(Acked)] == [2 * MANY, 1]
 
 
-def test_an_outcome_whose_place_others_may_need_waits_for_none_unless_more_of_its_queue_is_at_work(
-    make_queue, caller, consumer, recorder, monkeypatch
+def test_an_outcome_that_frees_a_limited_place_waits_only_beside_others_of_its_queue(
+    make_queue, consumer, settler, recorder, monkeypatch
 ):
     monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", NEVER_SECONDS)
     queue = make_queue(ordered=True)
@@ -210,21 +212,17 @@ def test_an_outcome_whose_place_others_may_need_waits_for_none_unless_more_of_it
     for key in "abc":
         queue.publish("x", key=key, id=key)
     claimed = queue.moves.claim(CallNumber("me", 1), limit=3, lease_ms=60_000, keyed=True).claimed
-    first, second, last = deliveries_of(claimed, consumer.handlers[0], time.monotonic())
-    inflight = Inflight(consumer.handlers, 3)
-    inflight.add([first, second, last])
-    one = Settler(caller, inflight, lambda: None, lambda: None)
+    first, second, last = held = deliveries_of(claimed, consumer.handlers[0], time.monotonic())
+    one, _ = settler(held)
 
     one.settle([first], ACKED)
-    step = threading.Thread(target=one.step, daemon=True)
-    step.start()
+    step = stepping(one)
     eventually(lambda: one._unsettled, "the step has taken the first outcome")
     one.settle([second], ACKED)
     one.nudge()
     step.join(PATIENCE_SECONDS)
     one.settle([last], ACKED)
-    step = threading.Thread(target=one.step, daemon=True)
-    step.start()
+    step = stepping(one)
     step.join(PATIENCE_SECONDS)
 
     assert not step.is_alive(), "the step waits for more"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from waiting import eventually
 
-from reliq import Admin, Consumer, Nack, Outgoing, Queue, Reject
+from reliq import Admin, Nack, Outgoing, Queue, Reject
 from reliq.client.client import Client
 from reliq.events import Acked, Collected, Started
 from reliq.ids import home
@@ -13,10 +13,6 @@ from reliq.shardmap import ShardMap
 from reliq.transitions import ClaimAnswer, Suspects
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.worker.claims import Capacity, QueueClaims
-from reliq.worker.fetcher import POLL_SECONDS, Fetcher
-from reliq.worker.inflight import Inflight
-from reliq.worker.loop import Loop
-from reliq.worker.scheduler import Scheduler
 from reliq.worker.served import Served
 from reliq.worker.turns import SeldomLooks, seconds_between_looks, taken_in_turn
 
@@ -28,21 +24,25 @@ def alive(client, shards):
     return sum(client.hlen(keys.retries_left) for keys in shards)
 
 
-def test_a_worker_serves_every_shard_of_a_queue(queue, consumer, start, recorder, spread, put, client):
+def test_a_worker_serves_every_shard_of_a_queue_and_drains_all(
+    queue, consumer, work_until, recorder, spread, put, client
+):
     shards = spread(queue, 16)
     for keys in shards:
         put(keys, [f"{keys.shard}"] * 20)
     consumer.handler(queue)(lambda body: None)
-    start()
-
-    recorder.wait_for(Acked, 320)
+    work_until(Acked, 320)
     for keys in shards:  # each on its own, when all are idle
         put(keys, ["again"])
     recorder.wait_for(Acked, 336)
+    consumer.stop()
+    put(shards[3], ["later"], delay_ms=500)
+    put(shards[0], ["now"])
+    consumer.drain()
 
     assert {event.queue for event in recorder.of(Started)} == {"q"}
     assert alive(client, shards) == 0
-    assert [client.hget(keys.totals, "acked") for keys in shards] == [b"21"] * 16
+    assert sum(int(client.hget(keys.totals, "acked")) for keys in shards) == 338
 
 
 def test_a_message_is_promoted_retried_renewed_and_buried_in_its_own_shard(
@@ -80,27 +80,6 @@ def test_a_message_is_promoted_retried_renewed_and_buried_in_its_own_shard(
     recorder.wait_for(Acked, 12)
     assert [client.xlen(keys.dead) for keys in shards] == [1] * 4
     assert alive(client, shards) == 0
-
-
-def test_a_worker_notices_that_there_are_more_shards_and_fewer(
-    queue, consumer, start, recorder, spread, put, client, monkeypatch
-):
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
-    monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", 0.05)
-    consumer.handler(queue)(lambda body: None)
-    engine = start()
-    put(queue.keys, ["one"])
-    recorder.wait_for(Acked)
-
-    shards = spread(queue, 8)
-    for keys in shards:
-        put(keys, ["eight"])
-    recorder.wait_for(Acked, 9)
-    spread(queue, 2, epoch=2)
-
-    eventually(lambda: len(engine._fetcher._queues) == 2, "it serves two")
-    put(shards[1], ["two"])
-    recorder.wait_for(Acked, 10)
 
 
 @pytest.mark.parametrize("text", [b"", b"junk"], ids=["no map", "a corrupt map"])
@@ -148,8 +127,8 @@ def test_worker_that_starts_without_a_map_finds_it_by_a_later_fence(
     recorder.wait_for(Acked, 2)
 
 
-def test_a_worker_ends_a_change_of_the_number_of_shards_without_an_operator(
-    queue, consumer, start, recorder, spread, url, client, monkeypatch
+def test_a_worker_ends_a_change_of_the_number_of_shards_and_serves_new_shards(
+    queue, consumer, start, recorder, spread, put, url, client, monkeypatch
 ):
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", 0.05)
@@ -170,39 +149,11 @@ def test_a_worker_ends_a_change_of_the_number_of_shards_without_an_operator(
         assert all(client.zscore(keys.pending, f"later-{n}") for n, keys in enumerate(homes))
     recorder.wait_for(Acked, 40)
     assert (queue.counts().pending, queue.counts().missing) == (40, 0)
+    put(queue.keys.of_shard(7), ["to a new shard"])
+    recorder.wait_for(Acked, 41)
 
 
-def test_two_workers_end_a_change_together(queue, consumer, start, recorder, spread, url, client, monkeypatch):
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
-    monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 0.05)
-    spread(queue, 8)
-    queue.publish_many([Outgoing(body="later", delay=3600, id=f"later-{n}") for n in range(400)])
-    other = Consumer(url)
-    for one in (consumer, other):
-        one.handler(queue)(lambda body: None)
-    start()
-    start(other)
-
-    Admin(url).resize("q", 1)
-
-    eventually(lambda: Admin(url).shards("q").map.was == 1, "the change is finished")
-    assert client.zcard(queue.keys.pending) == 400
-    assert Admin(url).account("q").missing == 0
-
-
-def test_a_drain_ends_when_every_shard_is_empty(queue, consumer, spread, put, client):
-    shards, done = spread(queue, 4), []
-    consumer.handler(queue)(done.append)
-    put(shards[3], ["later"], delay_ms=500)
-    put(shards[0], ["now"])
-
-    consumer.drain()
-
-    assert done == ["now", "later"]
-    assert alive(client, shards) == 0
-
-
-def test_a_worker_does_not_begin_with_another_number_of_shards_than_it_must_have(url, consumer, spread, start):
+def test_a_worker_with_another_number_of_shards_than_its_queue_does_not_start(url, consumer, spread, start):
     queue = Queue("q", str, url=url, shards=4)
     spread(queue, 8)
     consumer.handler(queue)(lambda body: None)
@@ -235,31 +186,22 @@ def parts(asked):
     return {one.keys.shard: part.messages for one, part in asked if part.messages}
 
 
-def test_a_shard_that_has_enough_gets_all_and_the_next_one_in_the_next_round(claims):
-    shards = claims(*[10_000] * 4)
+def test_shards_take_turns_and_those_with_few_messages_are_claimed_from_together(claims):
+    full, few = claims(*[10_000] * 4), claims(3, 2, 500, 4)
 
-    rounds = [parts(taken_in_turn(shards, capacity(16, 400))) for _ in range(8)]
+    rounds = [parts(taken_in_turn(full, capacity(16, 400))) for _ in range(8)]
 
     assert rounds == [{shard: 416} for shard in (0, 1, 2, 3, 0, 1, 2, 3)]
-
-
-def test_one_claim_takes_no_more_than_a_batch_and_the_rest_goes_to_the_next(claims):
+    # One claim takes no more than a batch.
     assert parts(taken_in_turn(claims(*[10_000] * 4), capacity(16, 1184))) == {0: 500, 1: 500, 2: 200}
-
-
-def test_shards_that_have_little_are_claimed_from_together(claims):
-    shards = claims(3, 2, 500, 4)
-
-    assert parts(taken_in_turn(shards, capacity(10))) == {0: 3, 1: 2, 2: 5}
-    assert parts(taken_in_turn(shards, capacity(10))) == {3: 4, 2: 6}
-
-
-def test_where_nobody_knows_what_there_is_all_get_the_same(claims):
+    assert parts(taken_in_turn(few, capacity(10))) == {0: 3, 1: 2, 2: 5}
+    assert parts(taken_in_turn(few, capacity(10))) == {3: 4, 2: 6}
+    # Where the amounts are unknown, all get the same.
     assert parts(taken_in_turn(claims(*[0] * 8), capacity(16))) == dict.fromkeys(range(8), 2)
     assert parts(taken_in_turn(claims(*[0] * 8), capacity(3))) == dict.fromkeys(range(3), 1)
 
 
-def test_one_shard_of_a_round_may_bring_suspects(claims):
+def test_one_shard_of_a_round_may_bring_suspects_and_the_others_are_asked_again(claims):
     """Two that each bring one that must run alone would have them run beside each other."""
     shards = claims(2, 2, 2)
 
@@ -268,110 +210,57 @@ def test_one_shard_of_a_round_may_bring_suspects(claims):
     ]
 
     assert takes == [{0}, {2}]
-
-
-def test_a_shard_that_was_not_let_bring_suspects_is_asked_again(claims):
     [one] = claims(2)
     one.claim(capacity(2)._replace(suspects=Suspects(16, 0, 0)), "")
     one.answered(ClaimAnswer(-1, -1, 2, []))
-
     assert one.hot
 
 
-@pytest.mark.parametrize(("batch", "taken"), [(1, 5), (4, 8)])
-def test_a_part_of_a_capacity_and_what_is_left_make_the_whole(batch, taken):
-    whole = Capacity(6, 10, batch=batch, rest=3 * (batch > 1), suspects=ALL)
-    part = whole.part(5)
-    rest = whole.without(part)
-
-    assert 5 <= part.messages <= taken
-    assert part.messages + rest.messages == whole.messages
-
-
-@pytest.fixture
-def workers(queue, consumer, url, caller, monkeypatch):
-    """Fetchers of many processes, whose seconds are shorter."""
+def test_a_shard_that_another_worker_watches_is_looked_at_seldom(queue, consumer, fetcher_of, spread, client, clock):
+    """Sixteen idle workers that looked at each of sixteen shards once a second made 256 calls a second."""
     consumer.handler(queue)(lambda body: None)
-    loops = []
+    shards = spread(queue, 16)
+    served = Served(consumer.handlers)
+    served.read(Client.to(Connection.to(queue.target), WORKER_TIMEOUT_SECONDS))
+    fetcher = fetcher_of(consumer, 16, served=served, heartbeat=SimpleNamespace(soon=list, workers=lambda: 16))
+    for keys in shards:
+        client.set(keys.watch, "another", px=2000)
 
-    def make(number, second):
-        monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", second)
-        between = seconds_between_looks
-        monkeypatch.setattr("reliq.worker.turns.seconds_between_looks", lambda workers: second * between(workers))
-        beat = SimpleNamespace(soon=list, workers=lambda: number)
-        for _ in range(number):
-            client = Client.to(Connection.to(url), WORKER_TIMEOUT_SECONDS)
-            inflight = Inflight(consumer.handlers, 16)
-            scheduler = Scheduler(client, consumer.handlers, lambda: None)
-            served = Served(consumer.handlers)
-            served.read(client)
-            fetcher = Fetcher(client, served, inflight, scheduler, print, print, beat)
-            loops.append((Loop("fetcher", fetcher.step), fetcher, inflight))
-            loops[-1][0].start()
+    fetcher.step()
 
-    yield make
-    for loop, _, inflight in loops:
-        loop.stop()
-        inflight.close()
-    for loop, fetcher, _ in loops:
-        assert loop.join(30)
-        fetcher.hand_on()
+    [look_at] = {one.look_at for one in fetcher.fetcher._queues}  # one round for all
+    assert clock.now + 15 <= look_at <= clock.now + 25
 
 
-def test_a_message_of_one_of_many_shards_costs_what_one_of_an_unsharded_queue_does(
-    no_looks, queue, consumer, start, recorder, spread, put, client, monkeypatch
+@pytest.mark.parametrize("number", [pytest.param(1, id="one shard"), pytest.param(16, id="16 shards")])
+def test_a_message_costs_four_scripts_and_a_wait_however_many_shards_there_are(
+    no_looks, queue, consumer, start, recorder, spread, put, client, monkeypatch, number
 ):
     monkeypatch.setattr("reliq.worker.fetcher.RUSH_SECONDS", -1.0)
-    shards = spread(queue, 16)
+    shards = spread(queue, number)
     consumer.handler(queue)(lambda body: None)
     engine = start()
 
     def calls(name):
         return client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
 
-    eventually(lambda: calls("srandmember") >= 16, "the first round of the janitor is over")
+    eventually(lambda: calls("srandmember") >= number, "the first round of the janitor is over")
     eventually(lambda: client.info("clients")["blocked_clients"], "it waits")
     before = {name: calls(name) for name in ("evalsha", "mget", "lpop", "blpop")}
-    for number in range(20):
+    for count in range(20):
         engine._fetcher._glanced_at = float("-inf")  # messages are few and far between
-        put(shards[number % 16], ["x"])
-        recorder.wait_for(Acked, number + 1)
+        put(shards[count % number], ["x"])
+        recorder.wait_for(Acked, count + 1)
         eventually(lambda: client.info("clients")["blocked_clients"], "it waits again")
 
     made = {name: calls(name) - count for name, count in before.items()}
-    assert made == {
-        "evalsha": 4 * 20,
-        "mget": 20,
-        "lpop": 0,
-        "blpop": 20,
-    }  # publish, claim, read and ack; in the read; a wait
+    # Publish, claim, read and ack; in the read; a wait.
+    assert made == {"evalsha": 4 * 20, "mget": 20, "lpop": 0, "blpop": 20}
 
 
-def test_idle_shards_cost_many_workers_next_to_nothing(queue, workers, spread, client):
-    """Each worker looking at each shard once a second made 256 calls a second of this."""
-    second = 0.1
-    shards = spread(queue, 16)
-    workers(16, second)
-    eventually(lambda: all(client.exists(keys.watch) for keys in shards), "each shard is watched")
-
-    def calls(name):
-        return client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
-
-    waits, looks = calls("blpop"), calls("evalsha")
-    eventually(lambda: calls("blpop") - waits >= 16 * 15, "each has waited fifteen times, a second each")
-    rate = (calls("evalsha") - looks) * 16 / (calls("blpop") - waits)
-
-    print(f"16 idle workers of 16 shards: {rate:.0f} looks a second")
-    assert 10 < rate < 36
-    assert POLL_SECONDS == 1
-
-
-def test_the_looks_of_all_workers_together_are_few_however_many_there_are():
+def test_looks_of_all_workers_at_watched_shards_are_few_and_made_in_one_round():
     for workers, least, most in ((1, 0.75, 1.25), (2, 1, 5 / 3), (16, 15, 25), (1000, 15, 25)):
         assert all(least <= seconds_between_looks(workers) <= most for _ in range(100))
-
-
-def test_shards_that_others_watch_are_looked_at_in_one_round():
     looks = SeldomLooks(lambda: 16)
     first = looks.next(1000.0)
 

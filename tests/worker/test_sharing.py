@@ -3,13 +3,12 @@
 import asyncio
 import threading
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 from waiting import eventually
 
 from reliq import Consumer, Outgoing, WorkerSettings
-from reliq.events import Acked, Released, Started
+from reliq.events import Acked, Started
 from reliq.transitions import CallNumber
 from reliq.worker.claims import Capacity, FairOrder, fair_shares
 from reliq.worker.slots import HOLD_SECONDS
@@ -18,23 +17,33 @@ from reliq.worker.slots import HOLD_SECONDS
 SLOW_SECONDS = HOLD_SECONDS * 1.2
 
 
-def test_a_queue_keeps_to_its_own_limit_though_its_handlers_are_fast(make_queue, consumer, start, recorder, meter):
-    capped, other = make_queue("capped"), make_queue("other")
+def test_plain_and_async_handlers_share_the_slots_and_a_queue_keeps_its_own_limit(
+    make_queue, consumer, work_until, meter
+):
+    capped, plain, later = make_queue("capped"), make_queue("plain"), make_queue("async")
+    own = type(meter)()
 
     @consumer.handler(capped, concurrency=2)
+    def handle_capped(body):
+        with meter, own:
+            threading.Event().wait(0.001)
+
+    @consumer.handler(plain)
     def handle(body):
         with meter:
             threading.Event().wait(0.001)
 
-    @consumer.handler(other)
-    def handle_other(body): ...
+    @consumer.handler(later)
+    async def ahandle(body):
+        with meter:
+            await asyncio.sleep(0.001)
 
-    capped.publish_many(["x"] * 500)
-    other.publish_many(["x"] * 500)
-    start(concurrency=8)
+    for queue in (capped, plain, later):
+        queue.publish_many(["x"] * 300)
+    work_until(Acked, 900, concurrency=4)
 
-    recorder.wait_for(Acked, 1000)
-    assert meter.most <= 2
+    assert own.most <= 2
+    assert meter.most <= 4
 
 
 def test_a_full_queue_goes_on_as_soon_as_its_slot_is_free_though_another_is_idle(
@@ -79,149 +88,80 @@ def test_queue_that_holds_all_slots_while_others_wait_is_logged_once(
     assert line.startswith("all 3 slots have been held for 0 s, 3 of them by hanging, while messages wait in waiting: ")
 
 
-def stream(gate):
-    """Work of a millisecond each, that can be held up while something else is published."""
+@pytest.mark.parametrize("kind", ["plain", "coroutine", "last chance"])
+def test_a_fast_queue_held_ahead_leaves_slots_to_the_others(make_queue, consumer, start, recorder, gate, kind):
+    """What was held of the fast one took every slot that came free, until its backlog was gone."""
+    fast, other = make_queue("fast"), make_queue("other", retries=0 if kind == "last chance" else 3)
 
+    @consumer.handler(fast)
     def handle(body):
         if body == "waits":
             gate.pass_through()
         threading.Event().wait(0.001)
 
-    return handle
-
-
-def test_a_stream_of_plain_work_does_not_starve_coroutines(make_queue, consumer, start, recorder, gate):
-    plain, later = make_queue("plain"), make_queue("async")
-    consumer.handler(plain)(stream(gate))
-
-    @consumer.handler(later)
     async def ahandle(body): ...
 
-    plain.publish_many([*["x"] * 100, *["waits"] * 2, *["x"] * 2900])
+    consumer.handler(other)(ahandle if kind == "coroutine" else lambda body: None)
+    fast.publish_many([*["x"] * 100, *["waits"] * 2, *["x"] * 3900])
     start(concurrency=2)
     gate.wait_for(2)
-    for _ in range(20):
-        later.publish("x")
+
+    other.publish_many(["x"] * 3)
     gate.open()
+    recorder.wait_for(Acked, 3, queue="other")
 
-    recorder.wait_for(Acked, 20, queue="async")
-    assert len(recorder.ids(Acked, queue="plain")) < 2000
-
-
-def test_plain_and_async_handlers_share_the_slots(make_queue, consumer, start, recorder, meter):
-    plain, later = make_queue("plain"), make_queue("async")
-
-    @consumer.handler(plain)
-    def handle(body):
-        with meter:
-            threading.Event().wait(0.001)
-
-    @consumer.handler(later)
-    async def ahandle(body):
-        with meter:
-            await asyncio.sleep(0.001)
-
-    plain.publish_many(["x"] * 200)
-    later.publish_many(["x"] * 200)
-    start(concurrency=3)
-
-    recorder.wait_for(Acked, 400)
-    assert meter.most == 3
+    assert len(recorder.ids(Acked, queue="fast")) < 2500
 
 
-def test_weights_share_the_slots(make_queue, consumer, start, recorder):
+def test_free_slots_are_claimed_by_the_weights_of_the_queues(make_queue, consumer, fetcher_of):
     for name, weight in (("heavy", 3), ("light", 1)):
         queue = make_queue(name)
-        consumer.handler(queue, weight=weight)(lambda body: threading.Event().wait(SLOW_SECONDS))
+        consumer.handler(queue, weight=weight)(lambda body: None)
         queue.publish_many(["x"] * 60)
+    fetcher = fetcher_of(consumer, 8)
 
-    start(concurrency=4)
+    fetcher.step()
 
-    recorder.wait_for(Started, 40)
-    first = Counter(event.queue for event in recorder.of(Started)[:40])
-    assert 28 <= first["heavy"] <= 32
-
-
-def test_free_slots_go_to_whose_turn_it_is():
-    turns, rooms = FairOrder(), [Capacity(4, 0), Capacity(4, 0)]
-    taken = Counter()
-    for _ in range(30):
-        places = turns.order(["heavy", "light"])
-        for name, weight, part in zip(places, (3, 1), fair_shares(rooms, (3, 1), list(places.values())), strict=True):
-            turns.took(name, part.slots, weight)
-            taken[name] += part.slots
-
-    assert taken == {"heavy": 90, "light": 30}
+    assert Counter(held.queue for held in fetcher.inflight.deliveries()) == {"heavy": 6, "light": 2}
 
 
-def test_a_single_free_slot_goes_round_by_weight():
-    turns, taken = FairOrder(), []
-    for _ in range(40):
-        places = turns.order(["heavy", "light"])
-        parts = fair_shares([Capacity(1, 0), Capacity(1, 0)], (3, 1), list(places.values()))
-        name = ["heavy", "light"][[part.slots for part in parts].index(1)]
-        turns.took(name, 1, 3 if name == "heavy" else 1)
-        taken.append(name)
+def test_turns_go_round_by_weight_and_a_queue_that_was_empty_gets_no_credit():
+    for slots in (4, 1):
+        turns, taken = FairOrder(), Counter()
+        for _ in range(40):
+            places = turns.order(["heavy", "light"])
+            parts = fair_shares([Capacity(slots, 0)] * 2, (3, 1), list(places.values()))
+            if slots == 1:  # they compete for one
+                parts = [Capacity(int(part.slots > 0), 0) for part in parts]
+            for name, weight, part in zip(places, (3, 1), parts, strict=True):
+                turns.took(name, part.slots, weight)
+                taken[name] += part.slots
+        assert taken == {"heavy": 30 * slots, "light": 10 * slots}
 
-    assert Counter(taken) == {"heavy": 30, "light": 10}
-
-
-def test_a_queue_that_was_empty_gets_no_credit_for_it():
     turns = FairOrder()
     for _ in range(1000):
         turns.order(["busy"])
         turns.took("busy", 10, 1)
-
     places = turns.order(["busy", "late"])
-
-    assert fair_shares([Capacity(4, 0), Capacity(4, 0)], (1, 1), list(places.values())) == [
-        Capacity(2, 0),
-        Capacity(2, 0),
-    ]
+    assert fair_shares([Capacity(4, 0)] * 2, (1, 1), list(places.values())) == [Capacity(2, 0)] * 2
 
 
-def test_no_queue_gets_more_than_its_room_and_none_with_room_ahead_gets_nothing():
+def test_no_queue_gets_more_than_its_room_and_each_with_room_ahead_gets_some():
     parts = fair_shares([Capacity(1, 0), Capacity(9, 100), Capacity(0, 3)], (1, 1, 100), [0.0, 0.0, 0.0])
 
     assert parts == [Capacity(1, 0), Capacity(8, 1), Capacity(0, 2)]
     assert fair_shares([], (), []) == []
 
 
-def test_fifty_queues_in_one_worker(make_queue, consumer, start, recorder):
-    queues = [make_queue(f"q{number}") for number in range(50)]
-    for queue in queues:
-        consumer.handler(queue)(lambda body: None)
-        queue.publish_many(["x"] * 20)
-
-    start(concurrency=8)
-
-    recorder.wait_for(Acked, 1000)
-    assert all(queue.counts().alive == 0 for queue in queues)
-    for queue in queues:
-        queue.publish("again")
-    recorder.wait_for(Acked, 1050)
-
-
-@pytest.mark.parametrize("is_async", [True, False])
-def test_nobody_hoards_work_that_another_could_start(queue, url, recorder, is_async):
+def test_a_worker_does_not_prefetch_messages_that_another_could_start(queue, url, recorder):
     """Two workers with 16 slots each, and 32 slow jobs after a burst of fast ones has raised the pace."""
     release, arecorder = threading.Event(), type(recorder)()
-
-    def slow(body):
-        if body == "slow":
-            assert release.wait(60)
-
-    async def aslow(body):
-        if body == "slow":
-            await asyncio.to_thread(release.wait, 60)
-
     consumers = [Consumer(url, observers=[one]) for one in (recorder, arecorder)]
     for consumer in consumers:
-        consumer.handler(queue)(aslow if is_async else slow)
+        consumer.handler(queue)(lambda body: release.wait(60) and None if body == "slow" else None)
         consumer.start(WorkerSettings(concurrency=16))
     queue.publish_many(["fast"] * 2000)
-    while queue.counts().alive:
-        pass
+    eventually(lambda: not queue.counts().alive, "the burst is over")
     marks = [len(one.of(Started)) for one in (recorder, arecorder)]
 
     queue.publish_many(["slow"] * 32)
@@ -261,7 +201,7 @@ def test_a_worker_that_joins_late_gets_work_however_fast_the_earlier_jobs_were(q
     assert queue.counts().alive == 0
 
 
-def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, start, recorder):
+def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, work_until, recorder):
     for sort in ("new", "again"):
         for number in range(20):
             queue.publish(sort, id=f"{sort}{number}")
@@ -273,9 +213,7 @@ def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, sta
     assert queue.counts().ready == 20
     consumer.handler(queue)(lambda body: threading.Event().wait(SLOW_SECONDS))
 
-    start(concurrency=2)
-
-    recorder.wait_for(Started, 20)
+    work_until(Started, 20, concurrency=2)
     sorts = Counter(id.rstrip("0123456789") for id in recorder.ids(Started)[:20])
     assert sorts["new"] >= 6
     assert sorts["again"] >= 2
@@ -301,43 +239,8 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
     assert holding == []
 
 
-def test_last_chances_are_worked_in_order_and_without_waiting_for_the_next_look(queue, consumer, start, recorder):
+def test_last_chances_do_not_wait_for_the_next_look(no_looks, queue, consumer, work_until):
     consumer.handler(queue)(lambda body: None)
     queue.publish_many(Outgoing(body="x", id=str(number), retries=0) for number in range(1200))
 
-    start(concurrency=1)
-
-    recorder.wait_for(Acked, 1200)
-    last = [int(id) for id in recorder.ids(Started)]
-    assert (
-        sum(sooner > later for sooner, later in pairwise(last)) <= 2
-    )  # until the worker knows, it looks too far ahead
-
-
-def test_slow_handlers_hold_only_what_runs(queue, consumer, start, recorder, gate):
-    consumer.handler(queue)(lambda body: gate.pass_through())
-    queue.publish_many(["x"] * 100)
-
-    engine = start(concurrency=4)
-
-    gate.wait_for(4)
-    assert len(engine.inflight.deliveries()) == 4
-    assert recorder.of(Released) == []
-
-
-@pytest.mark.parametrize("retries", [0, 3])
-def test_a_fast_queue_held_ahead_leaves_slots_to_the_others(make_queue, consumer, start, recorder, gate, retries):
-    """What was held of the fast one took every slot that came free, until its backlog was gone."""
-    fast, other = make_queue("fast"), make_queue("other")
-    for queue in (fast, other):
-        consumer.handler(queue)(stream(gate))
-    fast.publish_many([*["x"] * 100, *["waits"] * 2, *["x"] * 3900])
-    start(concurrency=2)
-    gate.wait_for(2)
-
-    for _ in range(3):
-        other.publish("x", retries=retries)
-    gate.open()
-    recorder.wait_for(Acked, 3, queue="other")
-
-    assert len(recorder.ids(Acked, queue="fast")) < 2500
+    work_until(Acked, 1200, concurrency=1)

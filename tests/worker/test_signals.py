@@ -9,19 +9,6 @@ from reliq.consumer.signals import SignalNotes, StopSignals
 from reliq.process.plan import ChildPlan
 from reliq.process.supervisor import Supervisor
 
-PLAN = ChildPlan(
-    consumer="nowhere:consumer",
-    queues=(),
-    concurrency=1,
-    grace=1,
-    max_jobs=None,
-    burst=False,
-    allow_eviction=False,
-    log_level="info",
-    board="",
-    report="",
-)
-
 
 def interrupted_everywhere(work, handler):
     """Run `work` while `handler` interrupts it before each line that Python runs, as a signal may."""
@@ -54,19 +41,12 @@ def test_a_note_may_interrupt_a_wait_and_another_note():
     assert set(notes.numbers) == {signal.SIGTERM}
 
 
-def test_one_wait_sees_every_note_before_it():
-    notes = SignalNotes()
-    for _ in range(3):
-        notes.note(signal.SIGUSR1)
-
-    assert notes.wait(0)
-    assert not notes.wait(0)
-
-
-def test_echo_of_a_signal_within_a_second_counts_once(monkeypatch):
+def test_one_wait_sees_every_note_and_an_echo_within_a_second_counts_once(monkeypatch):
     notes = SignalNotes()
     for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
         notes.note(number)
+    assert notes.wait(0)
+    assert not notes.wait(0)
     assert notes.numbers == [signal.SIGHUP, signal.SIGTERM]
 
     monkeypatch.setattr("reliq.consumer.signals.ECHO_SECONDS", 0.0)
@@ -87,7 +67,9 @@ def test_a_consumer_may_be_interrupted_while_it_waits_for_the_signal_to_stop():
 def test_a_supervisor_only_notes_its_signals(monkeypatch):
     taken = {}
     monkeypatch.setattr(signal, "signal", taken.__setitem__)
-    supervisor = Supervisor(Consumer(), PLAN, processes=0)
+    numbers = {"concurrency": 1, "grace": 1, "max_jobs": None, "burst": False, "allow_eviction": False}
+    plan = ChildPlan(queues=(), **numbers, **dict.fromkeys(("consumer", "log_level", "board", "report"), ""))
+    supervisor = Supervisor(Consumer(), plan, processes=0)
 
     assert supervisor.run() == 0
 

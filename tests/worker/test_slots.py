@@ -13,102 +13,77 @@ from reliq.worker.inflight import Inflight
 from reliq.worker.slots import HOLD_SECONDS
 
 
-@pytest.fixture
-def table(consumer):
-    """The slots of a process that nobody serves, and claims of its queues that take whatever they are asked for."""
+class Slots(Inflight):
+    """The slots of a process that nobody serves."""
 
-    class Table:
-        def __init__(self, concurrency):
-            self.inflight = Inflight(consumer.handlers, concurrency)
-            self.claims = {handler.queue.name: QueueClaims(handler) for handler in consumer.handlers}
+    def put(self, handler, amount):
+        claimed = [Claimed(f"{number}", "me.1", 3) for number in range(amount)]
+        deliveries = deliveries_of(claimed, handler, time.monotonic())
+        self.add(deliveries)
+        self.hold(deliveries)
+        return deliveries
 
-        def add(self, queue, amount, *, left=3):
-            claimed = [Claimed(f"{queue}{number}", "me.1", left) for number in range(amount)]
-            deliveries = deliveries_of(claimed, self.claims[queue].handler, time.monotonic())
-            self.inflight.add(deliveries)
-            self.inflight.hold(deliveries)
-            return deliveries
+    def capacity(self, handler):
+        return self.wait_for_capacity([QueueClaims(handler)], 0)[0]
 
-        def capacity(self, queue):
-            return self.inflight.wait_for_capacity([self.claims[queue]], 0)[0]
-
-        def run_one(self, seconds):
-            """Have a call end that took so long."""
-            run = self.inflight.next_plain(None)
-            run.started_at -= seconds
-            self.inflight.next_async([run])
-
-    return Table
+    def run_one(self, seconds):
+        """Have a call end that took so long."""
+        run = self.next_plain(None)
+        run.started_at -= seconds
+        self.next_async([run])
 
 
-def test_a_queue_at_its_own_limit_leaves_the_other_slots_free_however_much_it_holds_ahead(make_queue, consumer, table):
+def test_as_many_messages_are_prefetched_as_start_soon(queue, consumer, monkeypatch):
+    consumer.handler(queue)(lambda body: None)
+    (handler,) = consumer.handlers
+    for seconds, ahead in ((HOLD_SECONDS / 10, 40), (HOLD_SECONDS / 1000, 1500), (HOLD_SECONDS, 0), (60, 0)):
+        slots = Slots([handler], 4)
+        assert slots.capacity(handler).ahead == 0  # nobody knows how long it takes
+        slots.put(handler, 1)
+        slots.run_one(seconds)
+        assert slots.capacity(handler).ahead == pytest.approx(ahead, rel=0.1)
+
+    slots = Slots([handler], 1)
+    slots.put(handler, 2)
+    slots.run_one(0.001)
+    assert slots.capacity(handler).ahead > 0
+    later = time.monotonic() + HOLD_SECONDS  # the second takes longer than the first
+    monkeypatch.setattr("reliq.worker.inflight.time", SimpleNamespace(monotonic=lambda: later))
+    assert slots.capacity(handler).ahead == 0
+
+
+def test_slots_are_free_beside_a_queue_at_its_own_limit_and_after_a_withdrawal(make_queue, consumer):
     consumer.handler(make_queue("capped"), concurrency=2)(lambda body: None)
     consumer.handler(make_queue("other"))(lambda body: None)
-    slots = table(8)
+    capped, other = consumer.handlers
+    slots = Slots(consumer.handlers, 8)
+    slots.put(capped, 100)  # however much it holds ahead
+    assert (slots.capacity(capped).slots, slots.capacity(other).slots) == (0, 6)
 
-    slots.add("capped", 100)
-
-    assert slots.capacity("other").slots == 6
-    assert slots.capacity("capped").slots == 0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "ahead"), [(HOLD_SECONDS / 10, 40), (HOLD_SECONDS / 1000, 1500), (HOLD_SECONDS, 0), (60, 0)]
-)
-def test_as_much_is_held_ahead_as_starts_soon_and_none_of_slow_work(queue, consumer, table, seconds, ahead):
-    consumer.handler(queue)(lambda body: None)
-    slots = table(4)
-    assert slots.capacity("q").ahead == 0  # nobody knows how long it takes
-
-    slots.add("q", 1)
-    slots.run_one(seconds)
-
-    assert slots.capacity("q").ahead == pytest.approx(ahead, rel=0.1)
+    slots = Slots(consumer.handlers, 2)
+    deliveries = slots.put(other, 3)
+    assert slots.capacity(other).slots == 0
+    assert slots.withdraw(deliveries[:2]) == deliveries[:2]
+    assert slots.capacity(other).slots == 1
+    assert slots.next_plain(None).deliveries == deliveries[2:]
 
 
-def test_nothing_is_held_ahead_of_calls_that_take_longer_than_they_used_to(queue, consumer, table, monkeypatch):
-    consumer.handler(queue)(lambda body: None)
-    slots = table(1)
-    slots.add("q", 2)
-    slots.run_one(0.001)
-    assert slots.capacity("q").ahead > 0
-    later = time.monotonic() + HOLD_SECONDS
-
-    monkeypatch.setattr("reliq.worker.inflight.time", SimpleNamespace(monotonic=lambda: later))
-
-    assert slots.capacity("q").ahead == 0
-
-
-def test_a_call_that_nobody_makes_gives_its_slot_back_when_it_is_withdrawn(queue, consumer, table):
-    consumer.handler(queue)(lambda body: None)
-    slots = table(2)
-    deliveries = slots.add("q", 3)
-    assert slots.capacity("q").slots == 0
-
-    withdrawn = slots.inflight.withdraw(deliveries[:2])
-
-    assert withdrawn == deliveries[:2]
-    assert slots.capacity("q").slots == 1
-    assert slots.inflight.next_plain(None).deliveries == deliveries[2:]
-
-
-def test_a_wait_in_redis_is_ended_once_and_only_when_there_is_room(queue, consumer, table):
+def test_a_wait_in_redis_is_ended_once_and_only_when_there_is_room(queue, consumer):
     consumer.handler(queue, concurrency=1)(lambda body: None)
-    slots = table(2)
-    nudges = []
-    slots.inflight.nudge = lambda: nudges.append("may be over")
-    claims = [slots.claims["q"]]
-    assert not slots.inflight.watch(claims)  # there is room now: no wait
+    (handler,) = consumer.handlers
+    slots, nudges, claims = Slots([handler], 2), [], [QueueClaims(handler)]
+    slots.nudge = lambda: nudges.append("may be over")
+    assert not slots.watch(claims)  # there is room now: no wait
 
-    slots.add("q", 1)
-    assert slots.inflight.watch(claims)
-    assert not slots.inflight.wait_is_over()
-    run = slots.inflight.next_plain(None)
+    slots.put(handler, 1)
+    assert slots.watch(claims)
+    assert not slots.wait_is_over()
+    run = slots.next_plain(None)
     assert nudges == []
-    slots.inflight.next_async([run])
+    slots.next_async([run])
 
     assert nudges == ["may be over"]
-    assert [slots.inflight.wait_is_over() for _ in range(2)] == [True, False]
+    assert [slots.wait_is_over() for _ in range(2)] == [True, False]
 
 
 def test_a_batch_that_lingers_beside_busy_threads_has_one_that_waits_for_it(queue, consumer, start, recorder, gate):

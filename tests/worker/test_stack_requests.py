@@ -11,7 +11,7 @@ from reliq import ConfigurationError, commands, stacks
 from reliq.admin import Admin, Worker
 from reliq.keys import stack_request_key, stacks_key
 from reliq.worker import heartbeat, stack_report
-from reliq.worker.stack_report import REPORT_CHARACTERS, STACK_FRAMES
+from reliq.worker.stack_report import STACK_FRAMES
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,17 @@ def admin(url):
 
 
 @pytest.fixture
+def stay(running, over):
+    """Say that a handler stands where it is to be seen, and stay there."""
+
+    def wait():
+        running.stands.set()
+        over.wait(60)
+
+    return wait
+
+
+@pytest.fixture
 def running(queue, consumer, start, over, caller, admin):
     """Run a handler until it stands; return its worker's stacks, as asked for through Redis."""
 
@@ -55,7 +66,7 @@ def names(stack):
     return [frame.rpartition(" ")[2].rpartition(".")[2] for frame in stack.frames]
 
 
-def test_a_plain_handler_tells_its_calls_from_the_handler_on(running, over):
+def test_a_plain_handler_is_shown_with_its_calls_and_without_values(running, over):
     def pay(body):
         card = "CANARY in a variable"
         charge(card)
@@ -73,7 +84,7 @@ def test_a_plain_handler_tells_its_calls_from_the_handler_on(running, over):
     assert "CANARY" not in str(report)
 
 
-def test_a_coroutine_tells_what_it_awaits_and_the_thread_that_all_of_them_share(running, over):
+def test_a_coroutine_is_shown_with_its_awaits_and_the_thread_of_the_loop(running, over):
     async def pay(body):
         await charge("CANARY in a variable")
 
@@ -89,23 +100,31 @@ def test_a_coroutine_tells_what_it_awaits_and_the_thread_that_all_of_them_share(
     assert "CANARY" not in str(report)
 
 
-def test_a_coroutine_that_blocks_the_loop_is_seen_in_its_thread(running, over):
+def test_a_coroutine_that_blocks_the_loop_is_seen_in_its_thread(running, stay):
     async def pay(body):
-        running.stands.set()
-        over.wait(60)
+        stay()
 
     loop = running(pay).stacks[0]
 
     assert "pay" in names(loop)
 
 
-def test_a_deep_stack_tells_its_innermost_frames(running, over):
+def test_a_report_has_a_bounded_size_and_a_bounded_life_as_has_a_request(running, stay, client, caller, monkeypatch):
+    monkeypatch.setattr(stack_report, "REPORT_CHARACTERS", 10)
+
+    report = running(lambda body: stay())
+    [id] = caller.run(commands.worker_ids())
+    caller.run_all(stacks.request("dead"))
+
+    assert (report.stacks, report.left_out) == ((), 1)
+    assert client.exists(stack_request_key(id)) == 0
+    assert 0 < client.pttl(stacks_key(id)) <= stacks.REPORT_MS
+    assert 0 < client.pttl(stack_request_key("dead")) <= stacks.REQUEST_MS
+
+
+def test_a_deep_stack_shows_its_innermost_frames(running, stay):
     def dive(depth):
-        if depth:
-            dive(depth - 1)
-        else:
-            running.stands.set()
-            over.wait(60)
+        dive(depth - 1) if depth else stay()
 
     def pay(body):
         dive(100)
@@ -114,44 +133,6 @@ def test_a_deep_stack_tells_its_innermost_frames(running, over):
 
     assert len(stack.frames) == STACK_FRAMES
     assert "dive" in names(stack)
-
-
-def test_a_report_has_a_bounded_size_and_says_what_it_left_out(running, over, monkeypatch):
-    monkeypatch.setattr(stack_report, "REPORT_CHARACTERS", 10)
-
-    def pay(body):
-        running.stands.set()
-        over.wait(60)
-
-    report = running(pay)
-
-    assert (report.stacks, report.left_out) == ((), 1)
-    assert REPORT_CHARACTERS < 64 * 1024
-
-
-def test_an_answer_ends_and_so_does_a_request_that_nobody_takes(running, over, client, caller):
-    def pay(body):
-        running.stands.set()
-        over.wait(60)
-
-    running(pay)
-    [id] = caller.run(commands.worker_ids())
-    caller.run_all(stacks.request("dead"))
-
-    assert client.exists(stack_request_key(id)) == 0
-    assert 0 < client.pttl(stacks_key(id)) <= stacks.REPORT_MS
-    assert 0 < client.pttl(stack_request_key("dead")) <= stacks.REQUEST_MS
-
-
-def test_without_a_request_a_beat_makes_one_command_more_and_no_answer(queue, consumer, start, client, admin):
-    consumer.handler(queue)(lambda body: None)
-    start()
-    eventually(lambda: client.info("commandstats").get("cmdstat_getdel", {}).get("calls", 0) > 3, "it beats")
-
-    [worker] = admin.workers()
-    assert admin.worker(worker.id).report is None
-    figures = client.info("commandstats")
-    assert abs(figures["cmdstat_getdel"]["calls"] - figures["cmdstat_zadd"]["calls"]) <= 1
 
 
 def test_a_worker_that_is_silent_or_unknown_is_not_asked(admin, client, caller):
@@ -165,7 +146,7 @@ def test_a_worker_that_is_silent_or_unknown_is_not_asked(admin, client, caller):
             admin.ask_stacks(id)
 
 
-def test_what_something_else_wrote_is_no_report(admin, client, caller):
+def test_foreign_values_are_read_as_no_report(admin, client, caller):
     now = time.time()
     caller.run_all(commands.write_worker(Worker("w", "h", 1, "1", ("q",), 1, 0, now, now, now)))
     for text in (b"\xff", b"[" * 5000, b'{"at":1e400,"stacks":[]}', b'{"at":-1,"stacks":[]}', b"{}"):

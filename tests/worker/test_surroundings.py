@@ -12,8 +12,8 @@ from reliq.events import Acked, Claimed, Handled
 request = ContextVar("request", default="none")
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-def test_what_a_handler_sets_in_its_context_does_not_leak_into_the_next(queue, consumer, start, recorder, is_async):
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
+def test_a_context_variable_of_a_handler_does_not_leak_into_the_next_call(queue, consumer, work_until, is_async):
     seen = []
 
     def handle(body):
@@ -26,15 +26,14 @@ def test_what_a_handler_sets_in_its_context_does_not_leak_into_the_next(queue, c
     consumer.handler(queue)(ahandle if is_async else handle)
     for number in range(5):
         queue.publish(str(number))
-    start(concurrency=1)
+    work_until(Acked, 5, concurrency=1)
 
-    recorder.wait_for(Acked, 5)
     assert seen == ["none"] * 5
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-def test_middleware_is_around_each_call_the_first_outermost(queue, consumer, start, recorder, is_async):
-    story = []
+@pytest.mark.parametrize("kind", ["plain", "async", "async in its task"])
+def test_middleware_is_around_each_call_the_first_outermost(queue, consumer, work_until, kind):
+    story, tasks = [], set()
 
     def around(name):
         @contextmanager
@@ -45,84 +44,76 @@ def test_middleware_is_around_each_call_the_first_outermost(queue, consumer, sta
             finally:
                 story.append(f"{name} leaves")
 
-        return manager
+        @asynccontextmanager
+        async def amanager(job):
+            with manager(job):
+                tasks.add(asyncio.current_task())
+                yield
+                tasks.add(asyncio.current_task())
+
+        return amanager if kind == "async in its task" else manager
 
     def handle(body):
         story.append(f"handles {body}")
 
     async def ahandle(body):
+        tasks.add(asyncio.current_task())
         handle(body)
 
     consumer.middleware(around("outer"))
     consumer.middleware(around("inner"))
-    consumer.handler(queue)(ahandle if is_async else handle)
+    consumer.handler(queue)(handle if kind == "plain" else ahandle)
     queue.publish("x")
-    start()
+    work_until(Acked)
 
-    recorder.wait_for(Acked)
     assert story == ["outer enters x", "inner enters x", "handles x", "inner leaves", "outer leaves"]
+    assert len(tasks) == (kind != "plain")
 
 
-def test_async_middleware_runs_in_the_handlers_own_task(queue, consumer, start, recorder):
-    tasks = []
-
-    @consumer.middleware
-    @asynccontextmanager
-    async def around(job):
-        tasks.append(asyncio.current_task())
-        yield
-        tasks.append(asyncio.current_task())
-
-    @consumer.handler(queue)
-    async def handle(body):
-        tasks.append(asyncio.current_task())
-
-    queue.publish("x")
-    start()
-
-    recorder.wait_for(Acked)
-    assert len(tasks) == 3
-    assert len(set(tasks)) == 1
-
-
-def test_middleware_sees_what_a_handler_raises_and_may_deal_with_it(queue, consumer, start, recorder):
-    @consumer.middleware
-    @contextmanager
-    def around(job):
-        with suppress(KeyError):
-            yield
-
-    @consumer.handler(queue)
-    def handle(body):
-        raise KeyError(body)
-
-    queue.publish("x")
-    start()
-
-    (event,) = recorder.wait_for(Handled)
-    assert event.outcome == "ack"
-
-
-def test_middleware_that_raises_is_a_failure_of_the_delivery(queue, consumer, start, recorder):
+def test_middleware_may_suppress_errors_of_the_handler_and_its_own_are_failures(
+    make_queue, consumer, work_until, recorder
+):
     called = []
 
     @consumer.middleware
+    @contextmanager
     def around(job):
-        raise RuntimeError("no database")
+        if job.queue == "fails":
+            raise RuntimeError("no database")
+        with suppress(KeyError):
+            yield
 
-    consumer.handler(queue)(called.append)
-    queue.publish("x")
-    start()
+    @consumer.handler(make_queue("q"))
+    def handle(body):
+        raise KeyError(body)
 
-    (event,) = recorder.wait_for(Handled)
-    assert (event.outcome, event.error) == ("nack", "RuntimeError: no database")
-    assert called == []
+    consumer.handler(make_queue("fails"))(called.append)
+    for name in ("q", "fails"):
+        make_queue(name).publish("x")
+    (event,) = work_until(Handled, queue="q")
+
+    assert event.outcome == "ack"
+    (event,) = recorder.wait_for(Handled, queue="fails")
+    assert (event.outcome, event.error, called) == ("nack", "RuntimeError: no database", [])
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-def test_a_lifespan_is_entered_before_the_first_claim_and_left_after_the_last_handler(
-    queue, url, recorder, gate, is_async
-):
+@pytest.fixture(params=["plain", "async"])
+def consumer_of(request, url, recorder):
+    """Make a consumer with a lifespan of either kind from a plain one."""
+
+    def make(lifespan):
+        @asynccontextmanager
+        async def alifespan():
+            async with asyncio.timeout(60):  # can only be left by the task that entered it
+                with lifespan() as state:
+                    yield state
+
+        return Consumer(url, lifespan=alifespan if request.param == "async" else lifespan, observers=[recorder])
+
+    return make
+
+
+def test_a_lifespan_lasts_from_before_the_first_claim_to_after_the_last_handler(queue, recorder, gate, consumer_of):
     story = []
 
     @contextmanager
@@ -130,14 +121,9 @@ def test_a_lifespan_is_entered_before_the_first_claim_and_left_after_the_last_ha
         story.append(f"enters, {len(recorder.of(Claimed))} claimed")
         yield "the pool"
         story.append(f"leaves, {queue.counts().totals.get('acked')} acked")
+        raise OSError("cannot close")
 
-    @asynccontextmanager
-    async def alifespan():
-        async with asyncio.timeout(60):  # can only be left by the task that entered it
-            with lifespan() as state:
-                yield state
-
-    consumer = Consumer(url, lifespan=alifespan if is_async else lifespan, observers=[recorder])
+    consumer = consumer_of(lifespan)
 
     @consumer.handler(queue)
     def handle(body, job):
@@ -148,24 +134,19 @@ def test_a_lifespan_is_entered_before_the_first_claim_and_left_after_the_last_ha
     consumer.start()
     gate.wait_for()
     gate.open()
-    consumer.stop()
+    with pytest.raises(OSError, match="cannot close"):
+        consumer.stop()
 
     assert story == ["enters, 0 claimed", "handles with the pool", "leaves, 1 acked"]
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-def test_a_lifespan_that_raises_fails_the_start(queue, url, recorder, is_async):
+def test_a_lifespan_that_raises_fails_the_start(queue, recorder, consumer_of):
     @contextmanager
     def lifespan():
         raise OSError("no database")
         yield
 
-    @asynccontextmanager
-    async def alifespan():
-        raise OSError("no database")
-        yield
-
-    consumer = Consumer(url, lifespan=alifespan if is_async else lifespan, observers=[recorder])
+    consumer = consumer_of(lifespan)
     consumer.handler(queue)(lambda body: None)
     queue.publish("x")
 
@@ -173,26 +154,3 @@ def test_a_lifespan_that_raises_fails_the_start(queue, url, recorder, is_async):
         consumer.start()
     assert consumer.stop()
     assert recorder.of(Claimed) == []
-
-
-@pytest.mark.parametrize("is_async", [True, False])
-def test_a_lifespan_that_raises_at_its_end_is_told_and_everything_is_settled(queue, url, recorder, is_async):
-    @contextmanager
-    def lifespan():
-        yield
-        raise OSError("cannot close")
-
-    @asynccontextmanager
-    async def alifespan():
-        yield
-        raise OSError("cannot close")
-
-    consumer = Consumer(url, lifespan=alifespan if is_async else lifespan, observers=[recorder])
-    consumer.handler(queue)(lambda body: None)
-    queue.publish("x")
-    consumer.start()
-    recorder.wait_for(Handled)
-
-    with pytest.raises(OSError, match="cannot close"):
-        consumer.stop()
-    assert queue.counts().totals["acked"] == 1
