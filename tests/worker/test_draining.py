@@ -9,6 +9,7 @@ from tenacity import wait_fixed
 
 from reliq import BodyError, ConfigurationError, Nack, Outgoing, Snooze, WorkerSettings
 from reliq.client.client import Client
+from reliq.transitions import promote
 from reliq.transport.connection import Connection
 from reliq.worker.drained import Drained
 from reliq.worker.inflight import Inflight
@@ -124,3 +125,20 @@ def test_a_drain_promotes_messages_though_redis_has_lost_the_script(url, queue, 
 def test_a_burst_of_another_kind_is_refused():
     with pytest.raises(ConfigurationError, match="burst must be True, False or 'delayed', not a str"):
         WorkerSettings(burst="all")
+
+
+def test_a_drain_waits_for_a_message_that_another_worker_promotes_beside_it(url, queue, consumer, caller):
+    class Beside(Client):
+        def run_all(self, requests, **options):
+            if requests[0].command[0] == "ZRANGE":  # the message was counted as pending
+                caller.run(promote(queue.keys, clock=round((time.time() + 1) * 1e6)))
+            return super().run_all(requests, **options)
+
+    consumer.handler(queue)(lambda body: None)
+    queue.publish("x", delay=0.5)
+    to_redis, served = Client.to(Connection.to(url), LATER), Served(consumer.handlers)
+    served.read(to_redis)
+    to_redis.__class__ = Beside
+
+    assert not Drained(to_redis, served, Inflight(consumer.handlers, 1)).look(delayed=False)
+    assert queue.counts().ready == 1
