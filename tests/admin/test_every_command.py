@@ -142,23 +142,6 @@ def test_the_version_is_told_by_the_module():
     assert (done.returncode, done.stdout) == (0, f"reliq {__version__}\n")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_the_names_of_commands(shell, monkeypatch, capsys):
-    """The words a shell hands over; nothing is asked of Redis for them."""
-    words = {"bash": {"COMP_WORDS": "reliq do", "COMP_CWORD": "1"}}
-    asked = words.get(shell, {"_TYPER_COMPLETE_ARGS": "reliq do", "_TYPER_COMPLETE_FISH_ACTION": "get-args"})
-
-    for name, value in {"_RELIQ_COMPLETE": f"complete_{shell}", "RELIQ_URL": "redis://127.0.0.1:1/0", **asked}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["reliq"])
-
-    with pytest.raises(SystemExit) as ended:
-        main()
-
-    assert ended.value.code == 0
-    assert "doctor" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -183,7 +183,7 @@ def test_the_screen_of_watch_in_80_columns_shows_text_alone(hostile, url):
     terminal = Terminal("watch", columns=80, lines=40, url=url)
     try:
         terminal.wait_for("failures", "retrying, ", "pid 1000000000")
-        code = terminal.end()
+        code = terminal.end(signal.SIGINT)
         shown = terminal.raw.decode("utf-8", "strict")
     finally:
         terminal.close()

@@ -9,11 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from session import PATIENCE_SECONDS, Session
+from terminal import PATIENCE_SECONDS, Terminal
 from waiting import eventually
 
 from reliq import Queue
 
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 POISON = {"m7", "m23", "m41"}
 
@@ -21,18 +22,18 @@ POISON = {"m7", "m23", "m41"}
 @pytest.fixture
 def environment(url):
     paths = [str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return {**os.environ, "RELIQ_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {"RELIQ_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 @pytest.fixture
-def person(environment):
-    """Type a command; `person(…)` returns its session."""
+def person(url):
+    """Type a command; `person(…)` returns its terminal."""
     with ExitStack() as stack:
 
         def run(*words):
-            session = Session(*words, environment=environment)
-            stack.callback(session.close)
-            return session
+            terminal = Terminal(*words, url=url)
+            stack.callback(terminal.close)
+            return terminal
 
         yield run
 
@@ -44,7 +45,7 @@ def worker(environment):
 
     def start(**more):
         command = [sys.executable, "-m", "reliq", "worker", "incident_jobs:consumer", "--log-level", "error"]
-        started.append(subprocess.Popen(command, env={**environment, **more}, stderr=subprocess.DEVNULL))
+        started.append(subprocess.Popen(command, env={**os.environ, **environment, **more}, stderr=subprocess.DEVNULL))
         return started[-1]
 
     yield start
@@ -60,7 +61,7 @@ def stop(worker):
 
 
 @pytest.mark.timeout(300)
-def test_an_incident_from_the_backlog_to_the_account(person, command, worker, url):
+def test_operator_solves_an_incident_from_the_backlog_to_the_account(person, command, worker, url):
     orders = Queue("orders", url=url)
     totals = lambda: orders.counts().totals  # noqa: E731
     publish(orders, ["before"])
@@ -76,11 +77,9 @@ def test_an_incident_from_the_backlog_to_the_account(person, command, worker, ur
     assert row[1].endswith(("s", "m"))
     assert row[2] == "60"
     watch = person("watch", "orders")
-    watch.wait_for(r"orders[^\n]*60")
-    watch.wait_for(r"ready")
-    watch.interrupt()
-    assert watch.end()[0] == 0
-    assert "\x1b[?1049l" in watch.raw  # the terminal is given back
+    watch.wait_for(r"orders.*60", "ready")
+    assert watch.end(signal.SIGINT) == 0
+    assert b"\x1b[?1049l" in watch.raw, "the terminal is given back"
 
     # The worker is back: the good ones are handled, the poison dies.
     second = worker()
@@ -98,8 +97,7 @@ def test_an_incident_from_the_backlog_to_the_account(person, command, worker, ur
     redrive = person("dead", "redrive", "orders", "--all")
     redrive.wait_for(r"Redrive all 3 dead letters of orders\?")
     redrive.type("y\n")
-    code, shown = redrive.end()
-    assert (code, shown.splitlines()[-1]) == (0, "3 redriven")
+    assert (redrive.end(), redrive.text.splitlines()[-1]) == (0, "3 redriven")
     eventually(lambda: totals().get("acked") == 61, "all handled", PATIENCE_SECONDS)
 
     account = command("account", "orders")
@@ -113,7 +111,7 @@ def publish(orders, ids):
         orders.publish({"number": id, "card": card}, id=id)
 
 
-def test_ctrl_c_says_how_far_a_redrive_came_and_it_goes_on(person, command, url):
+def test_interrupted_redrive_reports_its_progress_and_continues_when_repeated(person, command, url):
     orders = Queue("orders", url=url)
     publish(orders, [f"m{number}" for number in range(200)])
     with orders.receive(limit=500) as jobs:
@@ -123,12 +121,10 @@ def test_ctrl_c_says_how_far_a_redrive_came_and_it_goes_on(person, command, url)
 
     slow = person("dead", "redrive", "orders", "--all", "--yes", "--rate", "10/s")
     eventually(lambda: orders.counts().ready > 0, "the first letters", PATIENCE_SECONDS)
-    slow.interrupt()
-    code, shown = slow.end()
 
-    assert code == 130
-    assert "interrupted: " in shown
-    assert "redriven; run it again to go on" in shown
+    assert slow.end(signal.SIGINT) == 130
+    assert "interrupted: " in slow.text
+    assert "redriven; run it again to go on" in slow.text
     counts = orders.counts()
     assert 0 < counts.ready < 200
     assert (counts.ready + counts.dead, counts.missing) == (200, 0)
@@ -136,14 +132,14 @@ def test_ctrl_c_says_how_far_a_redrive_came_and_it_goes_on(person, command, url)
     assert orders.counts().ready == 200
 
 
-def test_a_bulk_publish_shows_a_bar_on_a_terminal_alone(person, url, tmp_path):
+def test_bulk_publish_shows_a_progress_bar_on_a_terminal(person, url, tmp_path):
     file = tmp_path / "orders.jsonl"
     file.write_text('{"n":1}\n' * 2000)
 
-    code, shown = (session := person("publish", "orders", "--jsonl", str(file))).end()
+    terminal = person("publish", "orders", "--jsonl", str(file))
 
-    assert code == 0
-    assert "\x1b[" in session.raw
-    assert "bytes" in shown
-    assert shown.splitlines()[-1] == "2000 published, 0 were before"
+    assert terminal.end() == 0
+    assert b"\x1b[" in terminal.raw
+    assert "bytes" in terminal.text
+    assert terminal.text.splitlines()[-1] == "2000 published, 0 were before"
     assert Queue("orders", url=url).counts().ready == 2000
