@@ -9,11 +9,9 @@ from reliq.keys import Keys, Layout
 
 
 @pytest.fixture
-def found(url):
+def found(admin):
     """What the doctor finds of keys: verdicts and texts."""
-    admin = Admin(url)
-    yield lambda: [(one.verdict, one.what, one.mend) for one in admin.doctor() if one.name == "keys"]
-    admin.close()
+    return lambda: [(one.verdict, one.what, one.mend) for one in admin.doctor() if one.name == "keys"]
 
 
 @pytest.fixture
@@ -23,17 +21,13 @@ def keyed(queue):
     return queue
 
 
-def test_queues_without_keys_have_no_finding(queue, found):
-    queue.publish({})
+def test_doctor_finds_nothing_wrong_with_served_keys(url, keyed, found):
+    Queue("plain", url=url).publish({})
 
-    assert found() == []
-
-
-def test_a_queue_whose_keys_are_served_is_well(keyed, found):
     assert found() == [("ok", "queues with keys or limits: 1, and nothing holds them up", "")]
 
 
-def test_a_line_that_stands_points_to_the_repair_that_frees_it(keyed, found, client, command):
+def test_doctor_names_the_repair_of_a_stuck_key(keyed, found, client, command):
     client.zrem(keyed.keys.ring, "a")
 
     [(verdict, what, mend)] = found()
@@ -44,34 +38,24 @@ def test_a_line_that_stands_points_to_the_repair_that_frees_it(keyed, found, cli
     assert [one[0] for one in found()] == ["ok"]
 
 
-def test_limits_that_let_nothing_through_are_told(keyed, found, client):
+def test_doctor_reports_senseless_limits_a_long_sleep_and_a_dominant_key(keyed, found, client):
     client.hset(keyed.keys.limits, "per_key", "0")
-
     [(verdict, what, mend)] = found()
+    assert (verdict, mend, "per_key" in what) == ("bad", "reliq limits q --clear NAME", True)
+    client.hdel(keyed.keys.limits, "per_key")
 
-    assert (verdict, mend) == ("bad", "reliq limits q --clear NAME")
-    assert "per_key" in what
-
-
-def test_a_queue_that_sleeps_for_long_is_told(keyed, found, client):
     client.zadd(keyed.keys.asleep, {"": client.time()[0] + 7200})
-
     [(verdict, what, _)] = found()
+    assert (verdict, what.startswith(("q sleeps for 2h", "q sleeps for 1h59m"))) == ("warning", True)
+    client.delete(keyed.keys.asleep)
 
-    assert verdict == "warning"
-    assert what.startswith(("q sleeps for 2h", "q sleeps for 1h59m"))
-
-
-def test_a_key_that_takes_most_of_a_queue_is_told(keyed, found):
     keyed.publish_many(Outgoing(body={}, key="noisy") for _ in range(MANY_MESSAGES))
-
     [(verdict, what, _)] = found()
-
     assert verdict == "warning"
     assert "key 'noisy' has 1,000 of the 1,002 messages" in what
 
 
-def test_limits_left_over_in_the_go_layout_or_in_a_queue_of_shards_are_told(url, found, client):
+def test_doctor_reports_limits_that_a_queue_cannot_have(url, found, client):
     go = Keys("x;reboot", Layout.hdt3213())
     client.hset(go.limits, mapping={"on": 1, "per_key": 0})
     client.hset("reliq:queues", go.entry, 1)

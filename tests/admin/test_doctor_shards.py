@@ -2,7 +2,7 @@
 
 import pytest
 
-from reliq import Admin, Queue, transitions
+from reliq import Queue, transitions
 from reliq.ids import home
 from reliq.shardmap import ShardMap
 
@@ -21,39 +21,17 @@ def queue(url, client):
     return queue
 
 
-@pytest.fixture
-def old_producer(queue, client):
-    """Publish as a version without shards does: into the first, whatever the map says."""
+def test_doctor_reports_a_producer_that_knows_no_shards(admin, queue, client):
+    def found():
+        return [(one.verdict, one.what) for one in admin.doctor() if one.name == "producers"]
 
-    def publish(id):
-        number = transitions.CallNumber("old", 1)
-        call = transitions.publish(queue.keys, [(id, b"x")], number, ttl_ms=60_000, retries=3)
-        return call.read(client.execute_command(*call.command_in_full))
+    assert found() == []
+    call = transitions.publish(
+        queue.keys, [(AWAY, b"x")], transitions.CallNumber("old", 1), ttl_ms=60_000, retries=3
+    )  # into the first shard, whatever the map says
+    call.read(client.execute_command(*call.command_in_full))
 
-    return publish
+    assert found() == [("bad", f"1 message of other shards of q in shard 0, such as {AWAY!r}")]
 
-
-def told(url):
-    return [one for one in Admin(url).doctor() if one.name == "producers"]
-
-
-def test_producers_that_know_the_shards_are_nothing_to_tell_of(url, queue):
-    assert told(url) == []
-
-
-def test_a_producer_that_publishes_a_chosen_id_past_the_fence_is_told(url, queue, old_producer):
-    old_producer(AWAY)
-
-    [finding] = told(url)
-
-    assert (finding.verdict, finding.what) == (
-        "bad",
-        f"1 message of other shards of q in shard 0, such as {AWAY!r}",
-    )
-
-
-def test_while_the_number_of_shards_changes_they_are_where_they_were(url, queue, old_producer, client):
-    old_producer(AWAY)
     client.set(queue.keys.map, ShardMap(3, 2 * SHARDS, SHARDS, "growing").text)
-
-    assert told(url) == []
+    assert found() == [], "during a resize a message may be where it was"
