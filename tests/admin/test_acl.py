@@ -4,7 +4,6 @@ import ast
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,8 @@ from reliq import (
     Queue,
     RedisRefusedError,
     commands,
-    crons,
-    minutes,
-    stacks,
     transitions as t,
 )
-from reliq.admin import key_queries, queries, queue_queries, server
 from reliq.admin.acl import roles
 from reliq.admin.fsck.ids import CHECK, CHECK_KEYS
 from reliq.client.client import Client
@@ -43,27 +38,10 @@ PLAYERS = {
     "operator": ("admin", "control.py", "redriving.py", "publish", "snapshot", "client/shards.py"),
     "exporter": ("snapshot", "metrics", "client/shards.py"),
 }
-#: Modules that make scripts or commands and play no role, with the reason.
-NO_ROLE = {
-    "admin/acl/roles.py",  # the table itself
-    "admin/acl/probe.py",  # what it may not read is unknown
-    "admin/doctor/probe.py",
-    "admin/scripts.py",  # who makes the users may load the scripts
-    "cli/demo_story.py",  # it has a Redis of its own
-    "cli/queue_names.py",  # a shell's question: without rights it is offered no names
-    "client/moves.py",  # single moves, for tools and tests
-    "publish/durability.py",  # for who publishes with durability: +wait or +waitaof, which not every server knows
-    "bench/bare.py",  # tries what a server can do, as whoever may do all
-    "bench/bench.py",
-    "bench/node.py",
-    "bench/removal.py",
-    "bench/stage.py",
-    "testing/drain.py",  # a test's own Redis
-    "testing/kit.py",
-    "testing/published.py",
-    "testing/travel.py",
-}
-
+#: Modules of these folders whose calls belong to no role.
+NO_ROLE = {"admin/acl/roles.py", "admin/acl/probe.py", "admin/doctor/probe.py", "admin/scripts.py"}
+#: With durability a producer needs +wait or +waitaof too, which not every server knows.
+NO_ROLE |= {"publish/durability.py"}
 NO_PERMISSION = "permission|NOPERM|can't|may not"
 
 
@@ -280,15 +258,10 @@ def test_exporter_may_not_read_bodies_or_change_anything(login, url):
         Queue("q", bytes, url=as_exporter).publish(b"body")
 
 
-@cache
 def made_by(path):
-    """The scripts and commands that a module makes by their names, such as `transitions.ack` and `commands.bodies`."""
-    homes = {"transitions": set(script_names()), "ids": {"check_ids", "check_keys"}}
-    homes |= {"shardmap": {"shard_map", "map_text", "fence", "declaration"}}
-    homes |= {
-        home.__name__.rpartition(".")[2]: set(vars(home))
-        for home in (commands, crons, minutes, stacks, queries, key_queries, queue_queries, server)
-    }
+    """Return the scripts and commands that a module names, such as `transitions.ack` and `commands.bodies`."""
+    known = {(made.__module__.rpartition(".")[2], made.__name__) for made in USES}
+    known |= {("transitions", name) for name in script_names()} | {("ids", "check_ids"), ("ids", "check_keys")}
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -296,9 +269,7 @@ def made_by(path):
         elif isinstance(node, ast.ImportFrom):
             found |= {((node.module or "").rpartition(".")[2], alias.name) for alias in node.names}
             found |= {("shardmap", "fence") for alias in node.names if alias.name == "witnesses"}
-    made = {(home, name) for home, name in found if name in homes.get(home, ())}
-    known = {(made.__module__.rpartition(".")[2], made.__name__) for made in USES}
-    return {(home, name) for home, name in made if home in ("transitions", "ids") or (home, name) in known}
+    return found & known
 
 
 def paths_of(role):
@@ -319,14 +290,6 @@ def test_each_role_has_exactly_the_calls_of_its_modules():
         named |= {(one.__module__.rpartition(".")[2], one.__name__) for one in roles.COMMANDS[role]}
 
         assert named == made, role
-
-
-def test_every_module_that_calls_redis_belongs_to_a_role():
-    asking = {path for path in PACKAGE.rglob("*.py") if made_by(path)}
-
-    playing = {path for role in PLAYERS for path in paths_of(role)}
-
-    assert {str(path.relative_to(PACKAGE)) for path in asking - playing} <= NO_ROLE
 
 
 def test_acl_prints_a_command_that_redis_accepts(command, client, knows_selectors):

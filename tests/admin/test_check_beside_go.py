@@ -55,19 +55,6 @@ def runs_with_a_check_between_each_step(steps, check):
 
 
 @pytest.mark.parametrize("first_alone", [True, False], ids=["from its second step", "from its first step"])
-def test_publish_of_go_during_a_check_is_not_a_fault(go, now, check, client, first_alone):
-    go.publish(b"before", due=now)
-    steps, id = go.publishing(b"body", due=now)
-    if first_alone:
-        steps.pop(0)()
-
-    runs_with_a_check_between_each_step(steps, check)
-
-    assert client.zscore(go.keys.pending, id) == now
-    assert client.exists(go.keys.dead, go.keys.totals) == 0
-
-
-@pytest.mark.parametrize("first_alone", [True, False], ids=["from its second step", "from its first step"])
 def test_ack_of_go_during_a_check_is_not_a_fault(go, now, check, client, first_alone):
     for _ in range(2):
         go.publish(due=now)

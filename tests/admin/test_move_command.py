@@ -203,17 +203,6 @@ def test_key_and_priority_move_with_their_message(command, queue, other, client,
     assert open_envelope(client.get(other.keys.msg("m1")))[0].line == line
 
 
-def test_waiting_messages_move_to_the_key_queues_of_the_target_in_order(command, queue, other, client):
-    for n in range(3):
-        queue.publish({"n": n}, id=f"m{n}", key="tenant-7")
-
-    ran = command("move", "q", "other", "--state", "waiting", "--yes")
-
-    assert ran.out == "3 moved\n"
-    assert client.lrange(other.keys.line("tenant-7"), 0, -1) == [b"m2", b"m1", b"m0"]
-    assert (queue.counts().alive, other.counts().waiting) == (0, 3)
-
-
 @KEY_OR_PRIORITY
 def test_message_with_a_key_stays_when_the_target_has_several_shards(command, queue, other, options):
     queue.publish({"n": 1}, id="m1", delay=60, **options)

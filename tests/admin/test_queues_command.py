@@ -8,7 +8,6 @@ import pytest
 from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
-from reliq.cli.work import _print_handlers
 from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY, Keys, Layout
 from reliq.roster import Slot
@@ -240,56 +239,3 @@ def test_admin_queues_shows_named_queues_and_refuses_unknown_ones(admin, url, qu
     assert [view.queue for view in admin.queues(["other"], interval=0).queues] == ["other"]
     with pytest.raises(ConfigurationError, match="there is no queue 'oders'"):
         admin.queues(["oders"], interval=0)
-
-
-def close_what_is_left_open_at_the_end_of_the_day(order: dict[str, str]) -> None:
-    """Have a long name."""
-
-
-@pytest.fixture
-def in_columns(command, monkeypatch):
-    """Run a command on a terminal of so many columns, without its colours."""
-
-    def run(columns, *words):
-        monkeypatch.setenv("TERM", "dumb")
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-        return command(*words).out.splitlines()
-
-    return run
-
-
-def test_queue_names_are_never_cut_in_80_columns(in_columns, url):
-    names = ["order-deadlines", "order-deadlines-late", "orders"]
-    for name in names:
-        Queue(name, url=url).publish({})
-
-    lines = in_columns(80, "queues", "--interval", "0")
-
-    assert [line for line in lines if not line.startswith(" ")] == names
-    assert max(map(len, lines)) <= 80
-    assert not any("…" in line for line in lines)
-
-
-def test_worker_prints_whole_handler_names_on_a_narrow_terminal(url, monkeypatch, capsys):
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    consumer, queue = Consumer(), Queue("orders-of-the-branch-in-Basel", url=url)
-    consumer.handler(queue)(close_what_is_left_open_at_the_end_of_the_day)
-
-    _print_handlers(consumer.handlers, "2 processes of 1")
-
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err.splitlines()[0]) == ("", "2 processes of 1")
-    assert queue.name in printed.err.splitlines()
-    assert f"handler {consumer.handlers[0].name}\n" in printed.err
-
-
-def test_long_error_is_cut_before_a_message_id(in_columns, die):
-    die("order-1", "order-2", error="no such card " * 20)
-
-    lines = in_columns(80, "dead", "list", "q")
-
-    assert [line.split()[0] for line in lines] == ["id", "order-1", "order-2"]
-    assert all("no such" in line and "…" in line and len(line) <= 80 for line in lines[1:])

@@ -89,16 +89,12 @@ def ids_of(shards, state):
     return {id for shard in shards for id in shard.ids[state]}
 
 
-#: Commands that say nothing of one queue's messages, or are of shard 0 or of the queue's name alone, and why.
+#: Commands that do not read the messages of a shard.
 ONE_FOR_ALL = {
-    **dict.fromkeys(("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch"), "they run"),
-    **dict.fromkeys(("outbox sql", "outbox clean", "outbox refused", "outbox retry"), "they are of no queue"),
-    **dict.fromkeys(("doctor", "scripts load", "acl", "workers"), "they are of no queue"),
-    **dict.fromkeys(("keys", "limits"), "a queue of several shards has neither"),
-    **dict.fromkeys(("init", "config"), "they are of a program"),
-    "publish": "the publisher spreads messages: tests/queue",
-    "show": "the id says the shard",
-    "forget": "a shard alone cannot be forgotten",
+    *("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch", "init", "config"),  # they are programs
+    *("outbox sql", "outbox clean", "outbox refused", "outbox retry", "doctor", "scripts load", "acl", "workers"),
+    *("keys", "limits"),  # a queue of several shards has neither
+    *("publish", "show", "forget"),  # the id names the shard; a shard alone cannot be forgotten
 }
 
 
@@ -266,13 +262,6 @@ def test_shard_that_does_not_exist_is_refused(command, filled, admin):
     assert command("account", "q", "--shard", "256").code == 2
     with pytest.raises(ConfigurationError, match="shard must be"):
         Admin(shard=-1)
-
-
-def test_queues_shows_a_queue_with_a_corrupt_map_as_unreadable(command, queue, client):
-    queue.publish({})
-    client.set(KEYS.map, b"junk")
-
-    assert "reliq check q --repair" in command("queues", "--interval", "0", "--json").json["unreadable"]["q"]
 
 
 def test_pages_cover_all_shards_once(filled, admin):

@@ -206,6 +206,7 @@ def test_corrupt_map_without_a_fence_is_repaired_as_one_shard(admin, queue, comm
 
     done = command("account", "q")
     assert (done.code, queue.keys.map in done.err, remedy in done.err) == (1, True, True)
+    assert remedy in command("queues", "--interval", "0", "--json").json["unreadable"]["q"]
     assert [one.name for one in admin.check("q").faults] == [fault]
     assert admin.check("q", repair=True).is_sound
     assert admin.check("q").faults == ()
