@@ -156,7 +156,7 @@ def test_command_without_a_url_uses_that_of_the_settings_file(command, written, 
     assert done.err == f"reliq: using the Redis URL of [tool.reliq] in {path}\n"
 
 
-def test_a_command_with_a_url_reads_no_settings_file(command, written, queue, url):
+def test_command_with_a_url_reads_no_settings_file(command, written, queue, url):
     os.mkfifo(Path(written("")).parent / "inner" / "pyproject.toml")
 
     assert command("queues", "--interval", "0", "--url", url).err == ""

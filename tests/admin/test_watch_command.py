@@ -21,6 +21,8 @@ from reliq.cli.watch import Interrupts, line_of, show
 from reliq.embedded import EmbeddedRedis
 from reliq.roster import Slot, Worker
 
+pytestmark = pytest.mark.slow
+
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 
