@@ -16,7 +16,7 @@ from reliq.roster import Slot
 
 #: What the doctor asks on the off chance; what it is not told, it calls unknown.
 OFF_CHANCE = ("client", "info", "config", "slowlog", "acl")
-#: Rights that the test does not come to need: to watch, to go on with a page, to mend what somebody else broke, or one of two that do.
+#: Rights that these calls do not need: to watch, to continue a page, to repair other faults.
 ELSEWHERE = {"HRANDFIELD", "LREM", "RENAMENX", "EVAL", "ZCOUNT", "ZRANK"}
 #: What moves messages between the shards of a queue, as tests/admin/test_shards_command.py has it.
 ELSEWHERE |= {"HSETNX", "SADD", "WAIT"}

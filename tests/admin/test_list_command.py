@@ -23,6 +23,13 @@ def test_list_shows_attempt_error_headers_and_body(command, queue, client):
     held, nacked = (queue.moves.claim(turn, limit=1, lease_ms=60_000).claimed[0] for turn in turns(2))
     queue.moves.nack([(nacked, 60_000, "failed 1 no route", b"")])
 
+    queue.publish({}, id="cancelled")
+    queue.publish({}, id="delayed")
+    queue.cancel("cancelled")
+    queue.reschedule("delayed", delay=600)
+
+    marks = [(one["id"], one["mark"], one["size"]) for one in command("list", "q", "--json").json]
+    assert marks == [("cancelled", "cancelled", None), ("delayed", "delayed", 2)]
     first, second = sorted(command("list", "q", "--state", "unack", "--json").json, key=lambda one: one["id"])
 
     assert (first["id"], first["mark"], first["attempt"], first["retries_left"]) == ("held", "held", 1, 12)
@@ -53,17 +60,6 @@ def test_list_pages_each_state_in_order(command, queue, die):
         assert ids(command("list", "q", "--state", state, "--json")) == found
         assert ids(command("list", "q", "--state", state, "--offset", 1, "--limit", 1, "--json")) == found[1:2]
     assert command("list", "q", "--state", "dead", "--json").json[0]["error"] == "rejected: bad card"
-
-
-def test_list_marks_cancelled_and_delayed_messages(command, queue):
-    queue.publish({}, id="cancelled")
-    queue.publish({}, id="delayed")
-    queue.cancel("cancelled")
-    queue.reschedule("delayed", delay=600)
-    found = command("list", "q", "--json").json
-
-    marks = [(one["id"], one["mark"], one["size"]) for one in found]
-    assert marks == [("cancelled", "cancelled", None), ("delayed", "delayed", 2)]
 
 
 def test_list_filters_by_header_and_body_text(command, queue, url):

@@ -53,26 +53,19 @@ def test_story_of_a_running_message_has_its_failures_and_its_worker(story, queue
     assert (claimed.by, claimed.attempt) == ("db1:7", 3)
 
 
-def test_story_of_a_message_in_backoff_has_its_due_time(story, queue):
-    queue.publish({}, id="m", retries=5)
+def test_story_of_a_message_in_backoff_and_then_dead_has_all_its_failures(story, queue):
+    queue.publish({}, id="m", retries=1)
     with queue.receive() as [job]:
         job.nack(delay=600, reason="gateway down")
+    waits = story("m")
+    assert kinds(waits) == ["published", "failed", "due"]
+    assert waits.events[-1].at == pytest.approx(time.time() + 600, abs=60)
 
-    told = story("m")
-
-    assert kinds(told) == ["published", "failed", "due"]
-    assert told.events[-1].at == pytest.approx(time.time() + 600, abs=60)
-
-
-def test_story_of_a_dead_letter_has_all_its_failures(story, queue):
-    queue.publish({}, id="m", retries=1)
-    fail(queue, ValueError("no"), delay=0)
+    queue.moves.reclaim(clock=LATER)
     with queue.receive() as [job]:
         job.reject(reason="enough")
     queue.moves.collect(["m"], letters_max=1000, letters_ms=10**9)
-
     told = story("m")
-
     assert (told.state, kinds(told)) == ("dead", ["published", "failed", "failed", "dead"])
     assert [event.reason for event in told.events] == ["", "failed", "rejected", "rejected"]
     assert [event.at for event in told.events] == sorted(event.at for event in told.events)
