@@ -26,12 +26,14 @@ def ask(url):
     return run
 
 
-def test_async_admin_answers_and_raises_like_admin(ask, admin, die):
+def test_async_admin_answers_and_raises_like_admin(ask, admin, url, die):
     die("a", "b", "c")
 
     async def code(twin):
         with pytest.raises(ConfigurationError, match="there is no queue"):
             await twin.size("none", "dead")
+        with pytest.raises(ConfigurationError, match="no shard 1"):
+            await AsyncAdmin(url, shard=1).account("q")
         groups, *sizes = await asyncio.gather(twin.dead_groups("q"), *(twin.size("q", "dead") for _ in range(60)))
         return groups, {*sizes}, [letter.id async for letter in twin.letters("q")], await twin.account("q")
 

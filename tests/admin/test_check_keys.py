@@ -65,13 +65,11 @@ BREAKS = {
     "a place under another key": (
         lambda c, k: c.zadd(k.held, {"B\0a-held": 0}), "stray-place", "a-held", ("B", ["b-1", "b-2"]),
     ),
-    "a place of what waits": (lambda c, k: c.zadd(k.held, {"B\0b-1": 0}), "stray-place", "b-1", ("B", ["b-1", "b-2"])),
     "a place that nobody keeps": (lambda c, k: c.zadd(k.held, {"\2\0a-held": 0}), "stray-place", "a-held", ("C", [])),
     "a lease without a place": (lambda c, k: c.zrem(k.held, "C\0c-held"), "no-place", "c-held", ("C", [])),
     "asleep until a time that is none": (
         lambda c, k: c.zadd(k.asleep, {"B": 1e15}) + c.zrem(k.ring, "B"), "long-sleep", "B", ("B", ["b-1", "b-2"]),
     ),
-    "twice in a line": (lambda c, k: c.lpush(k.line("B"), "b-1"), "twice", "b-1", ("B", ["b-1", "b-2"])),
     "held and in the line": (lambda c, k: c.lpush(k.line("C"), "c-held"), "twice", "c-held", ("C", [])),
     "in the line and in ready": (lambda c, k: c.lpush(k.ready, "b-2"), "twice", "b-2", ("B", ["b-1", "b-2"])),
     "in two lines": (lambda c, k: c.lpush(k.line("A"), "b-2"), "twice", "b-2", ("B", ["b-1", "b-2"])),
@@ -83,7 +81,6 @@ BREAKS = {
         lambda c, k: c.lrem(k.line("B"), 1, "b-1") + c.lpush(k.line("A"), "b-1"),
         "misplaced", "b-1", ("B", ["b-2", "b-1"]),
     ),
-    "no count": (lambda c, k: c.hdel(k.retries_left, "b-1"), "no-count", "b-1", ("B", ["b-1", "b-2"])),
     "a count that is none": (lambda c, k: c.hset(k.retries_left, "b-1", "x B"), "bad-count", "b-1", ("B", ["b-1", "b-2"])),
 }  # fmt: skip
 

@@ -116,24 +116,12 @@ def test_page_after_claims_has_all_waiting_messages(admin, queue, fill):
     assert [entry.id for entry in admin.page("q", "ready", after=first.after).items] == ids[8:]
 
 
-@pytest.mark.parametrize("gone", [range(3, 9), range(20)], ids=["some", "all"])
-def test_cursor_among_messages_of_one_due_time_survives_their_removal(admin, queue, client, fill, gone):
-    ids = fill("pending", 20)
-    client.zadd(queue.keys.pending, dict.fromkeys(ids, 1_900_000_000))
-    first = admin.page("q", "pending", limit=7)
-    client.zrem(queue.keys.pending, *(ids[at] for at in gone))
-
-    rest = [entry.id for entry in admin.page("q", "pending", after=first.after).items]
-
-    assert rest == [id for at, id in enumerate(ids) if at > 6 and at not in gone]
-
-
 def test_every_cursor_among_messages_of_one_due_time_is_found(admin, queue, client):
     ids = [f"m{number:02}" for number in range(30)]
     for at in range(29):
         client.zadd(queue.keys.pending, dict.fromkeys(ids, 1_900_000_000))
         first = admin.page("q", "pending", limit=at + 1)
-        client.zrem(queue.keys.pending, ids[at])
+        client.zrem(queue.keys.pending, *ids[max(0, at - 3) : at + 1])
 
         assert admin.page("q", "pending", after=first.after, limit=1).items[0].id == ids[at + 1]
 

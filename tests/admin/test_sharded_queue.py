@@ -1,6 +1,5 @@
 """Every command over a queue of four shards: it sees one queue, and with --shard one of them."""
 
-import asyncio
 import time
 from itertools import count, product
 
@@ -10,7 +9,7 @@ from test_every_command import COMMANDS, options
 from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Queue, WorkerSettings, minutes, transitions
-from reliq.admin import AsyncAdmin, Filter, LetterFilter, RedriveOptions
+from reliq.admin import Filter, LetterFilter, RedriveOptions
 from reliq.client.client import Client
 from reliq.client.moves import Moves
 from reliq.ids import home, new_id
@@ -315,18 +314,6 @@ def test_search_continues_from_shard_to_shard(filled, admin):
 
         assert state == "dead" or sorted(found) == sorted(ids_of(filled, state))
         assert looked == TOTAL[state]
-
-
-def test_async_admin_reads_all_shards_or_one(filled, url):
-    async def look():
-        whole, one = AsyncAdmin(url), AsyncAdmin(url, shard=1)
-        try:
-            return (await whole.account("q")).alive, (await one.account("q")).alive
-        finally:
-            await whole.aclose()
-            await one.aclose()
-
-    assert asyncio.run(look()) == (4 * ALIVE, ALIVE)
 
 
 def test_message_is_found_in_its_old_shard_during_a_resize(client, url, admin, map_is):

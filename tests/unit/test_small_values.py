@@ -191,22 +191,15 @@ def test_other_publish_of_an_id_ends_a_publish_that_gave_up(other):
     assert lanes.take(A + B)[1] != turn
 
 
-def test_publish_that_gave_up_is_forgotten_before_redis_forgets(monkeypatch):
-    lanes = Lanes()
-    lane, turn = lanes.take(A)
-    lanes.park(lane, A)
-    monkeypatch.setattr("reliq.client.lanes.PARKED_SECONDS", 0)
-
-    assert lanes.take(A)[1].lane != turn.lane
-
-
-def test_number_of_publishes_that_gave_up_is_bounded():
+def test_publishes_that_gave_up_are_forgotten_by_number_and_age(monkeypatch):
     lanes = Lanes()
     for n in range(PARKED_LIMIT + 5):
-        lane, _ = lanes.take((Message(f"{n}", 1),))
+        lane, turn = lanes.take((Message(f"{n}", 1),))
         lanes.park(lane, (Message(f"{n}", 1),))
-
     assert len(lanes.parked) == len(lanes._by_id) == PARKED_LIMIT
+
+    monkeypatch.setattr("reliq.client.lanes.PARKED_SECONDS", 0)  # before Redis forgets them
+    assert lanes.take((Message(f"{n}", 1),))[1].lane != turn.lane
 
 
 @pytest.mark.parametrize(
@@ -236,24 +229,19 @@ BAD_URLS = {
     "redis://host:port": "does not parse",
     f"redis://me:{SECRET}/more@host:6379": "does not parse",
     "redis://[::1": "does not parse",
-    "redis://host:99999": "does not parse",
     f"redis://me:1234/{SECRET}@host": "must end in a database number",
     "redis://host/zero": "must end in a database number",
     "redis://host/0?dbb=1": "has an unknown option",
-    "redis://host/0?decode_responses=1": "has an unknown option",
     "redis://a,b/0": "needs a host",
     "redis://host/0?sentinel_password=x": "has an unknown option",
     "redis+sentinel://host:1": "needs sentinels and what they call the primary",
     f"redis+sentinel://:{SECRET}@a:1,b:2/sh op/0": "needs sentinels and what they call the primary",
     f"redis+sentinel://:{SECRET}@a:1,/shop": "does not parse",
-    f"redis+sentinel://:{SECRET}@a:1,b:port/shop": "does not parse",
-    "redis+sentinel://a/shop/zero": "must end in a database number",
     "redis+cluster://": "needs nodes, such as",
     f"redis+cluster://:{SECRET}@a:1,": "does not parse",
     "redis+cluster://a:1,b:2/1": "must not name a database other than /0",
     "redis+cluster://a?sentinel_password=x": "has an unknown option",
     f"rediss://:{SECRET}@h?ssl_cert_reqs=none": "would take anybody's certificate",
-    f"rediss://:{SECRET}@h?ssl_check_hostname=False": "would take anybody's certificate",
     f"rediss://:{SECRET}@h?ssl_cert_reqs=none&insecure=no": "would take anybody's certificate",
     f"rediss://h?ssl_cert_reqs={SECRET}": "ssl_cert_reqs must be required, or none with insecure=true",
     f"rediss://h?ssl_min_version={SECRET}": "ssl_min_version must be 1.2 or 1.3",
@@ -294,10 +282,7 @@ def test_any_text_is_a_url_or_refused(text):
         ("redis://h:1/15", "redis://h:1/15?"),
         ("rediss://u:p@[::1]:6/0?insecure=yes", "rediss://u:p@[::1]:6/0?"),
         ("unix:///a/b.sock?db=2", "unix:///a/b.sock?db=2"),
-        (
-            "rediss://h?ssl_min_version=1.3&ssl_ca_certs=%2Fa%20b",
-            "rediss://h/?ssl_min_version=772&ssl_ca_certs=%2Fa%20b",
-        ),
+        ("rediss://h?ssl_min_version=1.3&ssl_ca_certs=%2Fa", "rediss://h/?ssl_min_version=772&ssl_ca_certs=%2Fa"),
         ("redis+sentinel://u:p%2F@a:1,b/shop/2?protocol=2&sentinel_password=x", "redis://u:p%2F@sentinel/2?protocol=2"),
         ("rediss+sentinel://[::1]:5,a/my-shop", "rediss://sentinel/?"),
         ("redis+cluster://u:p%2F@a:1,b/0?protocol=2", "redis://u:p%2F@cluster/0?protocol=2"),
@@ -308,19 +293,14 @@ def test_url_is_passed_to_redis_py_with_the_options_it_knows(url, plain):
     assert check_url(url).plain == plain
 
 
-def test_sentinel_url_has_sentinels_service_and_credentials():
+def test_url_has_its_sentinels_service_credentials_and_nodes():
     url = check_url(f"redis+sentinel://u:p@a:1,b,[::1]:3/shop/2?sentinel_username=me&sentinel_password={SECRET}")
 
     assert url.sentinels == (("a", 1), ("b", 26379), ("::1", 3))
     assert url.service == "shop"
     assert url.sentinel_rights == {"username": "me", "password": SECRET}
     assert SECRET not in repr(url)
-
-
-def test_cluster_url_has_its_nodes():
-    url = check_url("redis+cluster://u:p@a:1,b,[::1]:3/0")
-
-    assert url.nodes == (("a", 1), ("b", 6379), ("::1", 3))
+    assert check_url("redis+cluster://u:p@a:1,b,[::1]:3/0").nodes == (("a", 1), ("b", 6379), ("::1", 3))
     assert check_url("redis://a:1/0").nodes == ()
 
 
@@ -350,9 +330,6 @@ def test_default_backoff_is_spread_and_doubles_up_to_an_hour():
 
         assert least <= min(waits) < least + (most - least) / 10
         assert most - (most - least) / 10 < max(waits) <= most
-
-
-def test_backoff_is_never_negative_and_never_overflows():
     assert seconds_after(lambda _state: -5, 1) == 0
     assert seconds_after(DEFAULT_BACKOFF, 10_000) <= 3601
 
