@@ -155,17 +155,6 @@ def test_consumer_may_run_a_whole_worker(login, refused, url):
     assert refused() == []
 
 
-def test_consumer_may_receive_without_a_worker(login, refused, url):
-    Queue("q", bytes, url=url).publish_many([b"1", b"2", b"3"])
-    queue = Queue("q", bytes, url=login("consumer", "q"))
-
-    with queue.receive(limit=3, wait=1) as jobs:
-        jobs[0].nack(delay=0)
-        jobs[1].snooze(delay=1)
-
-    assert refused() == []
-
-
 def test_consumer_may_not_use_another_queue_or_administer_its_own(login, url, knows_selectors):
     as_consumer = login("consumer", "q")
     queue, other = Queue("q", bytes, url=as_consumer), Queue("other", bytes, url=as_consumer)

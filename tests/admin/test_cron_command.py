@@ -1,6 +1,5 @@
 """`reliq cron` and the methods of Admin behind it: what ticks when, run, paused, resumed, forgotten."""
 
-import asyncio
 import re
 import threading
 import time
@@ -10,7 +9,6 @@ import pytest
 from waiting import eventually
 
 from reliq import ConfigurationError, Consumer, Queue
-from reliq.admin import AsyncAdmin
 from reliq.cli.screen import Screen
 from reliq.client.client import Client
 from reliq.transport.connection import Connection
@@ -177,21 +175,6 @@ def test_unknown_or_ambiguous_entry_is_refused(ticker, command, url):
     Ticker(Client(Connection.to(url).wire()), consumer.periodic).step()
     assert "called 'daily': other, reports; say which with --queue" in command("cron", "pause", "daily").err
     assert command("cron", "pause", "daily", "--queue", "other").out.startswith("daily is paused")
-
-
-def test_async_admin_runs_pauses_and_resumes_entries(ticking, url):
-    async def program():
-        admin = AsyncAdmin(url)
-        try:
-            id = await admin.run_cron("reports", "daily")
-            await admin.pause_cron("reports", "daily")
-            return id, [one.name for one in await admin.crons()], await admin.resume_cron("reports", "daily")
-        finally:
-            await admin.aclose()
-
-    id, names, was_paused = asyncio.run(program())
-
-    assert (id[:15], names, was_paused) == ("cron.daily.run.", ["daily", "hourly"], True)
 
 
 def test_foreign_fields_hide_no_entry(ticker, admin, client):

@@ -8,7 +8,6 @@ import pytest
 from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
-from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY, Keys, Layout
 from reliq.roster import Slot
 
@@ -230,12 +229,3 @@ def test_account_that_does_not_add_up_exits_1_and_reports_the_difference(command
 
     client.lpush(queue.keys.ready, "stowaway-1", "stowaway-2", "stowaway-3")
     assert "what has ended or is alive is 1 more than what came in" in command("account", "q").out
-
-
-def test_admin_queues_shows_named_queues_and_refuses_unknown_ones(admin, url, queue):
-    Queue("other", url=url).publish({})
-    queue.publish({})
-
-    assert [view.queue for view in admin.queues(["other"], interval=0).queues] == ["other"]
-    with pytest.raises(ConfigurationError, match="there is no queue 'oders'"):
-        admin.queues(["oders"], interval=0)

