@@ -293,7 +293,9 @@ def named(url, client):
     return make
 
 
-@pytest.mark.parametrize(("name", "layout"), [(one, of) for of in LAYOUTS for one in NAMES if is_name(one, of)])
+@pytest.mark.parametrize(
+    ("name", "layout"), [(one, of) for of in LAYOUTS for one in NAMES if is_name(one, of)], ids=str
+)
 def test_commands_that_an_output_suggests_quote_a_hostile_name(name, layout, command, named):
     named(name, layout)
     seen = set()

@@ -21,22 +21,19 @@ from reliq.transport.url import check_url, masked
 SECRET = "s3cret"
 
 
-@pytest.mark.parametrize("name", ["", "a:b", "a{b", "a}b", "ä", "a b", "a" * 129, "a\n", 5, None, b"a"], ids=ascii)
-def test_bad_queue_name_is_refused_with_the_allowed_characters(name):
-    with pytest.raises(ConfigurationError, match="queue name must be 1 to 128 of A-Z a-z 0-9 _ . -"):
-        Keys(name)
+def test_bad_queue_name_is_refused_with_what_is_allowed():
+    for name in ("", "a:b", "a{b", "a}b", "ä", "a b", "a" * 129, "a\n", 5, None, b"a"):
+        with pytest.raises(ConfigurationError, match="queue name must be 1 to 128 of A-Z a-z 0-9 _ . -"):
+            Keys(name)
+    for name in ("", "a\n", "\x1b[2J", "\udcff", "\u202eq", "a" * 513, 5, None, b"a"):
+        with pytest.raises(ConfigurationError, match="queue name must be 1 to 512 printable characters, not"):
+            Keys(name, Layout.hdt3213())
 
 
 @pytest.mark.parametrize("name", ["order:timeout", "orders/v2", "订单", "a b", "{x}", "a*", "a" * 512], ids=repr)
 def test_queue_in_the_go_layout_accepts_any_printable_name(name):
     for layout in (Layout.hdt3213(), Layout.hdt3213(hash_tag=True)):
         assert Keys(name, layout).name == name
-
-
-@pytest.mark.parametrize("name", ["", "a\n", "\x1b[2J", "\udcff", "\u202eq", "a" * 513, 5, None, b"a"], ids=repr)
-def test_queue_in_the_go_layout_refuses_an_unprintable_name(name):
-    with pytest.raises(ConfigurationError, match="queue name must be 1 to 512 printable characters, not"):
-        Keys(name, Layout.hdt3213())
 
 
 TEXTS = {
