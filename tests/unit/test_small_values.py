@@ -19,6 +19,7 @@ from reliq.retry import DEFAULT_BACKOFF, Tries, seconds_after
 from reliq.transport.url import check_url, masked
 
 SECRET = "s3cret"
+A, B, C = ((Message(id, 1),) for id in "abc")
 
 
 def test_bad_queue_name_is_refused_with_what_is_allowed():
@@ -30,10 +31,10 @@ def test_bad_queue_name_is_refused_with_what_is_allowed():
             Keys(name, Layout.hdt3213())
 
 
-@pytest.mark.parametrize("name", ["order:timeout", "orders/v2", "订单", "a b", "{x}", "a*", "a" * 512], ids=repr)
-def test_queue_in_the_go_layout_accepts_any_printable_name(name):
-    for layout in (Layout.hdt3213(), Layout.hdt3213(hash_tag=True)):
-        assert Keys(name, layout).name == name
+def test_queue_in_the_go_layout_accepts_any_printable_name():
+    for name in ("order:timeout", "orders/v2", "订单", "a b", "{x}", "a*", "a" * 512):
+        for layout in (Layout.hdt3213(), Layout.hdt3213(hash_tag=True)):
+            assert Keys(name, layout).name == name
 
 
 TEXTS = {
@@ -149,17 +150,12 @@ def test_forked_child_makes_other_ids_and_tokens(fork):
     assert {id[-14:] for id in ours} & {id[-14:] for id in theirs} == set()
 
 
-A, B, C = ((Message(id, 1),) for id in "abc")
-
-
 def test_forked_child_publishes_in_lanes_of_its_own():
     lanes = Lanes()
     lane, turn = lanes.take(A)
     lanes.park(lane, A)
 
-    theirs = in_a_child(lambda: lanes.take(A)[1].lane)
-
-    assert theirs != turn.lane
+    assert in_a_child(lambda: lanes.take(A)[1].lane) != turn.lane
     assert lanes.take(A)[1] == turn
 
 
@@ -204,7 +200,6 @@ def test_publishes_that_gave_up_are_forgotten_by_number_and_age(monkeypatch):
     [
         (f"redis://:{SECRET}@host:6379/0", "redis://:***@host:6379/0"),
         (f"rediss://me:{SECRET}@host/1?ssl_password={SECRET}", "rediss://me:***@host/1"),
-        ("redis://host", "redis://host"),
         (f"unix:///run/redis.sock?password={SECRET}", "unix:///run/redis.sock"),
         (f"redis://host:{SECRET}", "a URL that does not parse"),
         (f"redis://me:p@ss{SECRET}@[::1]:6379/0", "redis://me:***@[::1]:6379/0"),
@@ -221,13 +216,11 @@ BAD_URLS = {
     "": "must begin with",
     f"me:{SECRET}@host:6379": "must begin with",
     "redis://": "needs a host",
-    f"redis://:{SECRET}@": "needs a host",
     "unix://": "needs the socket's path",
     "redis://host:port": "does not parse",
     f"redis://me:{SECRET}/more@host:6379": "does not parse",
     "redis://[::1": "does not parse",
     f"redis://me:1234/{SECRET}@host": "must end in a database number",
-    "redis://host/zero": "must end in a database number",
     "redis://host/0?dbb=1": "has an unknown option",
     "redis://a,b/0": "needs a host",
     "redis://host/0?sentinel_password=x": "has an unknown option",
@@ -235,9 +228,7 @@ BAD_URLS = {
     f"redis+sentinel://:{SECRET}@a:1,b:2/sh op/0": "needs sentinels and what they call the primary",
     f"redis+sentinel://:{SECRET}@a:1,/shop": "does not parse",
     "redis+cluster://": "needs nodes, such as",
-    f"redis+cluster://:{SECRET}@a:1,": "does not parse",
     "redis+cluster://a:1,b:2/1": "must not name a database other than /0",
-    "redis+cluster://a?sentinel_password=x": "has an unknown option",
     f"rediss://:{SECRET}@h?ssl_cert_reqs=none": "would take anybody's certificate",
     f"rediss://:{SECRET}@h?ssl_cert_reqs=none&insecure=no": "would take anybody's certificate",
     f"rediss://h?ssl_cert_reqs={SECRET}": "ssl_cert_reqs must be required, or none with insecure=true",
@@ -306,7 +297,6 @@ def test_url_has_its_sentinels_service_credentials_and_nodes():
         ("redis://shop.example/0?password=p", True),
         ("redis+sentinel://:p@127.0.0.1,shop.example/shop", True),
         ("redis+cluster://:p@127.0.0.1,shop.example", True),
-        ("redis://shop.example/0", False),
         ("rediss://:p@shop.example/0", False),
         *((f"redis://:p@{host}/0", False) for host in ("localhost", "127.0.0.1", "127.1.2.3", "[::1]")),
     ],
@@ -367,9 +357,8 @@ def clock(monkeypatch):
     return clock
 
 
-@pytest.mark.parametrize("each", [0.0001, 0.01], ids=["0.1 ms", "10 ms"])
-def test_quick_retries_go_on_to_the_end_of_the_time(clock, each):
-    for _ in range(100):
+def test_quick_retries_continue_to_the_end_of_the_time(clock):
+    for each in (0.0001, 0.01) * 50:
         began = clock.tries(each)
 
         assert 1.98 - each <= began[-1] <= 2.0 - each + 0.001
