@@ -77,7 +77,6 @@ def test_completion_of_random_queue_names_offers_only_plain_names(shell, complet
     assert {"go", "mails", "orders", *filter(plain.fullmatch, names)} <= {*offered}
 
 
-@pytest.mark.slow
 @every_shell
 def test_completion_of_hostile_queue_names_in_a_real_shell_runs_no_command(shell, known, client, url, tmp_path):
     """Tab lists the names; the next Tab completes a file where a queue's name would have run a command."""

@@ -9,8 +9,6 @@ import yaml
 
 from reliq.cli.skeleton import FILES
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def started(command, tmp_path, monkeypatch):
