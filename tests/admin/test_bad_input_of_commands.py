@@ -1,9 +1,5 @@
 """Wrong usage is one line that says what to do, with exit code 2; Redis away is one with exit code 1."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from ports import free_port
 
@@ -123,23 +119,3 @@ def test_command_without_a_url_names_the_variable(command, monkeypatch):
 
     assert ran.code == 2
     assert "RELIQ_URL" in ran.err
-
-
-def test_command_on_a_redis_key_of_another_type_names_the_key(command, queue, client):
-    queue.publish({})
-    client.delete(queue.keys.ready)
-    client.set(queue.keys.ready, "not a list")
-
-    ran = command("purge", "q", "--state", "ready", "--yes")
-
-    assert (ran.code, ran.err.count("\n")) == (1, 1)
-    assert queue.keys.ready in ran.err
-
-
-def test_module_run_as_a_program_exits_without_a_traceback(url):
-    command = [sys.executable, "-m", "reliq", "purge", "nobodys", "--state", "ready"]
-
-    ran = subprocess.run(command, env={**os.environ, "RELIQ_URL": url}, capture_output=True, text=True, check=False)
-
-    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
-    assert ran.stderr.startswith("reliq: there is no queue 'nobodys' here")

@@ -322,20 +322,6 @@ def test_recorded_queues_of_the_go_original_are_sound(client, url):
             assert (report.faults, report.looked_at) == ((), sum(":msg:" in key for key in case["keys"])), name
 
 
-def test_leftovers_of_a_go_consumer_killed_between_two_commands_are_repaired(client, url):
-    admin, keys = Admin(url, layout=TAGGED), Queue("orders", bytes, layout=TAGGED, url=url).keys
-    restore(client, "in_flight")
-    held = client.zrange(keys.unack, 0, -1)[0].decode()
-    client.zrem(keys.unack, held)  # it acked, and died before it deleted body and count
-    client.set(keys.msg("published"), "body")  # it published, and died before the count and the place
-    client.hset(keys.retries_left, "no-body", "3")
-
-    told = {fault.name: fault.examples for fault in admin.check("orders", repair=True, patience=0).faults}
-
-    assert told == {"lost": (held,), "stray-body": ("published",), "stray-count": ("no-body",)}
-    assert admin.check("orders").faults == ()
-
-
 def test_check_prints_faults_and_exits_1_until_the_queue_is_repaired(command, url, client):
     Queue("orders", bytes, url=url).publish(b"body", id="m")
     client.delete("{reliq:orders}:ready")

@@ -169,7 +169,7 @@ def test_limits_shows_and_changes_limits_that_hold_at_once(tenants, command, ser
     assert (shown["per_key"], shown["key_weights"], shown["rate"], shown["burst"]) == (None, {}, "5/m", 1)
 
 
-def test_bad_limit_is_refused_and_changes_nothing(tenants, command, client):
+def test_bad_limit_is_refused_and_ordered_ends_only_by_no_ordered(tenants, command, admin, client):
     before = client.hgetall(tenants.keys.limits)
 
     for words, said in {
@@ -186,10 +186,7 @@ def test_bad_limit_is_refused_and_changes_nothing(tenants, command, client):
     assert (told.code, "--clear NAME" in told.err) == (2, True)
     assert command("limits", "q", "--clear", "per-key").code == 0
 
-
-def test_ordered_ends_only_by_no_ordered(tenants, command, admin):
     command("limits", "q", "--ordered")
-
     assert "leave out per_key" in command("limits", "q", "--per-key", "4").err
     assert command("limits", "q", "--no-ordered", "--per-key", "4").code == 0
     assert (admin.limits("q").ordered, admin.limits("q").per_key) == (False, 4)

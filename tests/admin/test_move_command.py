@@ -56,15 +56,6 @@ def test_ready_messages_move_in_order_with_all_their_fields(command, queue, othe
     assert bodies(other) == [0, 1, 2]
 
 
-def test_pending_messages_keep_their_due_time_and_ttl(command, queue, other, client):
-    receipt = queue.publish({"n": 1}, id="m", delay=600, ttl=60)
-
-    command("move", "q", "other", "--state", "pending", "--yes")
-
-    assert client.zscore(other.keys.pending, "m") == pytest.approx(receipt.due, abs=0.0021)
-    assert 600 < client.pttl(other.keys.msg("m")) / 1000 <= 661
-
-
 def test_messages_in_backoff_move_and_running_messages_stay(command, queue, other, client):
     queue.publish({"n": 1}, id="waits")
     queue.publish({"n": 2}, id="runs")
@@ -194,13 +185,15 @@ def test_message_put_off_for_a_move_reaches_no_worker_and_is_no_fault(command, q
 
 
 @KEY_OR_PRIORITY
-def test_key_and_priority_move_with_their_message(command, queue, other, client, options):
-    queue.publish({"n": 1}, id="m1", delay=60, **options)
+def test_pending_message_moves_with_its_due_time_ttl_and_key(command, queue, other, client, options):
+    due = queue.publish({"n": 1}, id="m1", delay=600, ttl=60, **options).due
     line = options.get("key", "\x01high")
 
     assert command("move", "q", "other", "--state", "pending", "--yes").out == "1 moved\n"
     assert client.hget(other.keys.retries_left, "m1") == f"12 {line}".encode()
     assert open_envelope(client.get(other.keys.msg("m1")))[0].line == line
+    assert client.zscore(other.keys.pending, "m1") == pytest.approx(due, abs=0.0021)
+    assert 600 < client.pttl(other.keys.msg("m1")) / 1000 <= 661
 
 
 @KEY_OR_PRIORITY

@@ -8,7 +8,7 @@ import pytest
 from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
-from reliq.keys import QUEUES_KEY, Keys, Layout
+from reliq.keys import QUEUES_KEY, Layout
 from reliq.roster import Slot
 
 
@@ -115,19 +115,6 @@ def test_scan_finds_queues_of_any_layout_that_the_registry_lost(command, url, cl
 
     assert {(view["queue"], view["layout"], view["ready"]) for view in found} == {("q", one, 30) for one in layouts}
     assert client.info("commandstats")["cmdstat_scan"]["calls"] > 5, "in short steps"
-
-
-def test_queues_shows_other_queues_beside_a_corrupt_one(command, queue, client):
-    queue.publish({})
-    client.hset(QUEUES_KEY, "spoilt", "1")
-    client.set(Keys("spoilt").ready, "not a list")
-    client.hset(QUEUES_KEY, "no name!", "1")
-
-    done = command("queues", "--interval", "0")
-
-    assert "spoilt cannot be read" in done.out
-    assert command("queues", "--json", "--interval", "0").json["unreadable"].keys() == {"spoilt"}
-    assert view_of(command, "q", "--interval", "0")["ready"] == 1
 
 
 def test_queues_without_a_queue_points_to_scan(command, url):

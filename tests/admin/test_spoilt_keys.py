@@ -30,7 +30,7 @@ def reason(request, queue, client):
     """Make a sound queue and a corrupt one; return why the corrupt one cannot be read."""
     queue.publish({"n": 1}, id="m")
     spoiling, why = SPOILINGS[request.param]
-    client.hset(QUEUES_KEY, "spoilt", "1")
+    client.hset(QUEUES_KEY, mapping={"spoilt": "1", "no name!": "1"})
     client.execute_command(*spoiling)
     return why
 
