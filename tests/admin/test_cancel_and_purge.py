@@ -1,6 +1,7 @@
 """`reliq cancel` and `reliq purge`: by id, by header and by text, in every state; the account balances."""
 
 import pytest
+from handling import handle_all
 
 from reliq import Queue
 from reliq.transitions import CallNumber
@@ -45,13 +46,7 @@ def left(queue, command, state):
 
 
 def work(queue):
-    """Handle what can be claimed; return the numbers."""
-    numbers = []
-    while True:
-        with queue.receive(limit=100) as jobs:
-            numbers += [job.body["n"] for job in jobs]
-        if not jobs:
-            return numbers
+    return [body["n"] for body in handle_all(queue)]
 
 
 def test_cancel_by_id_reports_unknown_and_running_ids(command, queue):

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from handling import handle_all
 
 from reliq import Admin, Layout, Outgoing, Queue, transitions as t
 from reliq.admin.fsck.ids import check_ids
@@ -179,11 +180,7 @@ def test_messages_of_a_deleted_list_are_handled_after_a_repair(url, client):
 
     assert [(fault.name, fault.count, fault.mended) for fault in report.faults] == [("lost", 600, 600)]
     assert report.is_sound
-    handled = []
-    while queue.counts().ready:
-        with queue.receive(limit=500) as jobs:
-            handled += [job.body for job in jobs]
-    assert sorted(handled) == list(range(600))
+    assert sorted(handle_all(queue)) == list(range(600))
     assert queue.counts().missing == 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from forked import CONTEXT
+from handling import handle_all
 
 from reliq import Admin, Queue
 from reliq.admin import LetterFilter, RedriveOptions
@@ -103,18 +104,6 @@ def killed_at(port, number, act, *arguments):
     return code == -9
 
 
-def handle_all(url, *names, handled):
-    """Work until nothing can be claimed; note each body in `handled`."""
-    for name in names:
-        queue = Queue(name, str, url=url)
-        while True:
-            with queue.receive(limit=500) as jobs:
-                handled.update(job.body for job in jobs)
-            if not jobs:
-                break
-        queue.close()
-
-
 def every_point(port, act, *arguments, stage, check):
     """Stage, kill at a point, check: for every point there is; return how many there were."""
     number = 0
@@ -142,12 +131,16 @@ class Account:
         with self.queues[1].receive():
             pass
 
+    def handle(self, handled):
+        for queue in self.queues:
+            handled.update(handle_all(queue))
+
     def check(self, point):
         handled = Counter()
         if self.drained:
-            handle_all(self.url, "from", "to", handled=handled)
+            self.handle(handled)
         self.act(Admin(self.url), *self.arguments)
-        handle_all(self.url, "from", "to", handled=handled)
+        self.handle(handled)
         assert handled == Counter(self.bodies), f"killed at {point}"
         for queue in self.queues:
             counts = queue.counts()

@@ -1,6 +1,7 @@
 """`reliq move`: messages go to another queue with all that they carry, and only those that are meant."""
 
 import pytest
+from handling import handle_all
 from waiting import eventually
 
 from reliq import Consumer, Layout, Queue
@@ -31,12 +32,7 @@ def the_accounts_balance(queue, other):
 
 
 def bodies(queue):
-    numbers = []
-    while True:
-        with queue.receive(limit=100) as jobs:
-            numbers += [job.body["n"] for job in jobs]
-        if not jobs:
-            return numbers
+    return [body["n"] for body in handle_all(queue)]
 
 
 def test_ready_messages_move_in_order_with_all_their_fields(command, queue, other, client):

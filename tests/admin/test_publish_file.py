@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from handling import handle_all
 
 from reliq import Queue
 
@@ -17,14 +18,7 @@ def file(tmp_path):
 
 
 def take(url):
-    """Handle all messages; return their numbers."""
-    queue, numbers = Queue("q", url=url), []
-    while True:
-        with queue.receive(limit=500) as jobs:
-            numbers += [job.body["n"] for job in jobs]
-        if not jobs:
-            queue.close()
-            return numbers
+    return [body["n"] for body in handle_all(Queue("q", url=url))]
 
 
 def test_file_is_published_once_to_each_queue(command, url, file):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from handling import handle_all
 from prometheus_client import CollectorRegistry
 
 from reliq import Admin, ConfigurationError, Layout, Outgoing, PublishFailed, Queue, transitions as t
@@ -27,13 +28,6 @@ def chosen(number=40, **options):
     return [Outgoing(body={}, id=id, **options) for id in ids(number)]
 
 
-def drain(queue):
-    jobs = [None]
-    while jobs:
-        with queue.receive(limit=100) as jobs:
-            pass
-
-
 def test_queue_grows_from_1_to_8_to_16_and_accepts_each_id_once(admin, queue, url, client):
     stale = Queue("q", url=url)
     stale.publish_many(chosen(dedup=0))
@@ -47,7 +41,7 @@ def test_queue_grows_from_1_to_8_to_16_and_accepts_each_id_once(admin, queue, ur
     with pytest.raises(ConfigurationError, match="from 1 to 8 shards is not finished: reliq shards q --finish"):
         admin.resize("q", 16)
 
-    drain(Queue("q", url=url))
+    handle_all(Queue("q", url=url))
     assert not admin.finish_resize("q")
     admin.resize("q", 16)
 
@@ -59,7 +53,7 @@ def test_queue_grows_from_1_to_8_to_16_and_accepts_each_id_once(admin, queue, ur
 
 def test_deduplicated_ids_move_to_their_new_shards(admin, queue, url, client):
     queue.publish_many(chosen(dedup=100))
-    drain(queue)
+    handle_all(queue)
     admin.resize("q", 8)
 
     assert not admin.finish_resize("q")
@@ -106,7 +100,7 @@ def metric(queue):
 
 def test_lost_map_is_reported_and_restored_and_no_id_runs_twice(admin, queue, url, client, lose):
     admin.resize("q", 4)
-    drain(queue)
+    handle_all(queue)
     assert not admin.finish_resize("q")
     many = Queue("q", url=url)
     many.publish_many(chosen(dedup=100))
@@ -123,7 +117,7 @@ def test_lost_map_is_reported_and_restored_and_no_id_runs_twice(admin, queue, ur
     assert admin.check("q", repair=True).is_sound
     assert ShardMap.parse(client.get(Keys("q").map)) == ShardMap(1, 4, 1, "growing")
     assert (metric(queue), shard_findings(admin), admin.check("q").faults) == (0, [], ())
-    drain(many)
+    handle_all(many)
     assert not admin.finish_resize("q")
 
 
@@ -158,7 +152,7 @@ def spoil(request, client, queue):
 
 def test_corrupt_map_is_reported_and_restored_from_the_fences(admin, queue, url, client, spoil):
     queue.publish_many(chosen())
-    drain(queue)
+    handle_all(queue)
     admin.resize("q", 8)
     assert not admin.finish_resize("q")
     admin.resize("q", 4)
@@ -173,7 +167,7 @@ def test_corrupt_map_is_reported_and_restored_from_the_fences(admin, queue, url,
     assert fault in [one.name for one in admin.check("q").faults]
     assert admin.check("q", repair=True).is_sound
     assert json.loads(client.get(queue.keys.map)) == {"epoch": 2, "n": 4, "was": 8, "state": "shrinking", "most": 8}
-    drain(Queue("q", url=url))
+    handle_all(Queue("q", url=url))
     assert not admin.finish_resize("q")
     assert len(admin.shards("q").counts) == 4
     assert admin.account("q").published == published + 40
@@ -184,7 +178,7 @@ def test_map_restored_after_a_shrink_keeps_the_totals_of_removed_shards(admin, q
     admin.resize("q", 8)
     queue.connection().maps.clear()
     Queue("q", url=url).publish_many(chosen())
-    drain(Queue("q", url=url))
+    handle_all(Queue("q", url=url))
     for number in (4, 1):
         assert not admin.finish_resize("q")
         admin.resize("q", number)
@@ -243,7 +237,7 @@ def test_queue_at_the_last_epoch_stays_usable(admin, queue, client):
 
 def test_queue_that_shrinks_keeps_messages_and_totals(admin, queue, url, client):
     admin.resize("q", 8)
-    drain(queue)
+    handle_all(queue)
     assert not admin.finish_resize("q")
     many = Queue("q", url=url)
     many.shards()
@@ -258,7 +252,7 @@ def test_queue_that_shrinks_keeps_messages_and_totals(admin, queue, url, client)
     assert not admin.finish_resize("q")
     assert admin.shards("q").map == ShardMap(2, 2, 2, "steady")
     assert many.counts().ready == 16 + 40
-    drain(many)
+    handle_all(many)
     assert many.counts().alive == 0
     seen = admin.overview(["q"])
     assert seen.queues[0].shards == 2
@@ -313,7 +307,7 @@ def test_shards_shows_grows_and_finishes(queue, command):
     assert (unfinished.code, unfinished.out.splitlines()[-1]) == (3, said)
     assert command("shards", "q", "8", "--yes").code == 2
 
-    drain(queue)
+    handle_all(queue)
     told = command("shards", "q", "--finish", "--json").json
     assert told["map"] == {"epoch": 1, "n": 4, "was": 4, "state": "steady", "most": 4}
     assert sum(one["ready"] for one in told["counts"]) == 0

@@ -1,11 +1,13 @@
-"""The doctor's findings of queues with keys: who cannot serve them, what holds them up, and what takes most of one."""
+"""The doctor's findings of queues: keys that nobody serves, limits, and producers that know no shards."""
 
 import pytest
 
-from reliq import Outgoing, Queue
+from reliq import Outgoing, Queue, transitions
 from reliq.admin import Admin
 from reliq.admin.doctor.of_keys import MANY_MESSAGES
+from reliq.ids import home
 from reliq.keys import Keys, Layout
+from reliq.shardmap import ShardMap
 
 
 @pytest.fixture
@@ -70,3 +72,34 @@ def test_doctor_reports_limits_that_a_queue_cannot_have(url, found, client):
     assert set(told) == {"x;reboot has limits in the Go layout", limits, "wide has keys or limits, and 2 shards"}
     assert told[limits] == "reliq limits 'x;reboot' --clear NAME"
     assert told["wide has keys or limits, and 2 shards"] == "reliq shards wide 1"
+
+
+SHARDS = 4
+#: An id that belongs in another shard than the first.
+AWAY = next(id for id in (f"order-{number}" for number in range(100)) if home(id, SHARDS))
+
+
+@pytest.fixture
+def sharded(url, client):
+    queue = Queue("q", str, url=url)
+    client.set(queue.keys.map, ShardMap(2, SHARDS, SHARDS).text)
+    queue.publish_many(["x"] * 20)
+    for number in range(20):
+        queue.publish("x", id=f"chosen-{number}")
+    return queue
+
+
+def test_doctor_reports_a_producer_that_knows_no_shards(admin, sharded, client):
+    def found():
+        return [(one.verdict, one.what) for one in admin.doctor() if one.name == "producers"]
+
+    assert found() == []
+    call = transitions.publish(
+        sharded.keys, [(AWAY, b"x")], transitions.CallNumber("old", 1), ttl_ms=60_000, retries=3
+    )  # into the first shard, whatever the map says
+    call.read(client.execute_command(*call.command_in_full))
+
+    assert found() == [("bad", f"1 message of other shards of q in shard 0, such as {AWAY!r}")]
+
+    client.set(sharded.keys.map, ShardMap(3, 2 * SHARDS, SHARDS, "growing").text)
+    assert found() == [], "during a resize a message may be where it was"
