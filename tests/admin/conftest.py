@@ -1,17 +1,20 @@
 """What the tests of the commands share: a person's terminal, without the terminal."""
 
 import sys
-from dataclasses import dataclass
+import time
+from typing import NamedTuple
 
 import msgspec
 import pytest
 
-from reliq import Queue
+from reliq import Layout, Queue, commands
+from reliq.admin import Admin
 from reliq.cli.app import main
+from reliq.roster import Worker
+from reliq.transport.connection import Connection
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(NamedTuple):
     """What a command left behind."""
 
     code: int
@@ -25,10 +28,12 @@ class Ran:
 
 @pytest.fixture
 def command(url, monkeypatch, capsys):
-    """Run `reliq WORDS…` in this process, on the test's Redis."""
+    """Run `reliq WORDS…` in this process, on the test's Redis or on that of another URL."""
     monkeypatch.setenv("RELIQ_URL", url)
 
-    def run(*words):
+    def run(*words, url=None):
+        if url:
+            monkeypatch.setenv("RELIQ_URL", url)
         monkeypatch.setattr(sys, "argv", ["reliq", *map(str, words)])
         capsys.readouterr()
         code = 0
@@ -39,6 +44,14 @@ def command(url, monkeypatch, capsys):
         return Ran(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def admin(url):
+    """The methods behind the commands."""
+    admin = Admin(url)
+    yield admin
+    admin.close()
 
 
 @pytest.fixture
@@ -61,3 +74,43 @@ def die(queue):
             queue.moves.collect([id], letters_max=1000, letters_ms=10**9)
 
     return make
+
+
+@pytest.fixture
+def alive(client):
+    """Write the record of a worker, as its process would."""
+
+    def make(id="w1", queues=("q",), running=(), **fields):
+        now = time.time()
+        about = {"host": "db1", "pid": 7, "version": "1.2.3", "slots": 4} | {"started": now - 60, "last_claim": now}
+        worker = Worker(id=id, queues=queues, busy=len(running), running=running, **({"seen": now} | about | fields))
+        for call in commands.write_worker(worker):
+            client.execute_command(*call.command)
+
+    return make
+
+
+@pytest.fixture
+def login(client, url):
+    """Make a user with exactly the rights of a role on queues; return its URL."""
+    made = []
+
+    def make(role, *queues, layout=Layout.RELIQ, **options):
+        rule = Admin(url, layout=layout).acl([role], queues, user=f"the-{role}", **options)
+        client.execute_command("ACL", "SETUSER", rule.user, "reset", *rule.rules, "on", ">secret")
+        client.acl_log_reset()
+        made.append((rule.user, url.replace("redis://", f"redis://{rule.user}:secret@")))
+        return made[-1][1]
+
+    yield make
+    for user, known_by in made:
+        client.acl_deluser(user)
+        Connection.to(known_by).maps.clear()  # the next test has another queue of that name
+
+
+@pytest.fixture
+def refused(client):
+    """Return what users were refused since the last login, but for what a new connection asks on the off chance."""
+    return lambda: sorted(
+        {one["object"] for one in client.acl_log() if not one["object"].startswith(("client", "info"))}
+    )

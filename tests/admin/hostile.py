@@ -19,22 +19,7 @@ TEXTS = [
     b"x" * 128,
 ]
 #: Names of queues, as the Go layout allows them: each means more than itself to some shell, or is an option of a command.
-NAMES = [
-    r"x\$(ls)",
-    "x$(ls)",
-    "x`ls`",
-    "x;ls",
-    "x'y",
-    'x"y',
-    "x y",
-    "*",
-    "?",
-    "~root",
-    "=ls",
-    "%1",
-    "x:y",
-    "--yes",
-]
+NAMES = [r"x\$(ls)", "x$(ls)", "x`ls`", "x;ls", "x'y", 'x"y', "x y", "*", "?", "~root", "=ls", "%1", "x:y", "--yes"]
 NUMBERS = [b"3", b"-1", b"9" * 400, b"9" * 4301, b"\xc2\xb2", b"-" + b"9" * 30, b"", b"nan", b"1e999"]
 SCORES = ["+inf", "-inf", "1e300", "-1e300", "0", "99999999999", "4000000000000", "9223372036854775807", "1795300000"]
 WORDS = [

@@ -1,9 +1,8 @@
-"""A terminal of a given size in which a command runs, and what its screen shows."""
+"""A pseudo-terminal in which a command runs: what a person types, and what the screen shows."""
 
 import fcntl
 import os
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -15,17 +14,17 @@ import pyte
 import pytest
 
 PATIENCE_SECONDS = 100.0
-
-
-def _environment():
-    """What is set here but a size: a program believes that more than its terminal, and test runners set one."""
-    return {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
 
 
 class Terminal:
-    """A `reliq` command in a pseudo-terminal."""
+    """`reliq WORDS…`, or another program, on a terminal of a size."""
 
-    def __init__(self, *words, columns, lines, url):
+    def __init__(
+        self, *words, columns=120, lines=24, url="", program=(sys.executable, "-m", "reliq"), folder=None, **environment
+    ):
+        # A program believes COLUMNS and LINES more than its terminal, and test runners set them.
+        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.raw = b""
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
@@ -33,8 +32,9 @@ class Terminal:
         self._master, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "reliq", *words],
-            env={**_environment(), "RELIQ_URL": url, "TERM": "xterm-256color"},
+            [*program, *words],
+            env={**inherited, "RELIQ_URL": url, "TERM": "xterm-256color", **environment},
+            cwd=folder,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -44,20 +44,37 @@ class Terminal:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    @property
+    def text(self):
+        """Return everything that was shown so far, without its styles."""
+        return _ESCAPES.sub("", self.raw.decode("utf-8", "replace"))
+
     def wait_for(self, *patterns):
         """Wait until each of `patterns` is in a line of the screen at the same moment; return the lines."""
+        return self._wait(
+            lambda: [row.rstrip() for row in self._screen.display],
+            lambda rows: all(any(re.search(pattern, row) for row in rows) for pattern in patterns),
+        )
+
+    def wait_for_text(self, pattern):
+        """Wait until `pattern` was shown, even if it was overwritten since."""
+        self._wait(lambda: self.text, lambda text: re.search(pattern, text))
+
+    def _wait(self, look, is_there):
         deadline = time.monotonic() + PATIENCE_SECONDS
         with self._came:
-            while True:
-                rows = [row.rstrip() for row in self._screen.display]
-                if all(any(re.search(pattern, row) for row in rows) for pattern in patterns):
-                    return rows
+            while not is_there(shown := look()):
                 if not self._came.wait(deadline - time.monotonic()):
-                    pytest.fail(f"{patterns} did not come: " + "\n".join(rows))
+                    pytest.fail(f"this did not come:\n{self.text}")
+            return shown
 
-    def end(self, number=signal.SIGINT):
-        """Send a signal; return the exit code, once everything that was written is read."""
-        self.process.send_signal(number)
+    def type(self, text):
+        os.write(self._master, text.encode())
+
+    def end(self, number=None):
+        """Send a signal, if any; return the exit code, once everything that was written is read."""
+        if number is not None:
+            self.process.send_signal(number)
         code = self.process.wait(PATIENCE_SECONDS)
         self._reader.join(PATIENCE_SECONDS)
         return code

@@ -10,25 +10,24 @@ import time
 
 import pytest
 import redis
-from typed import reliq
 
-from reliq import Queue, commands, transitions as t
-from reliq.roster import Slot, Worker
+from reliq import Queue, transitions as t
+from reliq.roster import Slot
 
 #: What the doctor asks on the off chance; what it is not told, it calls unknown.
 OFF_CHANCE = ("client", "info", "config", "slowlog", "acl")
-#: Rights that the test does not come to need: to watch, to go on with a page, to mend what somebody else broke, or one of two that do.
+#: Rights that these calls do not need: to watch, to continue a page, to repair other faults.
 ELSEWHERE = {"HRANDFIELD", "LREM", "RENAMENX", "EVAL", "ZCOUNT", "ZRANK"}
 #: What moves messages between the shards of a queue, as tests/admin/test_shards_command.py has it.
 ELSEWHERE |= {"HSETNX", "SADD", "WAIT"}
 
 
-@pytest.fixture(params=[(), ("--server", "6.2")], ids=["printed-for-this-server", "printed-for-6.2"])
-def rule(request, url):
-    """What the command prints for an operator of two queues."""
-    code, out, error = reliq("acl", "--role", "operator", "--queue", "q", "--queue", "other", *request.param, url=url)
-    assert code == 0, error
-    return out
+@pytest.fixture(params=[(), ("--server", "6.2")], ids=["this server", "6.2"])
+def rule(request, command):
+    """The output of `reliq acl` for an operator of two queues."""
+    done = command("acl", "--role", "operator", "--queue", "q", "--queue", "other", *request.param)
+    assert done.code == 0, done.err
+    return done.out
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def operator(client, rule, url):
 
 
 @pytest.fixture
-def scene(url, client):
+def scene(url, client, alive):
     """Messages in every state, dead letters, one message that got lost, and a worker."""
     queue, other = Queue("q", url=url, retries=3), Queue("other", url=url)
     other.publish({}, delay=600)
@@ -63,10 +62,7 @@ def scene(url, client):
     for at in range(6):
         queue.publish({"at": at}, id=f"ready{at}")
         queue.publish({"at": at}, id=f"later{at}", delay=600)
-    slot = Slot("q", "held", 1, time.time())
-    record = Worker("w", "host", 1, "1", ("q",), 4, 1, time.time(), time.time(), time.time(), (slot,))
-    for command in commands.write_worker(record):
-        client.execute_command(*command.command)
+    alive("w", running=(Slot("q", "held", 1, time.time()),))
     client.persist("reliq:worker:w")
     return queue
 
@@ -126,14 +122,16 @@ ACTING = [
 ]
 
 
-def test_it_runs_every_command_and_needs_every_right(scene, operator, rule, refused, client, tmp_path):
+def test_operator_may_run_every_command_and_needs_every_right(
+    scene, operator, rule, refused, client, command, tmp_path
+):
     file = tmp_path / "orders.jsonl"
     file.write_text('{"line": 1}\n{"line": 2}\n')
     client.config_resetstat()
 
     for line, said in (*SEEING, *ACTING):
         words = [str(file) if word == "FILE" else word for word in line.split()]
-        code, out, error = reliq(*words, "--json", url=operator)
+        code, out, error = command(*words, "--json", url=operator)
         assert (code, refused()) == (0, []), (line, error)
         assert said in out, line
 
@@ -142,9 +140,9 @@ def test_it_runs_every_command_and_needs_every_right(scene, operator, rule, refu
     assert scene.counts().missing == 0
 
 
-def test_it_watches(scene, operator, refused):
-    command = [sys.executable, "-m", "reliq", "watch", "--json", "--interval", "30s", "--url", operator]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as watch:
+def test_operator_may_watch_and_ask_the_doctor(scene, operator, refused, client, command):
+    words = [sys.executable, "-m", "reliq", "watch", "--json", "--interval", "30s", "--url", operator]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as watch:
         look = json.loads(watch.stdout.readline())
         watch.send_signal(signal.SIGINT)
 
@@ -152,59 +150,33 @@ def test_it_watches(scene, operator, refused):
     assert look["workers"][0]["id"] == "w"
     assert {one["error"] for one in look["errors"]} == {"gateway down", "no such card"}
     assert look["ends"]
-    assert refused() == []
 
+    done = command("doctor", "--role", "operator", "--queue", "q", "--json", url=operator)
 
-def test_it_asks_the_doctor_who_calls_unknown_what_it_may_not_know(scene, operator, refused, client):
-    code, out, error = reliq("doctor", "--role", "operator", "--queue", "q", "--json", url=operator)
-
-    verdicts = {one["name"]: one["verdict"] for one in json.loads(out)}
+    verdicts = {one["name"]: one["verdict"] for one in done.json}
     knows = "unknown" if client.info("server")["redis_version"].startswith("6.") else "ok"
-    assert (code, error, refused()) == (0, "", [])
+    assert (done.code, done.err, refused()) == (0, "", [])
     assert (verdicts["rights: operator"], verdicts["slow scripts"]) == (knows, "unknown")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "FLUSHALL",
-        "FLUSHDB",
-        "CONFIG SET maxmemory 1",
-        "KEYS *",
-        "ACL LIST",
-        "MONITOR",
-        "GET {reliq:third}:msg:m",
-        "LRANGE {reliq:third}:ready 0 -1",
-        "DEL {reliq:third}:ready",
-        "SET {reliq:third}:paused 1",
-        "HGETALL {reliq:third}:totals",
-        "XREVRANGE {reliq:third}:dead + -",
-        "RPOP {reliq:q}:ready",
-        "RENAME {reliq:q}:ready {reliq:q}:gone",
-    ],
-)
-def test_it_is_refused_what_is_not_an_operators_business(command, operator):
-    with redis.Redis.from_url(operator) as user, pytest.raises(redis.exceptions.NoPermissionError):
-        user.execute_command(*command.split())
+def test_operator_may_not_change_the_server_or_other_queues(operator):
+    server = ("FLUSHALL", "FLUSHDB", "CONFIG SET maxmemory 1", "KEYS *", "ACL LIST", "MONITOR")
+    third = ("GET KEY:msg:m", "LRANGE KEY:ready 0 -1", "DEL KEY:ready", "SET KEY:paused 1", "HGETALL KEY:totals")
+    own = ("RPOP {reliq:q}:ready", "RENAME {reliq:q}:ready {reliq:q}:gone")
+
+    with redis.Redis.from_url(operator) as user:
+        for command in (*server, *(one.replace("KEY", "{reliq:third}") for one in third), *own):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                user.execute_command(*command.split())
 
 
-@pytest.mark.parametrize(
-    "words", ["pause third", "list third --state ready", "publish third {}", "check third", "account third"]
-)
-def test_a_queue_of_somebody_else_is_an_error_that_says_so(words, operator, url):
+def test_operator_of_other_queues_sees_a_queue_as_unreadable(scene, operator, url, command):
     Queue("third", url=url).publish({})
 
-    code, _, error = reliq(*words.split(), url=operator)
-
-    assert code == 1
-    assert re.search("permission|NOPERM", error)
-
-
-def test_a_queue_of_somebody_else_is_listed_as_one_that_cannot_be_read(scene, operator, url):
-    Queue("third", url=url).publish({})
-
-    code, out, _ = reliq("queues", "--json", "--interval", "0", url=operator)
-
-    seen = json.loads(out)
-    assert (code, [*seen["unreadable"]]) == (0, ["third"])
+    for words in ("pause third", "list third --state ready", "publish third {}", "check third", "account third"):
+        done = command(*words.split(), url=operator)
+        assert done.code == 1
+        assert re.search("permission|NOPERM", done.err)
+    seen = command("queues", "--json", "--interval", "0", url=operator).json
+    assert [*seen["unreadable"]] == ["third"]
     assert {one["queue"] for one in seen["queues"]} == {"q", "other"}

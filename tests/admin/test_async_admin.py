@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from reliq.admin import Admin, AsyncAdmin, LetterFilter, RedriveOptions
+from reliq.admin import AsyncAdmin, LetterFilter, RedriveOptions
 from reliq.errors import ConfigurationError
 
 
@@ -26,43 +26,37 @@ def ask(url):
     return run
 
 
-def test_what_an_admin_answers_its_twin_answers_too(ask, url, die):
+def test_async_admin_answers_and_raises_like_admin(ask, admin, url, die):
     die("a", "b", "c")
-    desk = Admin(url)
 
     async def code(twin):
-        groups, size = await asyncio.gather(twin.dead_groups("q"), twin.size("q", "dead"))
-        return groups, size, [letter.id async for letter in twin.letters("q")], await twin.account("q")
+        with pytest.raises(ConfigurationError, match="there is no queue"):
+            await twin.size("none", "dead")
+        with pytest.raises(ConfigurationError, match="no shard 1"):
+            await AsyncAdmin(url, shard=1).account("q")
+        groups, *sizes = await asyncio.gather(twin.dead_groups("q"), *(twin.size("q", "dead") for _ in range(60)))
+        return groups, {*sizes}, [letter.id async for letter in twin.letters("q")], await twin.account("q")
 
-    assert ask(code) == (desk.dead_groups("q"), 3, ["a", "b", "c"], desk.account("q"))
+    assert ask(code) == (admin.dead_groups("q"), {3}, ["a", "b", "c"], admin.account("q"))
 
 
-def test_an_error_of_an_admin_comes_out_of_its_twin(ask):
-    with pytest.raises(ConfigurationError, match="there is no queue"):
-        ask(lambda twin: twin.size("none", "dead"))
-
-
-def test_progress_is_told_on_the_event_loop(ask, die):
+def test_progress_is_reported_on_the_event_loop(ask, die):
     die(*(f"m{number}" for number in range(20)))
 
     async def code(twin):
-        here, seen = threading.get_ident(), []
-        await twin.redrive(
-            "q",
-            LetterFilter(),
-            RedriveOptions(),
-            on_step=lambda *step: seen.append((threading.get_ident() == here, *step)),
-        )
+        seen = []
+        report = lambda *step: seen.append((threading.get_ident(), *step))  # noqa: E731
+        await twin.redrive("q", LetterFilter(), RedriveOptions(), on_step=report)
         return seen
 
     seen = ask(code)
 
-    assert all(is_here for is_here, _, _ in seen)
+    assert {thread for thread, *_ in seen} == {threading.get_ident()}
     assert (sum(looked for _, looked, _ in seen), seen[-1][2].redriven) == (20, 20)
 
 
-@pytest.mark.parametrize("rate", [None, 2.0], ids=["without-a-rate", "while-it-waits-for-its-rate"])
-def test_a_cancelled_redrive_ends_between_two_steps_and_another_call_goes_on(ask, queue, die, rate):
+@pytest.mark.parametrize("rate", [None, 2.0], ids=["without a rate", "with a rate"])
+def test_cancelled_redrive_ends_between_two_steps_and_can_be_continued(ask, queue, die, rate):
     ids = [f"m{number}" for number in range(40)]
     die(*ids)
 
@@ -85,7 +79,7 @@ def test_a_cancelled_redrive_ends_between_two_steps_and_another_call_goes_on(ask
     assert queue.counts().ready == 40
 
 
-def test_closing_ends_a_long_redrive(url, die, queue):
+def test_aclose_ends_a_long_redrive(url, die, queue):
     die(*(f"m{number}" for number in range(40)))
 
     async def main():
@@ -100,12 +94,3 @@ def test_closing_ends_a_long_redrive(url, die, queue):
     asyncio.run(asyncio.wait_for(main(), 60))
 
     assert queue.counts().ready == 1
-
-
-def test_many_callers_wait_for_the_threads_and_all_get_their_answers(ask, queue):
-    queue.publish({})
-
-    async def code(twin):
-        return await asyncio.gather(*(twin.size("q", "ready") for _ in range(60)))
-
-    assert ask(code) == [1] * 60

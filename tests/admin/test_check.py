@@ -5,8 +5,9 @@ import random
 from pathlib import Path
 
 import pytest
+from handling import handle_all
 
-from reliq import Admin, ConfigurationError, Layout, Outgoing, Queue, transitions as t
+from reliq import Admin, Layout, Outgoing, Queue, transitions as t
 from reliq.admin.fsck.ids import check_ids
 
 TAGGED, PLAIN = Layout.hdt3213(hash_tag=True), Layout.hdt3213()
@@ -43,6 +44,7 @@ def queue(url, layout, client):
 
 @pytest.fixture
 def check(url, layout):
+    """Check the queue; return the faults by name."""
     admin = Admin(url, layout=layout)
 
     def make(**options):
@@ -50,7 +52,6 @@ def check(url, layout):
         assert report.unproved == 0
         return {fault.name: fault for fault in report.faults}
 
-    make.report = lambda: admin.check("q")
     return make
 
 
@@ -67,23 +68,15 @@ def looked_at(queue, client, id, **options):
 
 def state(queue, client, id):
     """Where an id is, with its retry count."""
-    client_state = looked_at(queue, client, id)
-    at = ["pending", "unack", "garbage", None, None, None, None, None, "ready", "retry"]
-    places = [name for name, part in zip(at, client_state, strict=False) if name and part not in (b"", 0)]
-    return places, client_state[3].decode()
+    found = looked_at(queue, client, id)
+    at = {0: "pending", 1: "unack", 2: "garbage", 8: "ready", 9: "retry"}
+    return [name for part, name in at.items() if found[part] not in (b"", 0)], found[3].decode()
 
 
-def test_a_sound_queue_is_sound(queue, check):
-    report = check.report()
+def test_sound_queue_has_no_faults(queue, url, layout):
+    report = Admin(url, layout=layout).check("q")
 
-    assert report.faults == ()
-    assert report.is_sound
-    assert report.looked_at == 10
-
-
-def test_a_queue_that_is_not_there_is_not_sound_but_unknown(url):
-    with pytest.raises(ConfigurationError, match="there is no queue 'nothing'"):
-        Admin(url).check("nothing")
+    assert (report.faults, report.is_sound, report.looked_at) == ((), True, 10)
 
 
 #: How a hand breaks the queue, what is told of which id, and where it is after the repair.
@@ -92,14 +85,9 @@ BREAKS = {
     "ready twice": (lambda c, k: c.lpush(k.ready, "ready-1"), "twice", "ready-1", ["ready"]),
     "ready and retry": (lambda c, k: c.lpush(k.ready, "retried"), "twice", "retried", ["retry"]),
     "pending and unack": (lambda c, k: c.zadd(k.pending, {"nacked": 2e9}), "twice", "nacked", ["unack"]),
-    "pending and ready": (lambda c, k: c.zadd(k.pending, {"ready-0": 2e9}), "twice", "ready-0", ["ready"]),
     "garbage and ready": (lambda c, k: c.sadd(k.garbage, "ready-0"), "twice", "ready-0", ["ready"]),
-    "garbage and pending": (lambda c, k: c.zadd(k.pending, {"over": 2e9}), "twice", "over", ["garbage"]),
     "no count in a list": (lambda c, k: c.hdel(k.retries_left, "ready-2"), "no-count", "ready-2", ["ready"]),
-    "no count of a pending": (lambda c, k: c.hdel(k.retries_left, "late-0"), "no-count", "late-0", ["pending"]),
-    "no count of a held": (lambda c, k: c.hdel(k.retries_left, "held"), "no-count", "held", ["unack"]),
     "a count that is text": (lambda c, k: c.hset(k.retries_left, "late-0", "many"), "bad-count", "late-0", ["pending"]),
-    "a count below 0": (lambda c, k: c.hset(k.retries_left, "ready-0", "-1"), "bad-count", "ready-0", ["ready"]),
     "a count at the end": (lambda c, k: c.hset(k.retries_left, "over", "3"), "ended-count", "over", ["garbage"]),
     "a count of nobody": (lambda c, k: c.hset(k.retries_left, "ghost", "3"), "stray-count", "ghost", []),
     "a word of nobody": (lambda c, k: c.hset(k.lease, "ghost", "suspect"), "stray-word", "ghost", []),
@@ -107,24 +95,14 @@ BREAKS = {
     "a body of nobody": (lambda c, k: c.set(k.msg("ghost"), "body"), "stray-body", "ghost", []),
     "a nonce in a list": (lambda c, k: c.hset(k.lease, "ready-0", "l.1:9"), "wrong-word", "ready-0", ["ready"]),
     "a nonce of a pending": (lambda c, k: c.hset(k.lease, "late-0", "l.1:9"), "wrong-word", "late-0", ["pending"]),
-    "nacked in a list": (lambda c, k: c.hset(k.lease, "retried", "nacked"), "wrong-word", "retried", ["retry"]),
     "a list's word in unack": (lambda c, k: c.hset(k.lease, "held", "@170"), "wrong-word", "held", ["unack"]),
     "a word at the end": (lambda c, k: c.hset(k.lease, "over", "suspect"), "wrong-word", "over", ["garbage"]),
     "due never": (lambda c, k: c.zadd(k.unack, {"nacked": "inf"}), "wrong-time", "nacked", ["unack"]),
-    "a due time in ms": (lambda c, k: c.zadd(k.unack, {"nacked": 1.8e12}), "wrong-time", "nacked", ["unack"]),
     "a lease for ever": (lambda c, k: c.zadd(k.unack, {"held": 1.9e9}), "wrong-time", "held", ["unack"]),
-    "a lease since ever": (lambda c, k: c.zadd(k.unack, {"held": "-inf"}), "wrong-time", "held", ["unack"]),
     "no body of a pending": (lambda c, k: c.delete(k.msg("late-1")), "no-body", "late-1", []),
-    "no body of a nacked": (lambda c, k: c.delete(k.msg("nacked")), "no-body", "nacked", []),
     "no body in a list": (lambda c, k: c.delete(k.msg("ready-1")), "no-body", "ready-1", ["ready"]),
-    "a strange body": (
-        lambda c, k: (c.delete(k.msg("late-1")), c.sadd(k.msg("late-1"), "x")),
-        "strange-body",
-        "late-1",
-        [],
-    ),
+    "a strange body": (lambda c, k: c.delete(key := k.msg("late-1")) + c.sadd(key, "x"), "strange-body", "late-1", []),
     "taken out of ready": (lambda c, k: c.lrem(k.ready, 0, "ready-1"), "lost", "ready-1", ["ready"]),
-    "taken out of pending": (lambda c, k: c.zrem(k.pending, "late-2"), "lost", "late-2", ["pending"]),
     "taken out of unack": (lambda c, k: c.zrem(k.unack, "held"), "lost", "held", ["ready"]),
 }
 #: Without an envelope nothing says where these belong.
@@ -132,7 +110,7 @@ DEAD_WHEN_BARE = {"lost"}
 
 
 @pytest.mark.parametrize("how", BREAKS)
-def test_what_is_broken_is_told_and_mended(how, queue, check, client, layout):
+def test_each_fault_is_reported_and_repaired(how, queue, check, client, layout):
     hand, fault, id, places = BREAKS[how]
     hand(client, queue.keys)
 
@@ -144,25 +122,18 @@ def test_what_is_broken_is_told_and_mended(how, queue, check, client, layout):
     left_alone = how == "no body in a list"
     assert mended[fault].mended == (0 if left_alone else 1)
     gone_to_the_dead = layout.bare and fault in DEAD_WHEN_BARE
-    assert state(queue, client, id)[0] == ([] if gone_to_the_dead else places)
+    now_at, left = state(queue, client, id)
+    assert now_at == ([] if gone_to_the_dead else places)
+    assert left == "0" or fault not in ("no-count", "bad-count"), "one more delivery"
     assert {name for name, fault in check().items() if not fault.passes and name != "account"} == set()
     if not layout.bare and fault not in ("stray-count", "stray-body"):
         assert "account" not in check(), "what was mended is counted"
 
 
-@pytest.mark.parametrize("how", ["no count in a list", "a count that is text", "a count below 0"])
-def test_a_count_that_was_lost_is_mended_to_one_more_delivery(how, queue, check, client):
-    BREAKS[how][0](client, queue.keys)
-
-    check(repair=True)
-
-    assert state(queue, client, BREAKS[how][2])[1] == "0"
-
-
 @pytest.mark.parametrize(
     "name", ["pending", "ready", "unack", "retry", "garbage", "retries_left", "lease", "errors", "dead"]
 )
-def test_a_key_of_another_type_is_put_aside_and_what_it_held_is_found_again(name, queue, check, client):
+def test_redis_key_of_another_type_is_put_aside_and_its_messages_are_restored(name, queue, check, client):
     key = getattr(queue.keys, name)
     client.delete(key)
     client.set(key, "not ours")
@@ -176,7 +147,7 @@ def test_a_key_of_another_type_is_put_aside_and_what_it_held_is_found_again(name
     assert names(check()) <= {"no-word"}
 
 
-def test_a_body_of_nobody_becomes_a_letter_that_says_so(queue, check, client):
+def test_body_without_a_message_becomes_a_dead_letter(queue, check, client):
     client.set(queue.keys.msg("ghost"), b"body")
 
     check(repair=True)
@@ -186,28 +157,21 @@ def test_a_body_of_nobody_becomes_a_letter_that_says_so(queue, check, client):
     assert client.exists(queue.keys.msg("ghost")) == 0
 
 
-def test_a_due_time_that_nothing_tells_makes_a_letter_of_a_message_without_envelope(url, client):
-    queue = Queue("q", bytes, url=url, layout=TAGGED)
-    queue.publish(b"body", id="m", delay=HOUR)
-    client.zadd(queue.keys.pending, {"m": "inf"})
+def test_wrong_due_time_is_repaired_from_the_envelope_or_makes_a_dead_letter(url, client):
+    ours, bare = (Queue("q", bytes, url=url, layout=one) for one in (Layout.RELIQ, TAGGED))
+    due = ours.publish(b"body", id="m", delay=HOUR).due
+    bare.publish(b"body", id="m", delay=HOUR)
+    for queue in (ours, bare):
+        client.zadd(queue.keys.pending, {"m": "inf"})
 
-    [fault] = Admin(url, layout=TAGGED).check("q", repair=True, patience=0).faults
+        [fault] = Admin(url, layout=queue.keys.layout).check("q", repair=True, patience=0).faults
+        assert (fault.name, fault.mended) == ("wrong-time", 1)
 
-    assert (fault.name, fault.mended) == ("wrong-time", 1)
-    assert [(one.id, one.reason) for one in queue.letters()] == [("m", "lost")]
-
-
-def test_a_due_time_that_the_envelope_tells_is_taken_from_there(url, client):
-    queue = Queue("q", bytes, url=url)
-    due = queue.publish(b"body", id="m", delay=HOUR).due
-    client.zadd(queue.keys.pending, {"m": "inf"})
-
-    Admin(url).check("q", repair=True)
-
-    assert client.zscore(queue.keys.pending, "m") == due
+    assert client.zscore(ours.keys.pending, "m") == due
+    assert [(one.id, one.reason) for one in bare.letters()] == [("m", "lost")]
 
 
-def test_messages_whose_list_was_deleted_are_all_handled_after_a_repair(url, client):
+def test_messages_of_a_deleted_list_are_handled_after_a_repair(url, client):
     queue = Queue("q", int, url=url)
     queue.publish_many(range(600))
     client.delete(queue.keys.ready)
@@ -216,15 +180,11 @@ def test_messages_whose_list_was_deleted_are_all_handled_after_a_repair(url, cli
 
     assert [(fault.name, fault.count, fault.mended) for fault in report.faults] == [("lost", 600, 600)]
     assert report.is_sound
-    handled = []
-    while queue.counts().ready:
-        with queue.receive(limit=500) as jobs:
-            handled += [job.body for job in jobs]
-    assert sorted(handled) == list(range(600))
+    assert sorted(handle_all(queue)) == list(range(600))
     assert queue.counts().missing == 0
 
 
-def test_a_message_that_was_cancelled_in_a_list_that_is_gone_ends_as_cancelled(url, client):
+def test_cancelled_message_of_a_deleted_list_ends_as_cancelled(url, client):
     queue = Queue("q", bytes, url=url)
     queue.publish(b"body", id="m")
     queue.cancel("m")
@@ -235,7 +195,7 @@ def test_a_message_that_was_cancelled_in_a_list_that_is_gone_ends_as_cancelled(u
     assert (queue.counts().totals["cancelled"], queue.counts().missing) == (1, 0)
 
 
-def test_an_account_that_does_not_add_up_is_told_and_not_invented(url, client):
+def test_account_that_does_not_add_up_is_reported_and_kept(url, client):
     queue = Queue("q", bytes, url=url)
     queue.publish(b"body")
     client.hincrby(queue.keys.totals, "published", 2)
@@ -247,19 +207,19 @@ def test_an_account_that_does_not_add_up_is_told_and_not_invented(url, client):
     assert not report.is_sound
 
 
-@pytest.mark.parametrize("total", ["many", "-5"])
-def test_a_total_that_is_no_number_or_below_zero_is_told_and_stays(total, url, client):
+def test_total_that_is_no_count_is_reported_and_kept(url, client):
     queue = Queue("q", bytes, url=url)
     queue.publish(b"body")
-    client.hset(queue.keys.totals, "acked", total)
+    for total in ("many", "-5"):
+        client.hset(queue.keys.totals, "acked", total)
 
-    [fault] = Admin(url).check("q", repair=True).faults
+        [fault] = Admin(url).check("q", repair=True).faults
 
-    assert (fault.name, fault.examples, fault.mended) == ("bad-total", ("acked",), 0)
-    assert client.hget(queue.keys.totals, "acked") == total.encode()
+        assert (fault.name, fault.examples, fault.mended) == ("bad-total", ("acked",), 0)
+        assert client.hget(queue.keys.totals, "acked") == total.encode()
 
 
-def test_a_body_that_is_gone_and_a_lease_of_a_stranger_are_told_but_are_not_wrong(url, client):
+def test_missing_body_and_foreign_lease_are_reported_as_passing(url, client):
     queue = Queue("q", bytes, url=url)
     queue.publish(b"body", id="expired")
     queue.publish(b"body", id="held")
@@ -276,17 +236,20 @@ def test_a_body_that_is_gone_and_a_lease_of_a_stranger_are_told_but_are_not_wron
     assert report.is_sound
 
 
-def test_a_check_reads_and_writes_nothing(queue, check, client):
+def test_check_without_repair_writes_nothing(queue, check, client):
     for hand, *_ in BREAKS.values():
         hand(client, queue.keys)
     before = {key: client.dump(key) for key in client.scan_iter()}
 
     check()
-
     assert {key: client.dump(key) for key in client.scan_iter()} == before
 
+    check(repair=True)
+    check(repair=True)
+    assert names(check()) <= {"no-body", "no-word"}, "everything that was broken at once is repaired"
 
-def test_what_has_changed_since_it_was_seen_is_left_alone(queue, client):
+
+def test_message_that_changed_since_the_look_is_not_repaired(queue, client):
     seen = looked_at(queue, client, "ready-0")[-1]
     client.hset(queue.keys.retries_left, "ready-0", "7")
     wish = {"ready-0": (seen, "", 0, "", "", "dead", "lost - x")}
@@ -295,16 +258,6 @@ def test_what_has_changed_since_it_was_seen_is_left_alone(queue, client):
 
     assert answer == b"changed"
     assert state(queue, client, "ready-0") == (["ready"], "7")
-
-
-def test_everything_broken_at_once_is_mended(queue, check, client):
-    for hand, *_ in BREAKS.values():
-        hand(client, queue.keys)
-
-    check(repair=True)
-    check(repair=True)
-
-    assert names(check()) <= {"no-body", "no-word"}
 
 
 def break_at_random(client, keys, chance, id):
@@ -320,9 +273,8 @@ def break_at_random(client, keys, chance, id):
     if chance.random() < 0.5:
         client.hset(keys.retries_left, id, chance.choice(("0", "3", "-1", "x", "1e3")))
     if chance.random() < 0.5:
-        client.hset(
-            keys.lease, id, chance.choice(("a.1:500", "a.1:500!", "nacked", "suspect", "!", "@1800000000000?", "?"))
-        )
+        words = ("a.1:500", "a.1:500!", "nacked", "suspect", "!", "@1800000000000?", "?")
+        client.hset(keys.lease, id, chance.choice(words))
     if chance.random() < 0.3:
         client.hset(keys.errors, id, "failed 1 x")
     if chance.random() < 0.6:
@@ -330,8 +282,8 @@ def break_at_random(client, keys, chance, id):
         client.set(keys.msg(id), head + b"body")
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_whatever_is_left_anywhere_is_mended(seed, queue, check, client):
+@pytest.mark.parametrize("seed", range(2), ids="seed {}".format)
+def test_random_corruption_is_repaired(seed, queue, check, client):
     chance = random.Random(seed)
     for number in range(300):
         break_at_random(client, queue.keys, chance, f"x-{number}")
@@ -354,28 +306,40 @@ def restore(client, name):
         write[held["type"]](key, held["value"])
 
 
-@pytest.mark.parametrize("name", [name for name in RECORDED if RECORDED[name]["keys"]])
-def test_what_the_go_original_left_behind_is_sound(name, client, url):
-    restore(client, name)
-    tagged = any(key.startswith("{") for key in RECORDED[name]["keys"])
-    prefix = "acme" if "custom" in name else "dp"
-    admin = Admin(url, layout=Layout.hdt3213(hash_tag=tagged, prefix=prefix))
+def test_recorded_queues_of_the_go_original_are_sound(client, url):
+    for name, case in RECORDED.items():
+        if case["keys"]:
+            client.flushall()
+            restore(client, name)
+            tagged = any(key.startswith("{") for key in case["keys"])
+            layout = Layout.hdt3213(hash_tag=tagged, prefix="acme" if "custom" in name else "dp")
 
-    report = admin.check("orders")
+            report = Admin(url, layout=layout).check("orders")
 
-    assert report.faults == ()
-    assert report.looked_at == sum(":msg:" in key for key in RECORDED[name]["keys"])
+            assert (report.faults, report.looked_at) == ((), sum(":msg:" in key for key in case["keys"])), name
 
 
-def test_what_a_go_consumer_leaves_when_it_dies_between_two_commands_is_told_and_mended(client, url):
-    admin, keys = Admin(url, layout=TAGGED), Queue("orders", bytes, layout=TAGGED, url=url).keys
-    restore(client, "in_flight")
-    held = client.zrange(keys.unack, 0, -1)[0].decode()
-    client.zrem(keys.unack, held)  # it acked, and died before it deleted body and count
-    client.set(keys.msg("published"), "body")  # it published, and died before the count and the place
-    client.hset(keys.retries_left, "no-body", "3")
+def test_check_prints_faults_and_exits_1_until_the_queue_is_repaired(command, url, client):
+    Queue("orders", bytes, url=url).publish(b"body", id="m")
+    client.delete("{reliq:orders}:ready")
+    client.hset("{reliq:orders}:lease", "ghost", "suspect")
 
-    told = {fault.name: fault.examples for fault in admin.check("orders", repair=True, patience=0).faults}
+    told = command("check", "orders")
+    assert (told.code, "stray-word" in told.out) == (1, True)
+    assert told.out.endswith("orders: 2 ids looked at; the queue is NOT sound.\n")
+    mended = command("check", "orders", "--repair", "--json")
+    assert mended.code == 0
+    assert {(fault["name"], fault["mended"]) for fault in mended.json["faults"]} == {("lost", 1), ("stray-word", 1)}
+    assert command("check", "orders") == (0, "orders: 1 id looked at; the queue is sound.\n", "")
 
-    assert told == {"lost": (held,), "stray-body": ("published",), "stray-count": ("no-body",)}
-    assert admin.check("orders").faults == ()
+
+def test_check_of_a_queue_of_go_looks_twice(command, url, client, monkeypatch):
+    waits = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    queue = Queue("orders", bytes, url=url, layout=PLAIN)
+    queue.publish(b"body", id="m")
+    client.hset(queue.keys.retries_left, "m", "x")
+
+    done = command("check", "orders", "--layout", "hdt3213")
+
+    assert (done.code, waits, "bad-count" in done.out) == (1, [5.0], True)

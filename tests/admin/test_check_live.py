@@ -10,6 +10,8 @@ import pytest
 from reliq import Admin, Consumer, Nack, Outgoing, Queue, Reject, Snooze, WorkerSettings
 from reliq.admin.fsck import check, reading
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_SECONDS = 100.0
 ENOUGH_CHECKS = 12
 ENOUGH_ACKED = 1000
@@ -28,7 +30,7 @@ def pieces(request, monkeypatch):
 
 @contextmanager
 def busy(url, keys=(None,), **limits):
-    """A queue that is worked in every way there is, as long as the block runs; its messages have `keys` by turns."""
+    """A queue with publishers, workers and failures as long as the block runs; its messages have `keys` by turns."""
     queue, consumer = Queue("busy", int, url=url, retries=2, letters_max=20, **limits), Consumer(url)
     over = threading.Event()
 
@@ -44,26 +46,20 @@ def busy(url, keys=(None,), **limits):
             case 3:
                 raise ValueError("now and then")
 
+    def outgoing(number, delay):
+        key = keys[number % len(keys)]
+        return Outgoing(body=number, id=f"m-{number}", dedup=0.05, delay=delay, key=key)
+
     def publish() -> None:
         chance, number = random.Random(7), 0
         while not over.is_set():
-            # Enough to do, and never so much that the test is about reading a long list.
-            if queue.counts().alive < 400:
-                queue.publish_many(
-                    Outgoing(
-                        body=number + n,
-                        id=f"m-{number + n}",
-                        dedup=0.05,
-                        delay=chance.choice((0, 0, 0.02)),
-                        key=keys[n % len(keys)],
-                    )
-                    for n in range(50)
-                )
+            if queue.counts().alive < 400:  # never so much that the test is about reading a long list
+                queue.publish_many(outgoing(number + n, chance.choice((0, 0, 0.02))) for n in range(50))
                 for n in range(0, 50, 9):
                     queue.cancel(f"m-{number + n}")
                 number += 50
 
-    queue.publish(9)  # what nobody has published to is no queue
+    queue.publish(9)  # an empty queue is unknown
     publisher = threading.Thread(target=publish)
     consumer.start(WorkerSettings(concurrency=4))
     publisher.start()
@@ -80,33 +76,28 @@ def wrong(report):
     return [fault for fault in report.faults if not fault.passes]
 
 
-def test_a_busy_queue_is_never_said_to_be_wrong(url, pieces):
-    admin = Admin(url)
+def checks(url, queue, acked):
+    """Check until there were enough checks and enough work beside them; return the faults."""
+    faults, number, until = [], 0, time.monotonic() + PATIENCE_SECONDS
+    while number < ENOUGH_CHECKS or queue.counts().totals.get("acked", 0) < acked:
+        assert time.monotonic() < until, "the workers hardly work"
+        faults += wrong(Admin(url).check("busy"))
+        number += 1
+    return faults
 
+
+def test_check_of_a_busy_queue_finds_no_fault(url, pieces):
     with busy(url) as queue:
-        until, reports = time.monotonic() + PATIENCE_SECONDS, []
-        while len(reports) < ENOUGH_CHECKS or queue.counts().totals.get("acked", 0) < ENOUGH_ACKED:
-            assert time.monotonic() < until, "the workers hardly work"
-            reports.append(admin.check("busy"))
-
-    assert [fault for report in reports for fault in wrong(report)] == []
-    assert all(report.is_sound for report in reports)
+        assert checks(url, queue, ENOUGH_ACKED) == []
 
 
-@pytest.mark.parametrize("limits", [{"ordered": True}, {"per_key": 2, "key_rate": "400/s"}], ids=str)
-def test_a_busy_queue_with_keys_is_never_said_to_be_wrong(url, limits):
-    admin, keys = Admin(url), [*(f"key-{number}" for number in range(9)), None]
-
-    with busy(url, keys, **limits) as queue:
-        until, reports = time.monotonic() + PATIENCE_SECONDS, []
-        while len(reports) < ENOUGH_CHECKS or queue.counts().totals.get("acked", 0) < ENOUGH_ACKED / 4:
-            assert time.monotonic() < until, "the workers hardly work"
-            reports.append(admin.check("busy"))
-
-    assert [fault for report in reports for fault in wrong(report)] == []
+@pytest.mark.parametrize("limits", [{"ordered": True}, {"per_key": 2, "key_rate": "400/s"}], ids=["ordered", "per_key"])
+def test_check_of_a_busy_queue_with_keys_finds_no_fault(url, limits):
+    with busy(url, [*(f"key-{number}" for number in range(9)), None], **limits) as queue:
+        assert checks(url, queue, ENOUGH_ACKED / 4) == []
 
 
-def test_what_is_wrong_in_a_busy_queue_is_found_and_mended_and_nothing_else_is_touched(url, pieces, client):
+def test_fault_of_a_busy_queue_is_repaired_and_nothing_else(url, pieces, client):
     admin = Admin(url)
     strays = {f"ghost-{n}": "3" for n in range(20)}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hostile import NAMES
 from required import must_run_in_ci
-from session import Session
+from terminal import Terminal
 
 from reliq import Layout, Queue
 from reliq.cli.app import main
@@ -56,19 +56,12 @@ def known(url):
     Queue("go", bytes, url=url, layout=Layout.hdt3213()).publish(b"x")
 
 
-def test_the_names_of_queues_are_completed_where_one_is_wanted(completed, known):
+def test_queue_names_are_completed_where_a_command_takes_a_queue(completed, known):
     assert completed("reliq show ") == ["go", "mails", "order-deadlines", "orders"]
     assert completed("reliq list ord") == ["order-deadlines", "orders"]
     assert completed("reliq dead redrive orders --to ma") == ["mails"]
     assert completed("reliq worker shop.jobs --queue ma") == ["mails"]
-
-
-def test_a_queue_that_is_named_already_is_not_offered_again(completed, known):
-    assert completed("reliq queues orders ord") == ["order-deadlines"]
-
-
-def test_names_are_of_the_redis_that_the_line_names(completed, known):
-    assert completed("reliq show --url redis://127.0.0.1:1/0 ") == []
+    assert completed("reliq queues orders ord") == ["order-deadlines"], "an earlier word is not offered again"
 
 
 @every_shell
@@ -92,24 +85,24 @@ def test_completion_of_hostile_queue_names_in_a_real_shell_runs_no_command(shell
     client.hset(QUEUES_KEY, mapping={r"hdt3213 x\$(touch ran)": "1", "hdt3213 evil;touch ran": "1"})
     (tmp_path / "evil-file").touch()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {"PATH": path, "HOME": str(tmp_path), "RELIQ_URL": url, "LANG": "C.UTF-8"}
-    session = Session(program=(*ON_TERMINAL, *SHELLS[shell]), environment=environment, folder=tmp_path)
+    environment = {"PATH": path, "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    terminal = Terminal(program=(*ON_TERMINAL, *SHELLS[shell]), url=url, folder=tmp_path, **environment)
     try:
         start = "autoload -Uz compinit; compinit -u -D; " if shell == "zsh" else ""
-        session.type(f"{start}env _RELIQ_COMPLETE=source_{shell} reliq > s; source ./s; echo rea''dy\n")
-        session.wait_for("ready")
-        session.type("reliq show \t\t" if shell == "bash" else "reliq show \t")
-        session.wait_for("order-deadlines")
-        session.type("evi\t")
-        session.wait_for("evil-file|evil.?;")
-        session.type("\n")
-        session.wait_for("see reliq show --help")
-        session.type("exit\n")
-        session.end()
+        terminal.type(f"{start}env _RELIQ_COMPLETE=source_{shell} reliq > s; source ./s; echo rea''dy\n")
+        terminal.wait_for_text("ready")
+        terminal.type("reliq show \t\t" if shell == "bash" else "reliq show \t")
+        terminal.wait_for_text("order-deadlines")
+        terminal.type("evi\t")
+        terminal.wait_for_text("evil-file|evil.?;")
+        terminal.type("\n")
+        terminal.wait_for_text("see reliq show --help")
+        terminal.type("exit\n")
+        terminal.end()
     finally:
-        session.close()
+        terminal.close()
 
-    assert not (tmp_path / "ran").exists(), session.text
+    assert not (tmp_path / "ran").exists(), terminal.text
 
 
 def test_completion_reads_no_url_from_a_file(completed, known, url, tmp_path, monkeypatch):
@@ -120,22 +113,16 @@ def test_completion_reads_no_url_from_a_file(completed, known, url, tmp_path, mo
     assert completed("reliq show ") == []
 
 
-def test_nothing_is_offered_and_nothing_printed_while_redis_is_away_or_says_nothing(completed, known, monkeypatch):
-    monkeypatch.setenv("RELIQ_URL", "redis://127.0.0.1:1/0")
-    assert completed("reliq show ") == []
-    monkeypatch.setenv("RELIQ_URL", "no URL")
-    assert completed("reliq show ") == []
+def test_completion_without_redis_offers_and_prints_nothing(completed, known, monkeypatch):
+    assert completed("reliq show --url redis://127.0.0.1:1/0 ") == [], "the URL of the line is the one"
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("RELIQ_URL", f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
-        assert completed("reliq show ") == []
+        for url in ("redis://127.0.0.1:1/0", "no URL", f"redis://127.0.0.1:{silent.getsockname()[1]}/0"):
+            monkeypatch.setenv("RELIQ_URL", url)
+            assert completed("reliq show ") == []
 
 
-def test_without_a_redis_named_nothing_is_offered(completed, monkeypatch):
-    monkeypatch.delenv("RELIQ_URL")
-
-    assert completed("reliq show ") == []
-
-
-def test_the_options_of_a_command_and_the_words_of_an_option_are_completed(completed):
+def test_commands_options_and_their_words_are_completed(completed):
     assert "--header" in completed("reliq cancel orders --he")
     assert completed("reliq cancel orders --state re") == ["ready", "retry"]
+    for shell in SHELLS:
+        assert "doctor" in " ".join(completed("reliq do", shell))

@@ -13,12 +13,13 @@ from uuid import uuid4
 
 import psutil
 import pytest
-import redis
 from ports import free_port
 from waiting import eventually
 
 from reliq import Queue
 from reliq.cli.demo_story import killed_runs, read_journal
+
+pytestmark = pytest.mark.slow
 
 RAN_AGAIN = re.compile(
     r"^([1-9]\d*) jobs? (?:was|were) running in the killed process; all \1 ran again\.$", re.MULTILINE
@@ -61,40 +62,34 @@ def left(mark, sessions):
     return found
 
 
-@pytest.mark.parametrize("named", ["environment", "file"])
-def test_demo_without_url_connects_to_no_redis_but_its_own(demo, url, client, tmp_path, named):
-    """The setting `queues` is one that the demo's workers would stumble over."""
-    if named == "file":
-        (tmp_path / "pyproject.toml").write_text(f"[tool.reliq]\nurl = {url!r}\nqueues = ['orders']\n")
-    variables = {"RELIQ_URL": url, "RELIQ_QUEUES": "orders"} if named == "environment" else {}
-    before = client.info("stats")["total_connections_received"]
-
-    process = demo(**variables)
-    out, err = process.communicate(timeout=100)
-
-    assert (process.returncode, err) == (0, ""), out
-    assert RAN_AGAIN.search(out), out
-    assert ACCOUNT in out
-    assert client.info("stats")["total_connections_received"] == before
-    assert client.keys() == []
-
-
-def test_demo_with_url_leaves_the_redis_as_it_was(demo, url, client):
+@pytest.mark.parametrize("named", ["environment", "file", "option"])
+def test_demo_keeps_its_claim_and_leaves_the_redis_of_others_as_it_was(demo, url, client, tmp_path, named):
+    """Without --url it connects to its own Redis; the setting `queues` would mislead its workers."""
     Queue("orders", url=url).publish({})
     before = sorted(client.keys()), client.hgetall("reliq:queues")
+    connections = client.info("stats")["total_connections_received"]
+    if named == "file":
+        (tmp_path / "pyproject.toml").write_text(f"[tool.reliq]\nurl = {url!r}\nqueues = ['orders']\n")
 
-    process = demo("--url", url)
+    process = demo(
+        *(["--url", url] if named == "option" else []),
+        **({"RELIQ_URL": url, "RELIQ_QUEUES": "orders"} if named == "environment" else {}),
+    )
     out, err = process.communicate(timeout=100)
 
     assert (process.returncode, err) == (0, ""), out
     assert RAN_AGAIN.search(out), out
     assert ACCOUNT in out
     assert (sorted(client.keys()), client.hgetall("reliq:queues")) == before
+    assert named == "option" or client.info("stats")["total_connections_received"] == connections
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("where", ["private", "url"])
-def test_demo_that_is_interrupted_leaves_nothing_behind(demo, url, client, where, number):
+@pytest.mark.parametrize(
+    ("where", "number"),
+    [("private", signal.SIGINT), ("url", signal.SIGTERM), ("url", signal.SIGHUP)],
+    ids=["SIGINT", "SIGTERM with a URL", "SIGHUP with a URL"],
+)
+def test_interrupted_demo_leaves_nothing_behind(demo, url, client, where, number):
     process = demo(*(["--url", url] if where == "url" else []))
     assert "200 jobs are in" in process.stdout.readline()
     if where == "url":
@@ -115,7 +110,7 @@ def runs(process):
     return False
 
 
-def test_demo_with_url_that_is_killed_leaves_no_key(demo, url, client, tmp_path):
+def test_killed_demo_with_a_url_leaves_no_key(demo, url, client, tmp_path):
     """Its workers may go on for some seconds; the keys are removed when the last one has ended."""
     process = demo("--jobs", "2000", "--url", url)
     eventually(lambda: client.zcard("{reliq:demo}:unack"), "a worker process works")
@@ -149,7 +144,7 @@ def test_demo_whose_killed_jobs_do_not_run_again_exits_1(demo, url, client):
     assert re.search(r"^LOST: \d+ jobs?: 200 published = ", "".join(said), re.MULTILINE), said
 
 
-def test_a_killed_run_ran_again_only_if_a_later_attempt_of_its_job_has_ended(tmp_path):
+def test_killed_run_counts_as_repeated_when_a_later_attempt_ended(tmp_path):
     path = tmp_path / "journal"
     killed = "7 1 1 began\n7 2 1 began\n7 3 2 began\n7 4 1 began\n7 5 1 began\n7 5 1 done\n"
     path.write_text(killed + "9 3 1 began\n9 3 1 failed\n8 1 2 began\n8 2 2 began\n8 1 2 failed\n8 2 2 do")
@@ -157,52 +152,33 @@ def test_a_killed_run_ran_again_only_if_a_later_attempt_of_its_job_has_ended(tmp
     assert killed_runs(read_journal(path), 7) == [True, False, False, False]
 
 
-@pytest.fixture
-def spoilt(url, client):
-    """Make the shared Redis unusable in the named way; return its URL."""
+def test_demo_that_cannot_use_the_redis_exits_with_a_sentence(demo, url, client):
+    def refused(said, at=url):
+        before = sorted(client.keys())
+        process = demo("--url", at)
+        out, err = process.communicate(timeout=100)
 
-    def spoil(how):
-        match how:
-            case "away":
-                return f"redis://127.0.0.1:{free_port()}/0"
-            case "full":
-                client.config_set("maxmemory", client.info("memory")["used_memory"] + 50_000)
-            case "read-only":
-                client.replicaof("127.0.0.1", free_port())
-            case "taken":
-                Queue("demo", url=url).publish({}, id="theirs")
-            case "emptied":
-                client.hset("reliq:queues", "demo", 1)
-        return url
+        assert (process.returncode, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith("reliq: ")
+        assert said in err
+        assert "leave out --url" in err
+        assert sorted(client.keys()) == before
 
-    yield spoil
-    client.replicaof("NO", "ONE")
-    client.config_set("maxmemory", 0)
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("away", "the demo cannot use redis://127.0.0.1:"),
-        ("full", "maxmemory"),
-        ("read-only", "read only replica"),
-        ("taken", "has a queue 'demo' already"),
-        ("emptied", "has a queue 'demo' already"),
-    ],
-)
-def test_demo_that_cannot_use_the_redis_says_so_in_a_sentence(demo, spoilt, client: redis.Redis, how, said):
-    bad = spoilt(how)
-    before = sorted(client.keys())
-
-    process = demo("--url", bad)
-    out, err = process.communicate(timeout=100)
-
-    assert (process.returncode, out) == (2, ""), err
-    assert err.startswith("reliq: ")
-    assert said in err
-    assert "leave out --url" in err
-    assert err.count("\n") == 1
-    assert sorted(client.keys()) == before
+    refused("the demo cannot use redis://127.0.0.1:", f"redis://127.0.0.1:{free_port()}/0")
+    try:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 50_000)
+        refused("maxmemory")
+        client.config_set("maxmemory", 0)
+        client.replicaof("127.0.0.1", free_port())
+        refused("read only replica")
+    finally:
+        client.replicaof("NO", "ONE")
+        client.config_set("maxmemory", 0)
+    client.hset("reliq:queues", "demo", 1)
+    refused("has a queue 'demo' already")
+    client.flushall()
+    Queue("demo", url=url).publish({}, id="theirs")
+    refused("has a queue 'demo' already")
 
 
 def test_demo_without_a_redis_server_names_both_ways_out(tmp_path):

@@ -5,11 +5,11 @@ import time
 import pytest
 from waiting import eventually
 
-from reliq import Admin, Consumer, WorkerSettings, commands
+from reliq import Consumer, WorkerSettings
 from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY, pattern
 from reliq.publish import registry as naming
-from reliq.roster import Worker
+from reliq.worker.minute_notes import MinuteNotes
 
 
 @pytest.fixture
@@ -27,6 +27,7 @@ def empty(queue, die, client, old):
     queue.publish({}, id="cancelled", delay=60)
     queue.cancel("cancelled")
     queue.pause(reason="for good")
+    MinuteNotes(queue._clients.blocking(), lambda: [queue.keys]).step(int(time.time() * 1000))
     old()
 
 
@@ -37,19 +38,20 @@ def kept(client, queue):
     return own - passing
 
 
-def test_an_empty_queue_leaves_nothing(empty, command, queue, client):
+def test_forget_deletes_everything_of_an_empty_queue(empty, command, queue, client):
     assert kept(client, queue) != set()
 
     done = command("forget", "q", "--yes")
 
     assert (done.code, done.out) == (0, "q is forgotten\n")
     assert (kept(client, queue), client.hgetall(QUEUES_KEY)) == (set(), {})
+    assert client.keys("*q}:minutes") == []
     assert command("account", "q").code == 2
     assert command("queues", "--interval", "0", "--json").json["queues"] == []
 
 
 @pytest.mark.parametrize("state", ["pending", "ready", "unack", "retry", "garbage", "lost"])
-def test_a_queue_with_a_message_stays(state, empty, command, queue, client, url):
+def test_forget_refuses_a_queue_with_a_message(state, empty, command, queue, client, url):
     queue.resume()
     queue.publish({}, id="m", delay=60 if state == "pending" else 0)
     if state == "unack":
@@ -70,7 +72,7 @@ def test_a_queue_with_a_message_stays(state, empty, command, queue, client, url)
     assert {key: client.dump(key) for key in kept(client, queue)} == before
 
 
-def test_dead_letters_go_only_when_that_is_said(command, queue, client, die, old):
+def test_forget_deletes_dead_letters_only_with_letters(command, queue, client, die, old):
     die("a", "b")
     old()
 
@@ -82,57 +84,39 @@ def test_dead_letters_go_only_when_that_is_said(command, queue, client, die, old
     assert kept(client, queue) == set()
 
 
-def test_a_queue_that_a_worker_serves_stays(empty, command, client):
-    now = time.time()
-    for one in commands.write_worker(Worker("w", "db1", 7, "1", ("q",), 1, 0, now, now, now)):
-        client.execute_command(*one.command)
+def test_forget_refuses_a_queue_in_use(empty, command, alive, queue, client):
+    alive("w")
+    served = command("forget", "q", "--yes")
+    assert (served.code, "queue 'q' is served by a worker: db1 pid 7" in served.err) == (2, True)
 
-    done = command("forget", "q", "--yes")
-
-    assert (done.code, "queue 'q' is served by a worker: db1 pid 7" in done.err) == (2, True)
-
-
-def test_a_queue_that_was_in_use_a_moment_ago_stays(queue, command, client):
-    queue.publish({}, id="m")
-    assert queue.cancel("m") == "cancelled"
-    with queue.receive():
-        pass
-
-    done = command("forget", "q", "--yes")
-
-    assert (done.code, "was in use less than 60 s ago; forget it in " in done.err) == (2, True)
+    client.delete("reliq:worker:w")
+    client.hset(QUEUES_KEY, "q", int(time.time()))
+    recent = command("forget", "q", "--yes")
+    assert (recent.code, "was in use less than 60 s ago; forget it in " in recent.err) == (2, True)
 
 
-@pytest.mark.parametrize("told", ["many", "99999999999999999999", "9" * 4301, str(2**62)])
-def test_a_time_that_none_of_ours_wrote_keeps_no_name(told, command, client):
-    client.hset(QUEUES_KEY, "junk", told)
+def test_forget_ignores_a_time_that_something_else_wrote(command, client):
+    for told in ("many", "99999999999999999999", "9" * 4301, str(2**62)):
+        client.hset(QUEUES_KEY, "junk", told)
 
-    assert command("forget", "junk", "--yes").code == 0
+        assert command("forget", "junk", "--yes").code == 0
+        assert client.hlen(QUEUES_KEY) == 0
 
-    assert client.hlen(QUEUES_KEY) == 0
 
-
-def test_the_others_go_when_one_is_refused(command, client, queue, old):
+def test_forget_refuses_one_queue_and_forgets_the_others(command, client, queue, old):
     queue.publish({})
-    client.hset(QUEUES_KEY, mapping={f"junk-{number}": "1" for number in range(100)})
+    client.hset(QUEUES_KEY, mapping={f"junk-{number}": "1" for number in range(20)})
 
-    done = command("forget", *(f"junk-{number}" for number in range(50)), "q", "nobody", "--yes", "--json")
+    done = command("forget", *(f"junk-{number}" for number in range(10)), "q", "nobody", "--yes", "--json")
 
-    assert (done.code, len(done.json["forgotten"]), done.err.count("\n")) == (2, 50, 2)
-    assert client.hlen(QUEUES_KEY) == 51
-
-
-def test_it_asks_first(empty, command):
-    done = command("forget", "q")
-
-    assert (done.code, "say --yes" in done.err) == (2, True)
+    assert (done.code, len(done.json["forgotten"]), done.err.count("\n")) == (2, 10, 2)
+    assert client.hlen(QUEUES_KEY) == 11
 
 
-def test_a_queue_that_is_published_to_again_is_registered_again(empty, url, queue, client, monkeypatch):
-    """Whoever published before remembers that it named the queue, but not for longer than it takes to forget it."""
-    Admin(url).forget("q")
+def test_forgotten_queue_is_registered_again_by_a_publish(empty, admin, queue, client, monkeypatch):
+    admin.forget("q")
     assert client.hgetall(QUEUES_KEY) == {}
-    later = time.monotonic() + naming.NAMING_SECONDS + 1
+    later = time.monotonic() + naming.NAMING_SECONDS + 1  # a publisher remembers for so long that it named the queue
 
     monkeypatch.setattr(naming.time, "monotonic", lambda: later)
     queue.publish({})
@@ -140,8 +124,8 @@ def test_a_queue_that_is_published_to_again_is_registered_again(empty, url, queu
     assert list(client.hgetall(QUEUES_KEY)) == [b"q"]
 
 
-def test_a_queue_that_is_served_again_is_registered_again(empty, url, client, queue):
-    Admin(url).forget("q")
+def test_forgotten_queue_is_registered_again_by_a_worker(empty, url, admin, client, queue):
+    admin.forget("q")
     consumer = Consumer(url)
     consumer.handler(queue)(lambda body: None)
 
@@ -149,6 +133,6 @@ def test_a_queue_that_is_served_again_is_registered_again(empty, url, client, qu
     try:
         eventually(lambda: client.hexists(QUEUES_KEY, "q"), "the worker names its queue")
         with pytest.raises(ConfigurationError, match="served by a worker|was in use"):
-            Admin(url).forget("q")
+            admin.forget("q")
     finally:
         consumer.stop()

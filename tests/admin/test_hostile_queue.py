@@ -25,82 +25,46 @@ from reliq.cli.app import Commands
 from reliq.keys import is_name
 from reliq.shardmap import ShardMap
 
-#: Commands that show nothing foreign, and why.
-OF_THEIR_OWN = {
-    "demo": "runs jobs of its own",
-    "bench": "runs messages of its own",
-    "config": "shows settings of its own, as tests/admin/test_config_command.py has it",
-    "init": "writes a program of its own",
-    "outbox sql": "shows SQL of its own",
-    "outbox clean": "shows how many rows of a database it deleted, as tests/outbox has it",
-    "outbox refused": "shows rows of a database, as tests/outbox has it",
-    "outbox retry": "shows how many rows of a database it changed, as tests/outbox has it",
-    "relay": "moves rows of a database, as tests/outbox has it",
-    "worker": "shows its own handlers; what it logs is in tests/metrics/test_logs.py and tests/worker",
-}
+pytestmark = pytest.mark.slow
+
+#: Commands that show nothing foreign, or whose output other folders test.
+OF_THEIR_OWN = {"demo", "bench", "config", "init", "relay", "worker"}
+OF_THEIR_OWN |= {"outbox sql", "outbox clean", "outbox refused", "outbox retry"}
 #: Commands that run until they are told to stop, or ask no Redis, each with a test below, or in tests/web.
 BY_THEMSELVES = {"watch", "exporter", "health", "web"}
-#: The words after a command's name, and its exit code as its help says. `ID0` and so on are ids of the queue.
+#: The calls of each command: its exit code as its help says (?: either), and the words after its name.
+#: CLEAR clears a terminal; STATE, MOVABLE and ID stand for each state and for ids of the queue.
 ERRANDS = {
-    "queues": [(["--interval", "0"], 0), (["q", "spoilt", "--interval", "0"], 0), (["--scan"], 0)],
-    "workers": [([], 0)],
-    "running": [(["q"], 0)],
-    "keys": [(["q"], 0), (["q", "--all"], 0), (["q", "--key", "\x1b[2J"], 2), (["\x1b[2J"], 2)],
-    "limits": [
-        (["q"], 2),
-        (["q", "--clear", "\x1b[2J"], 2),
-        (["q", "--weight", "\x1b[2J=3"], 2),
-        (["q", "--per-key", "2", "--clear", "weights"], None),  # refused while an old worker serves it
-        (["q"], None),
-    ],
-    "list": [
-        (["q", "--limit", "500", "--state", state], 0)
-        for state in ("pending", "ready", "waiting", "unack", "retry", "garbage")
-    ]
-    + [
-        (["q", "--limit", "500", "--state", "dead"], 0),
-        (["q", "--key", "\x1b[2J\x1b[31m"], 0),
-        (["q", "--match", "\x1b"], 0),
-        (["\x1b[2J"], 2),
-    ],
-    "show": [(["q", f"ID{at}"], 0) for at in (*range(9), *range(45, 60))] + [(["q", "\x1b[2J"], 2)],
-    "ends": [(["q"], 0), (["q", "--kind", "acked"], 0), (["q", "--kind", "\x9b"], 2)],
-    "publish": [(["q", '"\x9b"', "--id", "new"], 0), (["q", "{}", "--id", "\x1b[2J"], 2)],
-    "cancel": [(["q", "nobody"], 2), (["q", "--state", "pending", "--yes"], 0)],
-    "move": [(["q", "other", "--state", state, "--yes"], 0) for state in ("pending", "ready", "retry", "unack")],
-    "purge": [
-        (["q", "--state", state, "--yes"], 0)
-        for state in ("pending", "ready", "waiting", "unack", "retry", "garbage", "dead")
-    ],
-    "pause": [
-        (["q", "--key", "\x1b[2J"], 2),
-        (["q", "--key", "tenant", "--for", "1m"], 0),
-        (["q", "--reason", "\x1b[2J"], 2),
-        (["q", "--reason", ":id: [b]"], 0),
-    ],
-    "resume": [(["q"], 0), (["q", "--key", "\x1b[2J"], 2), (["q", "--key", "tenant"], 0)],
-    "forget": [(["q", "--yes"], 2), (["\x1b[2J", "--yes"], 2), (["spoilt", "--yes"], 0)],
-    "cron list": [([], 0), (["q"], 0), (["\x1b[2J"], 2)],
-    "cron run": [(["daily"], 2), (["\x1b[2J"], 2), (["\x1b[2J", "--queue", "q"], 2)],
-    "cron pause": [(["daily"], 0), (["daily", "--reason", "\x1b[2J"], 2), (["\x9b", "--queue", "q"], 2)],
-    "cron resume": [(["daily", "--queue", "q"], 0), (["\x9b"], 2)],
-    "cron forget": [(["daily"], 0), (["\x9b"], 2)],
-    "scripts load": [([], 0)],
-    "shards": [
-        (["q"], 0),
-        (["q", "3", "--yes"], 2),
-        (["\x1b[2J"], 2),
-        (["q", "8", "--yes"], None),
-        (["q", "--finish"], None),
-    ],
-    "account": [(["q"], 1), (["spoilt"], 1)],
-    "check": [(["q"], 1), (["q", "--repair"], 1), (["spoilt"], 1)],
-    "doctor": [([], None)],
-    "acl": [(["--role", "producer", "--queue", "q"], 0), (["--role", "\x1b[2J", "--queue", "q"], 2)],
-    "dead list": [(["q", "--limit", "500"], 0), (["q", "--reason", "\x1b"], 2), (["q", "--group"], 0)],
-    "dead show": [(["q", f"ID{at}"], 0) for at in (*range(9), *range(45, 60))] + [(["q", "\x9b"], 2)],
-    "dead redrive": [(["q", "--all", "--yes", "--to", "other"], 0), (["q", "\x9b"], 2), (["q", "--all", "--yes"], 0)],
-    "dead purge": [(["q", "\x9b", "--yes"], 2), (["q", "--all", "--yes"], 0)],
+    "queues": "0 --interval 0; 0 q spoilt --interval 0; 0 --scan",
+    "workers": "0",
+    "running": "0 q",
+    "keys": "0 q; 0 q --all; 2 q --key CLEAR; 2 CLEAR",
+    "limits": "2 q; 2 q --clear CLEAR; 2 q --weight CLEAR=3; ? q --per-key 2 --clear weights; ? q",
+    "list": "0 q --limit 500 --state STATE; 0 q --key CLEAR\x1b[31m; 0 q --match \x1b; 2 CLEAR",
+    "show": "0 q ID; 2 q CLEAR",
+    "ends": "0 q; 0 q --kind acked; 2 q --kind \x9b",
+    "publish": '0 q "\x9b" --id new; 2 q {} --id CLEAR',
+    "cancel": "2 q nobody; 0 q --state pending --yes",
+    "move": "0 q other --state MOVABLE --yes",
+    "purge": "0 q --state STATE --yes",
+    "pause": "2 q --key CLEAR; 0 q --key tenant --for 1m; 2 q --reason CLEAR; 0 q --reason :id:[b]",
+    "resume": "0 q; 2 q --key CLEAR; 0 q --key tenant",
+    "forget": "2 q --yes; 2 CLEAR --yes; 0 spoilt --yes",
+    "cron list": "0; 0 q; 2 CLEAR",
+    "cron run": "2 daily; 2 CLEAR; 2 CLEAR --queue q",
+    "cron pause": "0 daily; 2 daily --reason CLEAR; 2 \x9b --queue q",
+    "cron resume": "0 daily --queue q; 2 \x9b",
+    "cron forget": "0 daily; 2 \x9b",
+    "scripts load": "0",
+    "shards": "0 q; 2 q 3 --yes; 2 CLEAR; ? q 8 --yes; ? q --finish",
+    "account": "1 q; 1 spoilt",
+    "check": "1 q; 1 q --repair; 1 spoilt",
+    "doctor": "?",
+    "acl": "0 --role producer --queue q; 2 --role CLEAR --queue q",
+    "dead list": "0 q --limit 500; 2 q --reason \x1b; 0 q --group",
+    "dead show": "0 q ID; 2 q \x9b",
+    "dead redrive": "0 q --all --yes --to other; 2 q \x9b; 0 q --all --yes",
+    "dead purge": "2 q \x9b --yes; 0 q --all --yes",
 }
 
 
@@ -118,15 +82,20 @@ def strict(text):
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-def words_of(words, ids):
-    """Put ids where a command's words name them."""
-    return [
-        ids[int(one[2:])].decode("utf-8", "surrogateescape") if re.fullmatch(r"ID\d+", one) else one for one in words
-    ]
+def calls_of(name, ids):
+    """Yield the words of each call of a command, and its exit code."""
+    movable = ("pending", "ready", "retry", "unack")
+    texts = [ids[at].decode("utf-8", "surrogateescape") for at in (*range(9), *range(45, 60))]
+    each = {"STATE": (*movable, "waiting", "garbage", "dead"), "MOVABLE": movable, "ID": texts}
+    for call in ERRANDS[name].split("; "):
+        code, *words = (word.replace("CLEAR", "\x1b[2J") for word in call.split(" "))
+        kind = next((word for word in words if word in each), None)
+        for value in each.get(kind, [""]):
+            yield [value if word == kind else word for word in words], None if code == "?" else int(code)
 
 
-def test_every_command_is_sent_over_the_hostile_queue():
-    unsent = COMMANDS.keys() - ERRANDS.keys() - BY_THEMSELVES - OF_THEIR_OWN.keys()
+def test_every_command_runs_over_the_hostile_queue():
+    unsent = COMMANDS.keys() - ERRANDS.keys() - BY_THEMSELVES - OF_THEIR_OWN
 
     assert unsent == set(), "give the new command its words and exit codes in ERRANDS"
 
@@ -145,14 +114,14 @@ MODES += [(name, "as JSON") for name in ERRANDS if "--json" in options(name)]
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES)
-def test_a_command_shows_text_alone_and_exits_as_its_help_says(name, mode, command, hostile, monkeypatch):
+def test_command_prints_text_only_and_exits_as_its_help_says(name, mode, command, hostile, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "80")
     if mode == "in 80 columns":
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     ids = hostile()
-    for words, code in ERRANDS[name]:
-        done = command(*name.split(), *words_of(words, ids), *(["--json"] if mode == "as JSON" else []))
+    for words, code in calls_of(name, ids):
+        done = command(*name.split(), *words, *(["--json"] if mode == "as JSON" else []))
 
         assert complaints(done.out + done.err) == [], words
         assert done.code == code or code is None, (words, done.err)
@@ -161,29 +130,24 @@ def test_a_command_shows_text_alone_and_exits_as_its_help_says(name, mode, comma
             strict(done.out)
 
 
-# ---- what runs until it is told to stop, or asks no Redis ---------------------
-
-
-@pytest.mark.parametrize("words", [(), ("--json",)])
-def test_watch_over_a_pipe_writes_lines_of_text(words, hostile, url):
+def test_watch_over_a_pipe_prints_json(hostile, url):
     hostile()
-    watch = subprocess.Popen(
-        [sys.executable, "-m", "reliq", "watch", "--url", url, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    line = watch.stdout.readline().decode("ascii" if words else "utf-8")
-    watch.send_signal(signal.SIGINT)
-    _, err = watch.communicate(timeout=60)
+    command = [sys.executable, "-m", "reliq", "watch", "--url", url, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
+        line = watch.stdout.readline().decode("ascii")
+        watch.send_signal(signal.SIGINT)
+        error = watch.communicate(timeout=60)[1]
 
-    assert (complaints(line), err, watch.returncode) == ([], b"", 0)
-    assert not words or strict(line)["queues"]
+    assert (complaints(line), error, watch.returncode) == ([], b"", 0)
+    assert strict(line)["queues"]
 
 
-def test_the_screen_of_watch_in_80_columns_shows_text_alone(hostile, url):
+def test_screen_of_watch_in_80_columns_shows_text_only(hostile, url):
     hostile()
     terminal = Terminal("watch", columns=80, lines=40, url=url)
     try:
         terminal.wait_for("failures", "retrying, ", "pid 1000000000")
-        code = terminal.end()
+        code = terminal.end(signal.SIGINT)
         shown = terminal.raw.decode("utf-8", "strict")
     finally:
         terminal.close()
@@ -193,7 +157,7 @@ def test_the_screen_of_watch_in_80_columns_shows_text_alone(hostile, url):
     assert b"\x1b[2J\x1b[31m" not in terminal.raw
 
 
-def test_the_exporter_stays_up(hostile, url):
+def test_exporter_serves_metrics_of_a_hostile_queue(hostile, url):
     hostile()
     port = free_port()
     exporter = subprocess.Popen(
@@ -212,7 +176,7 @@ def test_the_exporter_stays_up(hostile, url):
 
 
 @pytest.mark.parametrize("status", [200, 503])
-def test_health_shows_what_answers_as_text(status, command):
+def test_health_prints_the_answer_as_text(status, command):
     class Hostile(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(status)
@@ -231,7 +195,7 @@ def test_health_shows_what_answers_as_text(status, command):
     assert (done.code, complaints(done.out + done.err)) == (0 if status == 200 else 1, [])
 
 
-def test_a_stdout_of_ascii_alone_takes_every_id(hostile, url):
+def test_list_prints_every_id_to_an_ascii_stdout(hostile, url):
     hostile()
     environment = {**os.environ, "RELIQ_URL": url, "PYTHONIOENCODING": "ascii:strict"}
     words = [sys.executable, "-m", "reliq", "list", "q", "--limit", "500"]
@@ -241,11 +205,8 @@ def test_a_stdout_of_ascii_alone_takes_every_id(hostile, url):
     assert complaints(done.stdout.decode("ascii")) == []
 
 
-# ---- good messages among them ----------------------------------------------
-
-
 @pytest.mark.parametrize("state", ["ready", "pending"])
-def test_a_move_goes_on_past_the_bad_ones_and_says_so(state, hostile, command, queue, url):
+def test_move_continues_past_bad_messages_and_counts_them(state, hostile, command, queue, url):
     hostile()
     orders = [f"good-{number}" for number in range(50)]
     for id in orders:
@@ -261,7 +222,7 @@ def test_a_move_goes_on_past_the_bad_ones_and_says_so(state, hostile, command, q
     assert done.json["found"] == sum(done.json[name] for name in ("moved", "kept", "running", "gone"))
 
 
-def test_a_redrive_to_another_queue_goes_on_past_the_bad_ones_and_says_so(hostile, command, die):
+def test_redrive_continues_past_bad_letters_and_counts_them(hostile, command, die):
     die(*(f"good-{number}" for number in range(20)))
     hostile()
 
@@ -272,8 +233,6 @@ def test_a_redrive_to_another_queue_goes_on_past_the_bad_ones_and_says_so(hostil
     assert done.json["redriven"] > 20
     assert done.json["found"] == sum(done.json[name] for name in ("redriven", "kept", "alive", "gone"))
 
-
-# ---- commands that outputs name, for a person to run next ----------------------
 
 LAYOUTS = Layout.hdt3213(prefix="a;b"), Layout.RELIQ
 #: A periodic entry.
@@ -334,8 +293,10 @@ def named(url, client):
     return make
 
 
-@pytest.mark.parametrize(("name", "layout"), [(one, of) for of in LAYOUTS for one in NAMES if is_name(one, of)])
-def test_commands_that_outputs_name_read_a_hostile_name_as_it_is(name, layout, command, named):
+@pytest.mark.parametrize(
+    ("name", "layout"), [(one, of) for of in LAYOUTS for one in NAMES if is_name(one, of)], ids=str
+)
+def test_commands_that_an_output_suggests_quote_a_hostile_name(name, layout, command, named):
     named(name, layout)
     seen = set()
     for words in NAMING:

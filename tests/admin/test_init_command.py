@@ -32,20 +32,16 @@ def started(command, tmp_path, monkeypatch):
     return run
 
 
-def test_the_application_works_as_it_is_written(started):
+def test_application_runs_and_passes_its_tests_and_a_linter(started):
+    rules = ["--select", "E,F,I,UP,B,D1", "--ignore", "D103", "--line-length", "120"]
+
     assert started("app", "Ada").startswith("published ")
     assert started("reliq", "worker", "--burst") == "Hello, Ada!\n"
-
-
-def test_the_tests_of_the_application_pass(started):
     assert "2 passed" in started("pytest", "-q", "-p", "no:cacheprovider")
+    started("ruff", "check", "--isolated", *rules, ".")
 
 
-def test_the_files_are_what_a_linter_wants(started):
-    started("ruff", "check", "--isolated", "--select", "E,F,I,UP,B,D1", "--ignore", "D103", "--line-length", "120", ".")
-
-
-def test_the_compose_file_has_a_redis_that_keeps_what_it_acknowledges_and_a_worker(started):
+def test_compose_file_has_a_durable_redis_and_a_worker(started):
     services = yaml.safe_load(FILES["compose.yaml"])["services"]
 
     assert "ports" not in services["redis"]  # a Redis of this machine may have the port
@@ -54,7 +50,7 @@ def test_the_compose_file_has_a_redis_that_keeps_what_it_acknowledges_and_a_work
     assert services["worker"]["environment"] == {"RELIQ_URL": "redis://redis:6379/0"}
 
 
-def test_it_says_what_it_wrote_and_what_to_do_and_overwrites_nothing(command, tmp_path, monkeypatch):
+def test_init_lists_its_files_and_overwrites_nothing(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = command("init")
     assert [line for line in done.out.splitlines() if line.startswith("wrote ")] == [f"wrote {name}" for name in FILES]
@@ -70,18 +66,12 @@ def test_it_says_what_it_wrote_and_what_to_do_and_overwrites_nothing(command, tm
     assert not (tmp_path / "pyproject.toml").exists()
 
 
-def test_init_where_a_file_is_a_dangling_link_writes_nothing(command, tmp_path):
+def test_init_that_cannot_write_is_one_line_and_writes_nothing(command, tmp_path):
     (tmp_path / "compose.yaml").symlink_to(tmp_path / "elsewhere")
-
     done = command("init", tmp_path)
-
     assert done.err == f"reliq: {tmp_path}/compose.yaml is there already; nothing was written: name another folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["compose.yaml"]
 
-
-def test_a_folder_that_cannot_be_written_is_one_line(command, tmp_path):
     (tmp_path / "file").write_text("")
-
     done = command("init", tmp_path / "file")
-
     assert (done.code, done.err) == (2, f"reliq: cannot write {tmp_path}/file/pyproject.toml: File exists\n")

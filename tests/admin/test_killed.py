@@ -1,16 +1,119 @@
 """A move, a redrive to another queue and a bulk publish lose and double nothing, wherever the operator is killed."""
 
+import contextlib
+import socket
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from killing import every_point, handle_all, move, publish_lines, redrive
+from forked import CONTEXT
+from handling import handle_all
 
 from reliq import Admin, Queue
+from reliq.admin import LetterFilter, RedriveOptions
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BODIES = ["a", "b", "c"]
+
+
+def move(admin, state):
+    admin.move("from", "to", state)
+
+
+def redrive(admin, to):
+    admin.redrive("from", LetterFilter(), RedriveOptions(), to=to)
+
+
+def publish_lines(admin, path):
+    admin.publish_lines("to", path, raw=True)
+
+
+class Guillotine:
+    """A TCP proxy in front of Redis that kills its client at the n-th reply."""
+
+    def __init__(self, port, number):
+        self.victim = None
+        self._port, self._left = port, number
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._port))
+            for side, source, target in (("request", client, server), ("reply", server, client)):
+                thread = threading.Thread(target=self._pass_on, args=(side, source, target), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _pass_on(self, side, source, target):
+        with source:
+            while data := _read(source):
+                if side == "reply":
+                    self._left -= 1
+                    if self._left == 0:
+                        self.victim.kill()
+                        break
+                try:
+                    target.sendall(data)
+                except OSError:
+                    break
+            _hang_up(target)
+
+
+def _read(peer):
+    try:
+        return peer.recv(65_536)
+    except OSError:
+        return b""
+
+
+def _hang_up(peer):
+    with contextlib.suppress(OSError):
+        peer.shutdown(socket.SHUT_RDWR)
+
+
+def operate(url, act, arguments):
+    """Be the operator that is killed."""
+    act(Admin(url), *arguments)
+
+
+def killed_at(port, number, act, *arguments):
+    """Run `act` in a process of its own and kill it at a point; return whether the point came before the end."""
+    guillotine = Guillotine(port, number)
+    victim = guillotine.victim = CONTEXT.Process(target=operate, args=(guillotine.url, act, arguments))
+    victim.start()
+    victim.join(100)
+    code = victim.exitcode
+    victim.close()
+    guillotine.close()
+    assert code in (0, -9), f"the operator ended with {code}"
+    return code == -9
+
+
+def every_point(port, act, *arguments, stage, check):
+    """Stage, kill at a point, check: for every point there is; return how many there were."""
+    number = 0
+    while True:
+        stage()
+        came = killed_at(port, number + 1, act, *arguments)
+        check(f"reply {number + 1}")
+        if not came:
+            return number
+        number += 1
 
 
 class Account:
@@ -28,12 +131,16 @@ class Account:
         with self.queues[1].receive():
             pass
 
+    def handle(self, handled):
+        for queue in self.queues:
+            handled.update(handle_all(queue))
+
     def check(self, point):
         handled = Counter()
         if self.drained:
-            handle_all(self.url, "from", "to", handled=handled)
+            self.handle(handled)
         self.act(Admin(self.url), *self.arguments)
-        handle_all(self.url, "from", "to", handled=handled)
+        self.handle(handled)
         assert handled == Counter(self.bodies), f"killed at {point}"
         for queue in self.queues:
             counts = queue.counts()
@@ -41,8 +148,8 @@ class Account:
         assert not self.client.exists(self.queues[0].keys.moving)
 
 
-@pytest.mark.parametrize(("state", "drained"), [("ready", True), ("retry", False)])
-def test_a_move_that_is_killed_anywhere_is_finished_by_making_it_again(state, drained, client, url, redis_server):
+@pytest.mark.parametrize(("state", "drained"), [("ready", True), ("retry", False)], ids=["ready", "retry"])
+def test_move_killed_at_any_point_is_finished_by_a_repetition(state, drained, client, url, redis_server):
     account = Account(client, url, move, state, drained=drained)
     source = account.queues[0]
 
@@ -61,7 +168,7 @@ def test_a_move_that_is_killed_anywhere_is_finished_by_making_it_again(state, dr
     assert points >= 12
 
 
-def test_a_move_of_delayed_ones_that_is_killed_anywhere_keeps_their_due_times(client, url, redis_server):
+def test_move_of_pending_messages_killed_at_any_point_keeps_their_due_times(client, url, redis_server):
     source, target = Queue("from", str, url=url), Queue("to", str, url=url)
     due = {}
 
@@ -82,8 +189,8 @@ def test_a_move_of_delayed_ones_that_is_killed_anywhere_keeps_their_due_times(cl
     assert every_point(redis_server.port, move, "pending", stage=stage, check=check) >= 12
 
 
-@pytest.mark.parametrize(("to", "drained"), [("to", True), ("to", False), (None, True)])
-def test_a_redrive_that_is_killed_anywhere_is_finished_by_making_it_again(to, drained, client, url, redis_server):
+@pytest.mark.parametrize(("to", "drained"), [("to", False), (None, True)], ids=["another queue", "the same queue"])
+def test_redrive_killed_at_any_point_is_finished_by_a_repetition(to, drained, client, url, redis_server):
     account = Account(client, url, redrive, to, drained=drained)
     source = account.queues[0]
 
@@ -100,7 +207,7 @@ def test_a_redrive_that_is_killed_anywhere_is_finished_by_making_it_again(to, dr
     assert points >= 4
 
 
-def test_a_file_whose_publish_is_killed_anywhere_is_published_once(client, url, redis_server, tmp_path):
+def test_file_publish_killed_at_any_point_is_finished_by_a_repetition(client, url, redis_server, tmp_path):
     lines = [f"line {number}" for number in range(600)]
     file = tmp_path / "lines"
     file.write_text("\n".join(lines))

@@ -1,13 +1,9 @@
 """A registry full of names: a look stays short, the queues in use are shown, and names can be removed."""
 
-import time
-
 import pytest
 
-from reliq import Admin, commands
 from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY
-from reliq.roster import Worker
 from reliq.snapshot import snapshot as looks
 from reliq.snapshot.snapshot import QUEUES_LIMIT, SnapshotReader
 from reliq.transport.connection import Connection
@@ -21,13 +17,7 @@ def calls(client, command):
     return client.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0)
 
 
-def serve(client, *queues):
-    now = time.time()
-    for command in commands.write_worker(Worker("w", "h", 1, "1", queues, 1, 0, now, now, now)):
-        client.execute_command(*command.command)
-
-
-def test_a_hundred_thousand_names_cost_a_scrape_no_more_than_two_thousand(url, client):
+def test_scrape_of_100_000_names_reads_at_most_2_000_queues(url, client):
     name(client, 100_000)
     client.config_resetstat()
 
@@ -45,11 +35,13 @@ def few(monkeypatch):
     monkeypatch.setattr(looks, "QUEUES_LIMIT", 10)
 
 
-def test_queues_shows_those_with_workers_first_and_says_how_many_are_left_out(few, command, queue, client):
+def test_queues_shows_named_and_served_queues_and_counts_the_rest(few, command, queue, client, alive, admin):
     queue.publish({})
     name(client, 1000)
-    serve(client, "q", "no name!")
+    named = command("queues", "q", "name-7", "--interval", "0", "--json").json
+    assert ([view["queue"] for view in named["queues"]], named["left_out"]) == (["q", "name-7"], 0)
 
+    alive(queues=("q", "no name!"))
     said = command("queues", "--interval", "0")
     seen = command("queues", "--interval", "0", "--json").json
 
@@ -57,18 +49,10 @@ def test_queues_shows_those_with_workers_first_and_says_how_many_are_left_out(fe
     assert len(seen["queues"]) + seen["left_out"] == 1001
     assert seen["left_out"] > 900
     assert f"The registry has {seen['left_out']} more, which are not shown" in said.out
+    assert admin.watch().look().overview.left_out > 900
 
 
-def test_a_queue_that_is_named_is_always_shown(few, command, queue, client):
-    queue.publish({})
-    name(client, 1000)
-
-    seen = command("queues", "q", "name-7", "--interval", "0", "--json").json
-
-    assert ([view["queue"] for view in seen["queues"]], seen["left_out"]) == (["q", "name-7"], 0)
-
-
-def test_the_exporter_finds_every_queue_in_use_and_stays_with_it(few, url, queue, client):
+def test_exporter_finds_every_queue_in_use_and_keeps_it(few, url, queue, client):
     name(client, 1000)
     snapshots = SnapshotReader(Client(Connection.to(url).wire(30.0)))
     queue.publish({})
@@ -79,9 +63,3 @@ def test_the_exporter_finds_every_queue_in_use_and_stays_with_it(few, url, queue
     assert all("q" in queues for queues in seen[first:])
     assert len(set().union(*seen)) == 1001
     assert max(map(len, seen)) < 50
-
-
-def test_watch_says_how_many_are_left_out(few, url, client):
-    name(client, 1000)
-
-    assert Admin(url).watch().look().overview.left_out > 900

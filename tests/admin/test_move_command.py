@@ -1,12 +1,17 @@
 """`reliq move`: messages go to another queue with all that they carry, and only those that are meant."""
 
-import threading
-
 import pytest
+from handling import handle_all
+from waiting import eventually
 
 from reliq import Consumer, Layout, Queue
 from reliq.transitions import CallNumber
 from reliq.wireformat import open_envelope
+
+KEPT = "kept: their ids are in use there, or it cannot have them\n"
+KEY_OR_PRIORITY = pytest.mark.parametrize(
+    "options", [{"key": "tenant-7"}, {"priority": "high"}], ids=["key", "priority"]
+)
 
 
 @pytest.fixture
@@ -27,22 +32,15 @@ def the_accounts_balance(queue, other):
 
 
 def bodies(queue):
-    numbers = []
-    while True:
-        with queue.receive(limit=100) as jobs:
-            numbers += [job.body["n"] for job in jobs]
-        if not jobs:
-            return numbers
+    return [body["n"] for body in handle_all(queue)]
 
 
-def test_ready_ones_move_in_order_with_due_time_retries_and_headers(command, queue, other, client):
+def test_ready_messages_move_in_order_with_all_their_fields(command, queue, other, client):
     due = [queue.publish({"n": n}, id=f"m{n}", retries=5, headers={"n": str(n)}, ttl=600).due for n in range(3)]
 
-    dry = command("move", "q", "other", "--state", "ready", "--dry-run")
-    ran = command("move", "q", "other", "--state", "ready", "--yes")
+    assert command("move", "q", "other", "--state", "ready", "--dry-run")[:2] == (0, "3 would be moved\n")
+    assert command("move", "q", "other", "--state", "ready", "--yes")[:2] == (0, "3 moved\n")
 
-    assert (dry.code, dry.out) == (0, "3 would be moved\n")
-    assert (ran.code, ran.out) == (0, "3 moved\n")
     found = command("list", "other", "--json").json
     assert [(one["id"], one["headers"], one["retries_left"]) for one in found] == [
         (f"m{n}", {"n": str(n)}, 5) for n in range(3)
@@ -54,16 +52,7 @@ def test_ready_ones_move_in_order_with_due_time_retries_and_headers(command, que
     assert bodies(other) == [0, 1, 2]
 
 
-def test_pending_ones_keep_their_due_time_and_time_to_live(command, queue, other, client):
-    receipt = queue.publish({"n": 1}, id="m", delay=600, ttl=60)
-
-    command("move", "q", "other", "--state", "pending", "--yes")
-
-    assert client.zscore(other.keys.pending, "m") == pytest.approx(receipt.due, abs=0.0021)
-    assert 600 < client.pttl(other.keys.msg("m")) / 1000 <= 661
-
-
-def test_what_waits_after_a_failure_moves_and_what_runs_stays(command, queue, other, client):
+def test_messages_in_backoff_move_and_running_messages_stay(command, queue, other, client):
     queue.publish({"n": 1}, id="waits")
     queue.publish({"n": 2}, id="runs")
     waits, _runs = queue.moves.claim(CallNumber("w", 1), limit=2, lease_ms=60_000).claimed
@@ -77,7 +66,7 @@ def test_what_waits_after_a_failure_moves_and_what_runs_stays(command, queue, ot
     assert client.hget(other.keys.retries_left, "waits") == b"12"
 
 
-def test_only_those_that_match_move_and_no_more_than_said(command, queue, other):
+def test_move_obeys_filter_and_limit(command, queue, other):
     for n in range(600):
         queue.publish({"n": n}, id=f"m{n}", headers={"odd": str(n % 2)})
 
@@ -88,45 +77,38 @@ def test_only_those_that_match_move_and_no_more_than_said(command, queue, other)
     assert sorted(bodies(queue)) == sorted({*range(600)} - {n for n in range(540) if n % 2})
 
 
-def test_an_id_that_is_in_use_there_stays(command, queue, other):
+def test_message_whose_id_is_used_or_invalid_in_the_target_stays(command, queue, other, client):
     queue.publish({"n": 1}, id="alive")
     other.publish({"n": 2}, id="alive")
     queue.publish({"n": 3}, id="first")  # ended there a moment ago
     queue.publish({"n": 4}, id="free")
+    client.set(queue.keys.msg("a b"), b'{"n":5}')
+    client.hset(queue.keys.retries_left, "a b", 3)
+    client.rpush(queue.keys.ready, "a b")
+    client.hincrby(queue.keys.totals, "published", 1)
 
     ran = command("move", "q", "other", "--state", "ready", "--yes")
 
-    assert ran.out == "1 moved, 2 kept: their ids are in use there, or it cannot have them\n"
-    assert sorted(bodies(queue)) == [1, 3]
+    assert ran.out == f"1 moved, 3 {KEPT}"
+    assert sorted(bodies(queue)) == [1, 3, 5]
     assert sorted(bodies(other)) == [2, 4]
 
 
-def test_there_and_back_again_at_once(command, queue, other):
-    queue.publish({"n": 1}, id="m")
-
-    for source, target in (("q", "other"), ("other", "q"), ("q", "other"), ("other", "q")):
-        assert command("move", source, target, "--state", "ready", "--yes").out == "1 moved\n"
-
-    assert (bodies(queue), bodies(other)) == ([1], [])
-
-
-def test_a_move_that_was_cut_off_must_be_finished_before_another(command, queue, other, client):
+def test_move_after_another_that_was_cut_off_is_refused_until_that_is_finished(command, queue, other, client):
     Queue("third", url=queue.target).publish({})
     queue.publish({"n": 1}, id="m")
     client.set(queue.keys.moving, "other")
-    until = 4 * 10**12 + 10**12
-    queue.moves.reschedule(["m"], at_ms=until)
+    queue.moves.reschedule(["m"], at_ms=5 * 10**12)
 
     listed = command("list", "q", "--json").json
     refused = command("move", "q", "third", "--state", "ready", "--yes")
     finished = command("move", "q", "other", "--state", "pending", "--yes")
 
     assert [(one["mark"], one["when"]) for one in listed] == [("moving", 10**9)]
-    assert refused.code == 2
-    assert "a move of 'q' to 'other' was cut off; finish it first" in refused.err
+    assert (refused.code, "a move of 'q' to 'other' was cut off; finish it first" in refused.err) == (2, True)
     assert finished.out == "1 moved\n"
-    assert bodies(other) == [1]
-    assert bodies(queue) == []
+    assert (bodies(other), bodies(queue)) == ([1], [])
+    assert command("move", "other", "q", "--state", "ready", "--yes").out == "0 moved\n"
 
 
 def test_move_after_a_cut_off_move_to_a_hostile_name_prints_a_quoted_command(command, url, client):
@@ -152,16 +134,14 @@ def cut_off(queue, client):
     return due
 
 
-def test_a_move_made_again_deletes_nothing_whose_id_was_published_there_meanwhile(
-    cut_off, command, queue, other, client
-):
+def test_repeated_move_deletes_no_message_whose_id_was_published_in_the_target(cut_off, command, queue, other, client):
     other.publish({"n": 99}, id="a")
     other.publish({"n": 98}, id="later")
     other.cancel("b", tombstone=60)
 
     ran = command("move", "q", "other", "--state", "pending", "--yes")
 
-    assert ran.out == "0 moved, 3 kept: their ids are in use there, or it cannot have them\n"
+    assert ran.out == f"0 moved, 3 {KEPT}"
     assert bodies(other) == [99, 98]
     with queue.receive(limit=2, wait=30) as jobs:  # a message in a list gets its due time when it is met
         assert sorted(job.body["n"] for job in jobs) == [1, 2]
@@ -169,7 +149,7 @@ def test_a_move_made_again_deletes_nothing_whose_id_was_published_there_meanwhil
     queue.cancel("later")
 
 
-def test_a_move_made_again_knows_its_own_copy(cut_off, command, queue, other):
+def test_repeated_move_recognizes_its_own_copy(cut_off, command, queue, other):
     other.publish({"n": 1}, id="a", dedup=7 * 86400)
 
     ran = command("move", "q", "other", "--state", "pending", "--yes")
@@ -181,80 +161,43 @@ def test_a_move_made_again_knows_its_own_copy(cut_off, command, queue, other):
     other.cancel("later")
 
 
-def test_a_message_that_is_put_off_for_a_move_reaches_no_worker(queue, client):
-    queue.publish({"n": 1}, id="m")
-    queue.moves.reschedule(["m"], at_ms=4 * 10**12 + 10**12)
-
-    assert bodies(queue) == []
-    assert client.zcard(queue.keys.pending) == 1
-
-
-def test_what_is_put_off_is_no_fault_that_a_check_would_mend(command, queue):
+def test_message_put_off_for_a_move_reaches_no_worker_and_is_no_fault(command, queue, url):
     queue.publish({"n": 1}, id="listed")
-    queue.publish({"n": 2}, id="delayed", delay=60)
+    queue.publish({"n": 1}, id="delayed", delay=60)
     queue.moves.reschedule(["listed", "delayed"], at_ms=4 * 10**12 + 1_800_000_000_000)
     before = queue.counts()
-
     ran = command("check", "q", "--repair")
+    assert (ran.code, queue.counts()) == (0, before), ran.out
 
-    assert ran.code == 0, ran.out
-    assert queue.counts() == before
-
-
-def test_a_worker_works_on_beside_a_message_that_is_put_off(queue, url):
-    queue.publish({"n": 1}, id="m")
-    queue.moves.reschedule(["m"], at_ms=4 * 10**12 + 10**12)
-    handled = threading.Event()
+    handled = []
     consumer = Consumer(url=url)
-    consumer.handler(queue)(lambda body: handled.set() if body["n"] == 2 else None)
-
+    consumer.handler(queue)(lambda body: handled.append(body["n"]))
     consumer.start()
     queue.publish({"n": 2}, delay=0.2)
-
-    assert handled.wait(60)
+    eventually(lambda: handled, "the other message is handled")
     consumer.stop()
-    assert queue.counts().pending == 1
+
+    assert (handled, queue.counts().pending) == ([2], 2)
 
 
-def test_a_foreign_id_that_the_other_queue_cannot_have_stays(command, queue, client):
-    client.set(queue.keys.msg("a b"), b'{"n":1}')
-    client.hset(queue.keys.retries_left, "a b", 3)
-    client.lpush(queue.keys.ready, "a b")
-    client.hincrby(queue.keys.totals, "published", 1)
-
-    assert (
-        command("move", "q", "other", "--state", "ready", "--yes").out
-        == "0 moved, 1 kept: their ids are in use there, or it cannot have them\n"
-    )
-
-
-@pytest.mark.parametrize("options", [{"key": "tenant-7"}, {"priority": "high"}], ids=["key", "priority"])
-def test_a_key_and_a_priority_go_with_their_message(command, queue, other, client, options):
-    queue.publish({"n": 1}, id="m1", delay=60, **options)
+@KEY_OR_PRIORITY
+def test_pending_message_moves_with_its_due_time_ttl_and_key(command, queue, other, client, options):
+    due = queue.publish({"n": 1}, id="m1", delay=600, ttl=60, **options).due
     line = options.get("key", "\x01high")
 
     assert command("move", "q", "other", "--state", "pending", "--yes").out == "1 moved\n"
     assert client.hget(other.keys.retries_left, "m1") == f"12 {line}".encode()
     assert open_envelope(client.get(other.keys.msg("m1")))[0].line == line
+    assert client.zscore(other.keys.pending, "m1") == pytest.approx(due, abs=0.0021)
+    assert 600 < client.pttl(other.keys.msg("m1")) / 1000 <= 661
 
 
-def test_what_waits_in_lines_moves_to_the_lines_of_the_other_queue_in_order(command, queue, other, client):
-    for n in range(3):
-        queue.publish({"n": n}, id=f"m{n}", key="tenant-7")
-
-    ran = command("move", "q", "other", "--state", "waiting", "--yes")
-
-    assert ran.out == "3 moved\n"
-    assert client.lrange(other.keys.line("tenant-7"), 0, -1) == [b"m2", b"m1", b"m0"]
-    assert (queue.counts().alive, other.counts().waiting) == (0, 3)
-
-
-@pytest.mark.parametrize("options", [{"key": "tenant-7"}, {"priority": "high"}], ids=["key", "priority"])
-def test_a_message_with_a_key_stays_when_the_other_queue_has_several_shards(command, queue, other, options):
+@KEY_OR_PRIORITY
+def test_message_with_a_key_stays_when_the_target_has_several_shards(command, queue, other, options):
     queue.publish({"n": 1}, id="m1", delay=60, **options)
     assert command("shards", "other", "2", "--yes").code == 0
 
     ran = command("move", "q", "other", "--state", "pending", "--yes")
 
-    assert ran.out == "0 moved, 1 kept: their ids are in use there, or it cannot have them\n"
+    assert ran.out == f"0 moved, 1 {KEPT}"
     assert command("list", "q", "--state", "pending", "--json").json[0]["mark"] == ""

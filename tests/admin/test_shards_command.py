@@ -3,19 +3,14 @@
 import json
 
 import pytest
+from handling import handle_all
 from prometheus_client import CollectorRegistry
-from typed import reliq
 
 from reliq import Admin, ConfigurationError, Layout, Outgoing, PublishFailed, Queue, transitions as t
 from reliq.ids import home
 from reliq.keys import Keys
 from reliq.metrics.serving import queue_collector
 from reliq.shardmap import ShardMap
-
-
-@pytest.fixture
-def admin(url):
-    return Admin(url)
 
 
 @pytest.fixture
@@ -29,27 +24,24 @@ def ids(number=40):
     return [f"order-{n}" for n in range(number)]
 
 
-def drain(queue):
-    while True:
-        with queue.receive(limit=100) as jobs:
-            if not jobs:
-                return
+def chosen(number=40, **options):
+    return [Outgoing(body={}, id=id, **options) for id in ids(number)]
 
 
-def test_a_queue_grows_from_1_to_8_to_16_and_each_chosen_id_is_accepted_once(admin, queue, url, client):
+def test_queue_grows_from_1_to_8_to_16_and_accepts_each_id_once(admin, queue, url, client):
     stale = Queue("q", url=url)
-    stale.publish_many([Outgoing(body={}, id=id, dedup=0) for id in ids()])
+    stale.publish_many(chosen(dedup=0))
 
     admin.resize("q", 8)
-    told = [Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids(80)]) for _ in range(2)]
+    told = [Queue("q", url=url).publish_many(chosen(80)) for _ in range(2)]
     assert [one.published for one in told] == [40, 0]
-    assert stale.publish_many([Outgoing(body={}, id=id) for id in ids(120)]).published == 40
+    assert stale.publish_many(chosen(120)).published == 40
     left = admin.finish_resize("q")
     assert 30 < left.alive <= 40  # they are ready: workers have them sooner than any move
     with pytest.raises(ConfigurationError, match="from 1 to 8 shards is not finished: reliq shards q --finish"):
         admin.resize("q", 16)
 
-    drain(Queue("q", url=url))
+    handle_all(Queue("q", url=url))
     assert not admin.finish_resize("q")
     admin.resize("q", 16)
 
@@ -59,26 +51,28 @@ def test_a_queue_grows_from_1_to_8_to_16_and_each_chosen_id_is_accepted_once(adm
     assert all(client.get(Keys("q", shard=k).epoch) == b"2 16 8" for k in range(16))
 
 
-def test_ids_that_stay_taken_are_taken_where_they_belong(admin, queue, url, client):
-    queue.publish_many([Outgoing(body={}, id=id, dedup=100) for id in ids()])
-    drain(queue)
+def test_deduplicated_ids_move_to_their_new_shards(admin, queue, url, client):
+    queue.publish_many(chosen(dedup=100))
+    handle_all(queue)
     admin.resize("q", 8)
 
     assert not admin.finish_resize("q")
 
-    assert not Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids()]).published
+    assert not Queue("q", url=url).publish_many(chosen()).published
     places = [Keys("q", shard=home(id, 8)).dedup(id) for id in ids()]
     assert all(90_000 < client.pttl(key) <= 100_000 for key in places)
     assert len(list(client.scan_iter("*:dd:*"))) == 40
 
 
-def test_a_growth_that_was_cut_off_goes_on_when_it_is_made_again(admin, queue, client):
+def test_resize_that_was_cut_off_is_finished_by_a_repetition(admin, queue, client):
     client.set(Keys("q").map, ShardMap(1, 8, 1, "growing").text)
+    admin.pause("q", reason="deploy", for_=60)
 
     admin.resize("q", 8)
 
     assert client.get(Keys("q").map) == ShardMap(1, 8, 1, "growing").text
     assert all(client.get(Keys("q", shard=k).epoch) == b"1 8 1" for k in range(8))
+    assert all(50_000 < client.pttl(Keys("q", shard=k).paused) <= 60_000 for k in range(8)), "new shards are paused too"
 
 
 @pytest.fixture
@@ -94,8 +88,8 @@ def lose(client, queue):
     return make
 
 
-def finding(admin, name):
-    return [one for one in admin.doctor() if one.name == name]
+def shard_findings(admin):
+    return [one for one in admin.doctor() if one.name == "shards"]
 
 
 def metric(queue):
@@ -104,30 +98,30 @@ def metric(queue):
     return page.get_sample_value("reliq_shard_map_lost", {"queue": "q"})
 
 
-def test_a_map_lost_with_shard_0_is_reported_and_restored_and_no_id_runs_twice(admin, queue, url, client, lose):
+def test_lost_map_is_reported_and_restored_and_no_id_runs_twice(admin, queue, url, client, lose):
     admin.resize("q", 4)
-    drain(queue)
+    handle_all(queue)
     assert not admin.finish_resize("q")
     many = Queue("q", url=url)
-    many.publish_many([Outgoing(body={}, id=id, dedup=100) for id in ids()])
-    assert (metric(queue), finding(admin, "shards"), admin.check("q").is_sound) == (0, [], True)
+    many.publish_many(chosen(dedup=100))
+    assert (metric(queue), shard_findings(admin), admin.check("q").is_sound) == (0, [], True)
 
     lose(0)
 
-    again = Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids()])
+    again = Queue("q", url=url).publish_many(chosen())
     assert again.published == sum(home(id, 4) == 0 for id in ids())  # these were lost with their shard
     assert metric(queue) == 1
-    assert finding(admin, "shards")[0].mend == "reliq check q --repair"
+    assert shard_findings(admin)[0].mend == "reliq check q --repair"
     assert [one.name for one in admin.check("q").faults] == ["lost-map"]
     assert admin.shards("q").map == ShardMap(1, 4, 1, "lost")
     assert admin.check("q", repair=True).is_sound
     assert ShardMap.parse(client.get(Keys("q").map)) == ShardMap(1, 4, 1, "growing")
-    assert (metric(queue), finding(admin, "shards"), admin.check("q").faults) == (0, [], ())
-    drain(many)
+    assert (metric(queue), shard_findings(admin), admin.check("q").faults) == (0, [], ())
+    handle_all(many)
     assert not admin.finish_resize("q")
 
 
-def test_a_shard_with_a_later_map_than_any_known_refuses_and_the_named_remedy_helps(admin, queue, url, client, lose):
+def test_shard_with_a_newer_map_refuses_publishes_until_a_repair(admin, queue, url, client, lose):
     admin.resize("q", 8)
     lose(0, 1, 2, 3)
     fresh = Queue("q", url=url)
@@ -137,7 +131,7 @@ def test_a_shard_with_a_later_map_than_any_known_refuses_and_the_named_remedy_he
 
     with pytest.raises(PublishFailed, match="have an operator write it again: reliq check q --repair"):
         fresh.publish({}, id=id)
-    reliq("check", "q", "--repair", url=url)
+    admin.check("q", repair=True)
 
     fresh.connection().maps.clear()
     assert fresh.publish({}, id=id)
@@ -156,9 +150,9 @@ def spoil(request, client, queue):
     return write
 
 
-def test_a_corrupt_map_is_reported_and_restored_from_the_fences(admin, queue, url, client, spoil):
-    queue.publish_many([Outgoing(body={}, id=id) for id in ids()])
-    drain(queue)
+def test_corrupt_map_is_reported_and_restored_from_the_fences(admin, queue, url, client, spoil):
+    queue.publish_many(chosen())
+    handle_all(queue)
     admin.resize("q", 8)
     assert not admin.finish_resize("q")
     admin.resize("q", 4)
@@ -167,24 +161,24 @@ def test_a_corrupt_map_is_reported_and_restored_from_the_fences(admin, queue, ur
 
     fault = spoil()
 
-    assert Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids(80)]).published == 40
+    assert Queue("q", url=url).publish_many(chosen(80)).published == 40
     assert admin.shards("q").map == ShardMap(2, 4, 8, "lost")
     assert metric(queue) == 1
     assert fault in [one.name for one in admin.check("q").faults]
     assert admin.check("q", repair=True).is_sound
     assert json.loads(client.get(queue.keys.map)) == {"epoch": 2, "n": 4, "was": 8, "state": "shrinking", "most": 8}
-    drain(Queue("q", url=url))
+    handle_all(Queue("q", url=url))
     assert not admin.finish_resize("q")
     assert len(admin.shards("q").counts) == 4
     assert admin.account("q").published == published + 40
     assert admin.check("q").faults == ()
 
 
-def test_a_map_restored_after_a_shrink_keeps_the_totals_of_removed_shards(admin, queue, url, client):
+def test_map_restored_after_a_shrink_keeps_the_totals_of_removed_shards(admin, queue, url, client):
     admin.resize("q", 8)
     queue.connection().maps.clear()
-    Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids()])
-    drain(Queue("q", url=url))
+    Queue("q", url=url).publish_many(chosen())
+    handle_all(Queue("q", url=url))
     for number in (4, 1):
         assert not admin.finish_resize("q")
         admin.resize("q", number)
@@ -200,12 +194,13 @@ def test_a_map_restored_after_a_shrink_keeps_the_totals_of_removed_shards(admin,
         assert admin.account("q").published == 41
 
 
-def test_a_corrupt_map_without_a_fence_is_named_and_mended_as_that_of_one_shard(admin, queue, url, client, spoil):
+def test_corrupt_map_without_a_fence_is_repaired_as_one_shard(admin, queue, command, spoil):
     fault = spoil()
     remedy = "" if fault == "wrong-type" else "Mend it: reliq check q --repair"
 
-    code, _, said = reliq("account", "q", url=url)
-    assert (code, queue.keys.map in said, remedy in said) == (1, True, True)
+    done = command("account", "q")
+    assert (done.code, queue.keys.map in done.err, remedy in done.err) == (1, True, True)
+    assert remedy in command("queues", "--interval", "0", "--json").json["unreadable"]["q"]
     assert [one.name for one in admin.check("q").faults] == [fault]
     assert admin.check("q", repair=True).is_sound
     assert admin.check("q").faults == ()
@@ -213,22 +208,23 @@ def test_a_corrupt_map_without_a_fence_is_named_and_mended_as_that_of_one_shard(
     assert queue.publish({}, id="order-1")
 
 
-@pytest.mark.parametrize("text", ["999999999999999999", "1000000001 8 8 closed", "5 999 8"])
-def test_an_impossible_fence_is_corrupt_data_that_check_names_and_mends(text, admin, queue, client):
-    client.set(queue.keys.epoch, text)
-
-    assert [one.name for one in admin.check("q").faults] == ["bad-fence"]
-    assert admin.check("q", repair=True).is_sound
-    assert admin.check("q").faults == ()
+def test_corrupt_fence_is_reported_and_repaired(admin, queue, client):
+    texts = ("999999999999999999", "1000000001 8 8 closed", "5 999 8")
+    for text in texts:
+        client.set(queue.keys.epoch, text)
+        assert [one.name for one in admin.check("q").faults] == ["bad-fence"]
+        assert admin.check("q", repair=True).is_sound
+        assert admin.check("q").faults == ()
 
     admin.resize("q", 2)
-    client.set(queue.keys.epoch, text)
-    assert admin.check("q", repair=True).is_sound
-    assert client.get(queue.keys.epoch) == b"1 2 1"
+    for text in texts:
+        client.set(queue.keys.epoch, text)
+        assert admin.check("q", repair=True).is_sound
+        assert client.get(queue.keys.epoch) == b"1 2 1"
     assert queue.publish({}, id="order-1")
 
 
-def test_the_last_epoch_leaves_a_queue_usable(admin, queue, client):
+def test_queue_at_the_last_epoch_stays_usable(admin, queue, client):
     client.set(queue.keys.epoch, "1000000000 1 1")
 
     assert admin.check("q", repair=True).is_sound
@@ -239,17 +235,9 @@ def test_the_last_epoch_leaves_a_queue_usable(admin, queue, client):
     assert queue.publish({}, id="order-1")
 
 
-def test_a_queue_that_is_paused_is_paused_in_its_new_shards_too(admin, queue, client):
-    admin.pause("q", reason="deploy", for_=60)
-
-    admin.resize("q", 4)
-
-    assert all(50_000 < client.pttl(Keys("q", shard=k).paused) <= 60_000 for k in range(4))
-
-
-def test_a_queue_that_shrinks_keeps_messages_and_totals_and_is_forgotten_whole(admin, queue, url, client):
+def test_queue_that_shrinks_keeps_messages_and_totals(admin, queue, url, client):
     admin.resize("q", 8)
-    drain(queue)
+    handle_all(queue)
     assert not admin.finish_resize("q")
     many = Queue("q", url=url)
     many.shards()
@@ -259,12 +247,12 @@ def test_a_queue_that_shrinks_keeps_messages_and_totals_and_is_forgotten_whole(a
     admin.resize("q", 2)
 
     assert client.get(Keys("q", shard=5).epoch) == b"2 2 8 closed"
-    assert many.publish_many([Outgoing(body={}, id=id, dedup=0) for id in ids()]).published == 40
+    assert many.publish_many(chosen(dedup=0)).published == 40
     assert [one.ready for one in admin.shards("q").counts[2:]] == [2] * 6
     assert not admin.finish_resize("q")
     assert admin.shards("q").map == ShardMap(2, 2, 2, "steady")
     assert many.counts().ready == 16 + 40
-    drain(many)
+    handle_all(many)
     assert many.counts().alive == 0
     seen = admin.overview(["q"])
     assert seen.queues[0].shards == 2
@@ -277,7 +265,7 @@ def test_a_queue_that_shrinks_keeps_messages_and_totals_and_is_forgotten_whole(a
     assert [key for key in client.keys("{reliq:q*") if not any(one in key.decode() for one in passing)] == []
 
 
-def test_what_somebody_else_changed_meanwhile_is_not_overwritten(admin, queue, client, monkeypatch):
+def test_concurrent_resize_is_not_overwritten(admin, queue, client, monkeypatch):
     write = t.remap
 
     def late(*args, **options):
@@ -291,52 +279,35 @@ def test_what_somebody_else_changed_meanwhile_is_not_overwritten(admin, queue, c
     assert client.get(Keys("q").map) == ShardMap(1, 2, 1, "growing").text
 
 
-@pytest.mark.parametrize("number", [0, 3, 512])
-def test_a_number_that_is_no_power_of_two_is_refused(admin, queue, number):
-    with pytest.raises(ConfigurationError, match=f"power of two from 1 to 256, not {number}"):
-        admin.resize("q", number)
-
-
-def test_a_queue_of_go_is_refused(url):
+def test_queue_of_go_and_queue_with_keys_keep_their_one_shard(url, admin, queue, command, client):
     Queue("q", url=url, layout=Layout.hdt3213()).publish({})
-
     with pytest.raises(ConfigurationError, match="the Go original knows of no others"):
         Admin(url, layout=Layout.hdt3213()).resize("q", 8)
     with pytest.raises(ConfigurationError, match="the Go original knows of no others"):
         Queue("q", url=url, layout=Layout.hdt3213(), shards=8)
 
-
-def test_the_command_shows_grows_and_finishes(queue, url):
-    assert reliq("shards", "q", url=url)[1].splitlines()[-1] == "q has 1 shard (epoch 0)"
-
-    code, out, _ = reliq("shards", "q", "4", "--yes", url=url)
-    assert (code, out.splitlines()[-1]) == (
-        0,
-        "q has 4 shards (epoch 1); growing, there were 1: workers end it, and `reliq shards q --finish` does",
-    )
-    queue.publish({}, id=next(id for id in ids() if home(id, 4)))
-    code, out, _ = reliq("shards", "q", "--finish", "--json", url=url)
-    told = json.loads(out)
-    assert (code, told["map"]) == (0, {"epoch": 1, "n": 4, "was": 4, "state": "steady", "most": 4})
-    assert told["counts"][0]["ready"] == 1
-
-
-def test_the_command_says_what_keeps_it_from_being_finished(queue, url):
-    queue.publish({}, id=next(id for id in ids() if home(id, 4)))
-    reliq("shards", "q", "4", "--yes", url=url)
-
-    code, out, _ = reliq("shards", "q", "--finish", url=url)
-
-    assert (code, out.splitlines()[-1]) == (3, "not finished: 1 message that workers have or are about to have")
-    assert reliq("shards", "q", "8", "--yes", url=url)[0] == 2
-
-
-def test_a_queue_with_keys_keeps_its_one_shard(admin, queue, command, client):
     queue.publish({}, key="tenant-7")
-
     with pytest.raises(ConfigurationError, match="queue 'q' has keys or limits, and keeps its one shard"):
         admin.resize("q", 4)
-
     assert client.exists(queue.keys.map) == 0
     assert command("shards", "q", "4", "--yes").code == 2
     assert queue.publish({}, key="tenant-8")
+
+
+def test_shards_shows_grows_and_finishes(queue, command):
+    assert command("shards", "q").out.splitlines()[-1] == "q has 1 shard (epoch 0)"
+    id = next(id for id in ids() if home(id, 4))
+    queue.publish({}, id=id)
+    grown = command("shards", "q", "4", "--yes")
+    last = "q has 4 shards (epoch 1); growing, there were 1: workers end it, and `reliq shards q --finish` does"
+    assert (grown.code, grown.out.splitlines()[-1]) == (0, last)
+
+    unfinished = command("shards", "q", "--finish")
+    said = "not finished: 1 message that workers have or are about to have"
+    assert (unfinished.code, unfinished.out.splitlines()[-1]) == (3, said)
+    assert command("shards", "q", "8", "--yes").code == 2
+
+    handle_all(queue)
+    told = command("shards", "q", "--finish", "--json").json
+    assert told["map"] == {"epoch": 1, "n": 4, "was": 4, "state": "steady", "most": 4}
+    assert sum(one["ready"] for one in told["counts"]) == 0

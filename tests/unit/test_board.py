@@ -28,48 +28,30 @@ def sides(tmp_path):
     return board, view, begin
 
 
-def test_ended_call_is_cleared_from_the_board(sides):
+def test_board_has_the_running_calls_with_their_extended_timeouts(sides, monkeypatch):
     board, view, begin = sides
     begin("ended")
-
     board.look()
-
     assert view.rows() == []
 
-
-def test_running_call_stays_with_its_extended_timeout(sides, monkeypatch):
-    board, view, begin = sides
     run = begin("goes on")
     monkeypatch.setattr(board._consumer, "running", lambda: [run])
     run.timeout_at += 7
-
     board.look()
-
     assert [(row.id, row.started_at, row.timeout_at) for row in view.rows()] == [
         ("goes on", run.started_at, run.timeout_at)
     ]
 
 
-def test_call_that_begins_during_an_update_stays_on_the_board(sides, monkeypatch):
+@pytest.mark.parametrize("moment", ["the calls are read", "a row is cleared"])
+def test_call_that_begins_during_an_update_stays_on_the_board(sides, monkeypatch, moment):
     board, view, begin = sides
     begin("ended")
-
-    def running():
-        begin("begun")
-        return []
-
-    monkeypatch.setattr(board._consumer, "running", running)
-
-    board.look()
-
-    assert [row.id for row in view.rows()] == ["begun"]
-
-
-def test_call_that_begins_while_a_row_is_cleared_stays(sides, monkeypatch):
-    board, view, begin = sides
-    begin("ended")
-    change = board._change
-    monkeypatch.setattr(board, "_change", lambda *args: (begin("begun"), change(*args)))
+    change, running = board._change, (lambda: (begin("begun"), [])[1])
+    if moment == "a row is cleared":
+        monkeypatch.setattr(board, "_change", lambda *args: (begin("begun"), change(*args)))
+    else:
+        monkeypatch.setattr(board._consumer, "running", running)
 
     board.look()
 
@@ -81,8 +63,7 @@ def test_board_of_very_many_queues_has_a_lane_for_each(tmp_path):
     names = [f"{number:038}" for number in range(2000)]
     for name in reversed(names):
         consumer.handler(Queue(name, str))(lambda body: None)
-    view = BoardView(path, names, 1)
-    board = Board(path, consumer, consumer.handlers, 1)
+    view, board = BoardView(path, names, 1), Board(path, consumer, consumer.handlers, 1)
     board._lanes = {name: f"lane-of-{name[-5:]}" for name in names}
 
     board._note_lanes()
@@ -108,11 +89,11 @@ def test_handler_that_begins_ends_the_silence_of_its_process(sides):
 
 def test_failed_update_of_the_board_is_repeated(sides, caplog, monkeypatch):
     board, view, _ = sides
-    fails = iter([MemoryError(), None])
+    fails = [MemoryError()]
 
     def running():
-        if error := next(fails, None):
-            raise error
+        if fails:
+            raise fails.pop()
         return []
 
     monkeypatch.setattr(board._consumer, "running", running)

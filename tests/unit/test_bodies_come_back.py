@@ -6,7 +6,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
-import msgspec
 import pydantic
 import pytest
 from pydantic.alias_generators import to_camel
@@ -60,11 +59,6 @@ class Upload(pydantic.BaseModel):
     data: bytes
 
 
-class Base64Upload(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
-    data: bytes
-
-
 class Cat(pydantic.BaseModel):
     kind: Literal["cat"] = "cat"
     lives: int = 9
@@ -87,10 +81,6 @@ class Owner(pydantic.BaseModel):
     born: timedelta = timedelta(days=1, microseconds=3)
     money: Decimal = Decimal("1.10")
     more: dict[str, Any] = {}
-
-
-class Numbers(pydantic.RootModel[list[int]]):
-    pass
 
 
 class Box(pydantic.BaseModel, Generic[T]):
@@ -116,11 +106,6 @@ class Parcel:
     stops: tuple[str, ...] = ()
 
 
-class Event(msgspec.Struct):
-    at: datetime
-    of: Any = None
-
-
 class Mail(TypedDict):
     to: str
     size: int
@@ -131,26 +116,14 @@ COMES_BACK = [
     (Aliased, Aliased(no=5)),
     (OpenLogin, OpenLogin(user="ann", token="x")),
     (Cached, Cached(number=1)),
-    (Base64Upload, Base64Upload(data=b"\xff\x00")),
     (Upload, Upload(name="a", data=b"text")),
     (Cat | Dog, Dog(tricks=["sit"])),
-    (Cat | Dog, Cat(lives=3)),
-    (Pet, Dog(tricks=["sit"])),
     (list[Pet], [Cat(), Dog()]),
     (dict[str, Cat | None], {"a": None, "b": Cat()}),
     (Owner, Owner(pets=[Dog(), Cat()])),
-    (Numbers, Numbers([1, 2])),
     (Box[Pet], Box[Pet](inside=Dog())),
     (Address | None, Address("here", NOW)),
     (Parcel, Parcel(Address("here"), Signup(user_name="ann"))),
-    (Event, Event(NOW)),
-    (Mail, {"to": "ann", "size": 3}),
-]
-
-#: Fields whose annotation is open are decoded as plain JSON.
-UNTYPED_FIELDS = [
-    Parcel(Address("here"), notes={"at": NOW, "in": (1, 2), 5: {1}}, stops=["a"]),
-    Owner(more={"at": NOW, "in": (1, 2), "pet": Cat()}),
 ]
 
 
@@ -164,23 +137,12 @@ def test_body_of_a_users_class_is_decoded_as_it_was_encoded(kind, body):
     assert type(back) is type(body)
 
 
-@pytest.mark.parametrize("body", UNTYPED_FIELDS, ids=["dataclass", "model"])
-def test_untyped_fields_may_be_decoded_as_plain_json(body):
-    codec = Codec(type(body))
-
-    assert isinstance(codec.decode(codec.encode(body)), type(body))
-
-
-def test_private_attribute_is_not_part_of_the_body():
-    body = Cached(number=1)
-    body._seen.append(3)
-
-    assert Codec(Cached).decode(Codec(Cached).encode(body)).number == 1
-
-
-def test_aliases_are_the_names_in_json():
+def test_aliases_are_the_names_in_json_and_untyped_fields_are_plain_json():
     assert Codec(Signup).encode(Signup(user_name="ann")) == b'{"userName":"ann","referredBy":null}'
     assert Codec(Parcel).decode(b'{"to": {"street": "x"}, "signup": {"userName": "ann"}}').signup.user_name == "ann"
+    parcel = Parcel(Address("here"), notes={"at": NOW, "in": (1, 2), 5: {1}}, stops=["a"])
+    for body in (parcel, Owner(more={"at": NOW, "in": (1, 2), "pet": Cat()})):
+        assert isinstance(Codec(type(body)).decode(Codec(type(body)).encode(body)), type(body))
 
 
 Scalar = type("int64", (), {"__module__": "numpy"})  # numpy itself is no dependency of the tests
@@ -188,21 +150,14 @@ Scalar = type("int64", (), {"__module__": "numpy"})  # numpy itself is no depend
 REFUSED = [
     (TwoAliases, TwoAliases(**{"in": 5}), "a worker could not read it: missing at `$.in`"),
     (Login, Login(user="ann", token=SECRET), "a secret is written as asterisks (give the field a field_serializer"),
-    (Login, Login(user="ann", token=SECRET), "get_secret_value()) at `$.token`"),
     (Cached, Cached(number=1, memo=SECRET), "a str that is left out (exclude), or is read as another value"),
-    (Cached, Cached(number=1, memo=SECRET), "at `$.memo`"),
     (Upload, Upload(name="a", data=b"\xff"), "bytes that are no UTF-8 (pydantic: ConfigDict(ser_json_bytes='base64'"),
-    (Upload, Upload(name="a", data=b"\xff"), "at `$.data`; give what JSON can hold"),
     (Cat, Kitten(), "a Kitten would be read as Cat, without what is its own, at `$`"),
-    (Owner, Owner.model_construct(pets=[Kitten()]), "a Kitten would be read as Cat, without what is its own"),
-    (Address, Home("here"), "a Home would be read as Address, without what is its own, at `$`"),
     (Parcel, Parcel(Home("here")), "a Home would be read as Address, without what is its own, at `$.to`"),
     (Cat, Cat.model_construct(lives="many"), "a worker could not read it: int_parsing at `$.lives`"),
     (Cat, Cat.model_construct(lives="4"), "a str that is left out (exclude), or is read as another value or type, at"),
     (Address, Address(street=5), "a worker could not read it: Expected `str`, got `int` at `$.street`"),
-    (tuple[int, str], (1, 2), "a worker could not read it: Expected `str`, got `int` at `$[1]`"),
     (Mail, {"to": "ann", "size": SECRET}, "a worker could not read it: Expected `int`, got `str` at `$.size`"),
-    (Mail, {"to": "ann"}, "Object missing required field `size` at `$`"),
     (list[Address], [Address("x"), Address(None)], "got `null` at `$[1].street`"),
     (Cat | Dog, SECRET, "body must be"),
     (Address, Address(Path(SECRET)), "cannot be encoded: JSON cannot hold a"),

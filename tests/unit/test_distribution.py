@@ -2,7 +2,6 @@
 
 import re
 import sys
-import sysconfig
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -73,38 +72,23 @@ def test_missing_server_is_reported_with_the_package_that_brings_it(monkeypatch)
         bundled_server()
 
 
-def test_extra_embedded_brings_redis_server_and_redis_cli():
-    scripts = Path(sysconfig.get_path("scripts"))
-
-    assert [name for name in ("redis-server", "redis-cli") if not (scripts / name).exists()] == []
-
-
 def test_other_distribution_of_the_same_name_is_reported(tmp_path):
     (tmp_path / "reliq_queue-0.1.0.dist-info").mkdir()
-    before = distribution.collision(str(tmp_path / "reliq"))
+    assert distribution.collision(str(tmp_path / "reliq")) == ""
+    assert distribution.collision(str(tmp_path / "archive.zip" / "reliq")) == ""
     (tmp_path / "reliq-0.0.48.dist-info").mkdir()
 
     told = distribution.collision(str(tmp_path / "reliq"))
 
-    assert before == ""
     assert told.startswith("reliq 0.0.48 is installed into the same folder as reliq-queue ")
     assert "pip uninstall reliq reliq-queue`, then install reliq-queue again" in told
 
 
-def test_package_in_an_archive_has_no_collision(tmp_path):
-    assert distribution.collision(str(tmp_path / "archive.zip" / "reliq")) == ""
-
-
-@pytest.mark.parametrize(
-    ("file", "told"),
-    [("/there/reliq/__init__.py", "is not that of reliq-queue"), (None, "lost")],
-    ids=["other", "lost"],
-)
-def test_replaced_package_is_reported(monkeypatch, file, told):
-    other = ModuleType("reliq")
-    other.__file__ = file
+def test_replaced_package_is_reported(monkeypatch):
     assert distribution.replacement() == ""
+    for file, told in (("/there/reliq/__init__.py", "is not that of reliq-queue"), (None, "lost")):
+        other = ModuleType("reliq")
+        other.__file__ = file
+        monkeypatch.setitem(sys.modules, "reliq", other)
 
-    monkeypatch.setitem(sys.modules, "reliq", other)
-
-    assert told in distribution.replacement()
+        assert told in distribution.replacement()

@@ -22,16 +22,13 @@ BAD_SECONDS = {
     "True": (True, "seconds or a timedelta, not True"),
     "nan": (math.nan, "seconds or a timedelta, not nan"),
     "text": ("5", "seconds or a timedelta, not a str"),
-    "bytes": (b"5", "seconds or a timedelta, not a bytes"),
     "None": (None, "seconds or a timedelta, not a NoneType"),
     "Decimal": (Decimal(5), "seconds or a timedelta, not a Decimal"),
-    "complex": (1j, "seconds or a timedelta, not a complex"),
     "infinity": (math.inf, "0 to 315360000 seconds, not inf"),
     "negative": (-0.001, "0 to 315360000 seconds, not -0.001"),
     "over ten years": (TEN_YEARS + 1, "0 to 315360000 seconds, not 315360001"),
     "400 digits": (10**400, "0 to 315360000 seconds, not a number of more than 20 digits"),
     "5000 negative digits": (-(10**5000), "0 to 315360000 seconds, not a number of more than 20 digits"),
-    "negative timedelta": (timedelta(days=-1), "0 to 315360000 seconds, not -86400.0"),
     "longest timedelta": (timedelta.max, "0 to 315360000 seconds, not "),
 }
 
@@ -49,7 +46,6 @@ def test_bad_duration_is_refused_with_its_name_and_value(name):
 BAD_WHOLE = {
     "True": (True, "a whole number, not True"),
     "float": (1.0, "a whole number, not 1.0"),
-    "nan": (math.nan, "a whole number, not nan"),
     "text": ("1", "a whole number, not a str"),
     "None": (None, "a whole number, not a NoneType"),
     "negative": (-1, "0 to 1000, not -1"),
@@ -86,24 +82,16 @@ BAD_TIMES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_TIMES)
-def test_bad_due_time_is_refused(name):
-    value, said = BAD_TIMES[name]
-
-    with pytest.raises(ConfigurationError, match=f"^at must (be|lie) {said}"):
-        unix_ms(value)
-
-
-@pytest.mark.parametrize("reason", ["a\nb", "a" * 201, 5], ids=["two lines", "too long", "number"])
-def test_bad_reason_of_a_pause_is_refused(reason):
-    with pytest.raises(ConfigurationError, match="^reason must be one line of at most 200 characters"):
-        pause_by("me", reason)
-
-
-@pytest.mark.parametrize("after", ["x", "1-", None, 5], ids=str)
-def test_bad_place_in_the_dead_letters_is_refused(after):
-    with pytest.raises(ConfigurationError, match="^after must be the `letter` of a dead letter"):
-        listing(None, 1, after)
+def test_bad_due_time_reason_and_cursor_are_refused():
+    for value, said in BAD_TIMES.values():
+        with pytest.raises(ConfigurationError, match=f"^at must (be|lie) {said}"):
+            unix_ms(value)
+    for reason in ("a\nb", "a" * 201, 5):
+        with pytest.raises(ConfigurationError, match="^reason must be one line of at most 200 characters"):
+            pause_by("me", reason)
+    for after in ("x", "1-", None, 5):
+        with pytest.raises(ConfigurationError, match="^after must be the `letter` of a dead letter"):
+            listing(None, 1, after)
 
 
 BOUNDS = {
@@ -137,38 +125,28 @@ def test_setting_accepts_its_bounds_and_refuses_values_beyond(setting):
             kind(**{name: beyond})
 
 
-def test_settings_that_may_be_unlimited_accept_none():
+def test_settings_accept_none_numbers_timedeltas_single_classes_and_any_backoff():
     assert HandlerSettings(timeout=None, concurrency=None).timeout is None
     assert WorkerSettings(max_jobs=None).max_jobs is None
-
-
-@pytest.mark.parametrize("duration", [timedelta(hours=2), 7200, 7200.0], ids=["timedelta", "int", "float"])
-def test_duration_may_be_a_number_or_a_timedelta(duration):
-    assert QueueSettings(ttl=duration).ttl == 7200.0
+    assert {QueueSettings(ttl=ttl).ttl for ttl in (timedelta(hours=2), 7200, 7200.0)} == {7200.0}
+    assert HandlerSettings(retry_on=OSError).retry_on == (OSError,)
+    for backoff in (wait_fixed(5), wait_random_exponential(), wait_fixed(1) + wait_fixed(2)):
+        assert HandlerSettings(backoff=backoff).backoff is backoff
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        pytest.param("backoff", 5, "backoff must be one of tenacity's wait strategies", id="backoff"),
-        pytest.param("undecodable", "drop", "undecodable must be 'retry' or 'reject', not 'drop'", id="undecodable"),
-        pytest.param("retry_on", (5,), "retry_on must be exception classes", id="number"),
-        pytest.param("reject_on", (KeyboardInterrupt,), "reject_on must be exception classes", id="BaseException"),
-        pytest.param("reject_on", "ValueError", "reject_on must be exception classes", id="text"),
+        ("backoff", 5, "backoff must be one of tenacity's wait strategies"),
+        ("undecodable", "drop", "undecodable must be 'retry' or 'reject', not 'drop'"),
+        ("retry_on", (5,), "retry_on must be exception classes"),
+        ("reject_on", (KeyboardInterrupt,), "reject_on must be exception classes"),
     ],
+    ids=["backoff", "undecodable", "number", "BaseException"],
 )
 def test_bad_setting_of_a_handler_is_refused_by_name(name, value, said):
     with pytest.raises(ConfigurationError, match=said):
         HandlerSettings(**{name: value})
-
-
-def test_one_exception_class_may_stand_for_a_tuple():
-    assert HandlerSettings(retry_on=OSError).retry_on == (OSError,)
-
-
-def test_every_wait_strategy_of_tenacity_is_accepted_as_backoff():
-    for backoff in (wait_fixed(5), wait_random_exponential(), wait_fixed(1) + wait_fixed(2)):
-        assert HandlerSettings(backoff=backoff).backoff is backoff
 
 
 @pytest.mark.parametrize("kind", [QueueSettings, HandlerSettings, WorkerSettings])

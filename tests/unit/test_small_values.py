@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import os
 import pickle
-import re
 from functools import partial
 
 import pytest
@@ -16,29 +15,26 @@ from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableErro
 from reliq.events import Cancelled, notify
 from reliq.ids import check_id, made_at, new_id, token
 from reliq.keys import Keys, Layout
-from reliq.retry import DEFAULT_BACKOFF, RECONNECT, Tries, seconds_after
-from reliq.text import count_of, some
+from reliq.retry import DEFAULT_BACKOFF, Tries, seconds_after
 from reliq.transport.url import check_url, masked
 
 SECRET = "s3cret"
+A, B, C = ((Message(id, 1),) for id in "abc")
 
 
-@pytest.mark.parametrize("name", ["", "a:b", "a{b", "a}b", "ä", "a b", "a" * 129, "a\n", 5, None, b"a"], ids=ascii)
-def test_bad_queue_name_is_refused_with_the_allowed_characters(name):
-    with pytest.raises(ConfigurationError, match="queue name must be 1 to 128 of A-Z a-z 0-9 _ . -"):
-        Keys(name)
+def test_bad_queue_name_is_refused_with_what_is_allowed():
+    for name in ("", "a:b", "a{b", "a}b", "ä", "a b", "a" * 129, "a\n", 5, None, b"a"):
+        with pytest.raises(ConfigurationError, match="queue name must be 1 to 128 of A-Z a-z 0-9 _ . -"):
+            Keys(name)
+    for name in ("", "a\n", "\x1b[2J", "\udcff", "\u202eq", "a" * 513, 5, None, b"a"):
+        with pytest.raises(ConfigurationError, match="queue name must be 1 to 512 printable characters, not"):
+            Keys(name, Layout.hdt3213())
 
 
-@pytest.mark.parametrize("name", ["order:timeout", "orders/v2", "订单", "a b", "{x}", "a*", "a" * 512], ids=repr)
-def test_queue_in_the_go_layout_accepts_any_printable_name(name):
-    for layout in (Layout.hdt3213(), Layout.hdt3213(hash_tag=True)):
-        assert Keys(name, layout).name == name
-
-
-@pytest.mark.parametrize("name", ["", "a\n", "\x1b[2J", "\udcff", "\u202eq", "a" * 513, 5, None, b"a"], ids=repr)
-def test_queue_in_the_go_layout_refuses_an_unprintable_name(name):
-    with pytest.raises(ConfigurationError, match="queue name must be 1 to 512 printable characters, not"):
-        Keys(name, Layout.hdt3213())
+def test_queue_in_the_go_layout_accepts_any_printable_name():
+    for name in ("order:timeout", "orders/v2", "订单", "a b", "{x}", "a*", "a" * 512):
+        for layout in (Layout.hdt3213(), Layout.hdt3213(hash_tag=True)):
+            assert Keys(name, layout).name == name
 
 
 TEXTS = {
@@ -55,41 +51,26 @@ def test_layout_is_parsed_from_its_own_text(text):
     assert Layout.parse(text) == TEXTS[text]
     assert str(TEXTS[text]) == text
     assert Keys.registered(Keys("q", TEXTS[text]).entry).pending == Keys("q", TEXTS[text]).pending
-
-
-def test_layout_may_be_written_with_default_options():
     assert Layout.parse("hdt3213:no-tag") == Layout.parse("hdt3213:prefix=dp,no-tag") == Layout.hdt3213()
-    assert Layout.parse("hdt3213:prefix=shop,tag") == Layout.hdt3213(hash_tag=True, prefix="shop")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "RELIQ",
-        "reliq:tag",
-        "hdt",
-        "hdt3213:",
-        "hdt3213:tag,",
-        "hdt3213:tag,tag",
-        "hdt3213:tag,no-tag",
-        "hdt3213:prefix",
-        "hdt3213:prefix=",
-        "hdt3213:prefix=a b",
-        "hdt3213:prefix=a,prefix=b",
-        "hdt3213:prefix=\x1b",
-    ],
-    ids=ascii,
+BAD_LAYOUTS = ("", "RELIQ", "reliq:tag", "hdt", "hdt3213:", "hdt3213:tag,", "hdt3213:tag,tag", "hdt3213:tag,no-tag")
+BAD_LAYOUTS += (
+    "hdt3213:prefix",
+    "hdt3213:prefix=",
+    "hdt3213:prefix=a b",
+    "hdt3213:prefix=a,prefix=b",
+    "hdt3213:prefix=\x1b",
 )
-def test_bad_layout_text_is_refused(text):
-    with pytest.raises(ConfigurationError, match="layout"):
-        Layout.parse(text)
 
 
-@pytest.mark.parametrize("fields", [{"prefix": "mine"}, {"hash_tag": False}, {"prefix": "", "bare": True}], ids=str)
-def test_layout_of_other_fields_is_refused(fields):
-    with pytest.raises(ConfigurationError, match="layout"):
-        Layout(**fields)
+def test_bad_layout_is_refused():
+    for text in BAD_LAYOUTS:
+        with pytest.raises(ConfigurationError, match="layout"):
+            Layout.parse(text)
+    for fields in ({"prefix": "mine"}, {"hash_tag": False}, {"prefix": "", "bare": True}):
+        with pytest.raises(ConfigurationError, match="layout"):
+            Layout(**fields)
 
 
 def test_registry_entry_without_a_queue_name_is_skipped():
@@ -116,45 +97,31 @@ def test_layout_spells_every_redis_key(layout, body, pending):
 
 def test_redis_keys_of_a_queue_share_a_slot_and_differ():
     keys = Keys("q")
-    plain = [
-        getattr(keys, name)
-        for name in Keys.__slots__
-        if not name.startswith("_") and name not in ("name", "layout", "shard", "bare")
-    ]
+    others = {"name", "layout", "shard", "bare"}
+    plain = [getattr(keys, name) for name in Keys.__slots__ if not name.startswith("_") and name not in others]
     every = [*plain, keys.msg("1"), keys.dedup("1"), keys.lane("1")]
 
     assert len(set(every)) == len(every)
     assert {key.partition("}")[0] for key in every} == {"{reliq:q"}
 
 
-@pytest.mark.parametrize("id", ["", "a b", "a" * 129, "ä", "a\n", "a{"], ids=repr)
-def test_bad_id_is_refused_with_the_allowed_characters(id):
-    with pytest.raises(ConfigurationError, match="id must be 1 to 128 of A-Z a-z 0-9 _ . : -"):
-        check_id(id)
-
-
-def test_id_of_another_type_is_refused_with_that_type():
+def test_bad_id_is_refused_with_what_is_allowed():
+    for id in ("", "a b", "a" * 129, "ä", "a\n", "a{"):
+        with pytest.raises(ConfigurationError, match="id must be 1 to 128 of A-Z a-z 0-9 _ . : -"):
+            check_id(id)
     for id in (5, None, b"a"):
         with pytest.raises(ConfigurationError, match=f"id must be a str or a UUID, not {type(id).__name__}"):
             check_id(id)
 
 
-def test_ids_are_unique_of_22_characters_and_in_order_of_time():
+def test_generated_ids_are_unique_and_in_order_of_time():
     ids = [new_id() for _ in range(100_000)]
 
     assert len(set(ids)) == len(ids)
     assert {len(id) for id in ids} == {22}
     assert [id[:8] for id in ids] == sorted(id[:8] for id in ids)
     assert all(check_id(id) for id in ids[:1000])
-
-
-def test_generated_id_contains_its_time():
-    first, second = made_at(new_id()), made_at(new_id())
-
-    assert 1_700_000_000_000 < first <= second < 5_000_000_000_000
-
-
-def test_chosen_id_has_no_time():
+    assert 1_700_000_000_000 < made_at(ids[0]) <= made_at(ids[-1]) < 5_000_000_000_000
     assert [id for id in ("order-42", "", "x" * 21, "x" * 23, "-" * 22) if made_at(id) is not None] == []
 
 
@@ -183,38 +150,27 @@ def test_forked_child_makes_other_ids_and_tokens(fork):
     assert {id[-14:] for id in ours} & {id[-14:] for id in theirs} == set()
 
 
-A, B, C = ((Message(id, 1),) for id in "abc")
-
-
 def test_forked_child_publishes_in_lanes_of_its_own():
     lanes = Lanes()
     lane, turn = lanes.take(A)
     lanes.park(lane, A)
 
-    theirs = in_a_child(lambda: lanes.take(A)[1].lane)
-
-    assert theirs != turn.lane
+    assert in_a_child(lambda: lanes.take(A)[1].lane) != turn.lane
     assert lanes.take(A)[1] == turn
 
 
 def test_lane_serves_a_call_at_a_time_and_counts():
     lanes = Lanes()
     one, first = lanes.take(A)
-    _two, other = lanes.take(B)
+    two, other = lanes.take(B)
     lanes.give_back(one)
     _, third = lanes.take(C)
-
     assert first.lane != other.lane
     assert (third.lane, third.number) == (first.lane, first.number + 1)
 
-
-def test_publish_that_gave_up_gets_its_number_again():
-    lanes = Lanes()
-    lane, turn = lanes.take(A + B)
-    lanes.park(lane, A + B)
-
-    assert lanes.take(C)[1].lane != turn.lane
-    assert lanes.take(A + B)[1] == turn
+    lanes.park(two, B)
+    assert lanes.take(C)[1].lane != other.lane
+    assert lanes.take(B)[1] == other, "a publish that gave up gets its number again"
 
 
 @pytest.mark.parametrize("other", [A, B, (Message("a", 2), *B), (*B, *A)], ids=["first", "second", "body", "order"])
@@ -228,22 +184,15 @@ def test_other_publish_of_an_id_ends_a_publish_that_gave_up(other):
     assert lanes.take(A + B)[1] != turn
 
 
-def test_publish_that_gave_up_is_forgotten_before_redis_forgets(monkeypatch):
-    lanes = Lanes()
-    lane, turn = lanes.take(A)
-    lanes.park(lane, A)
-    monkeypatch.setattr("reliq.client.lanes.PARKED_SECONDS", 0)
-
-    assert lanes.take(A)[1].lane != turn.lane
-
-
-def test_number_of_publishes_that_gave_up_is_bounded():
+def test_publishes_that_gave_up_are_forgotten_by_number_and_age(monkeypatch):
     lanes = Lanes()
     for n in range(PARKED_LIMIT + 5):
-        lane, _ = lanes.take((Message(f"{n}", 1),))
+        lane, turn = lanes.take((Message(f"{n}", 1),))
         lanes.park(lane, (Message(f"{n}", 1),))
-
     assert len(lanes.parked) == len(lanes._by_id) == PARKED_LIMIT
+
+    monkeypatch.setattr("reliq.client.lanes.PARKED_SECONDS", 0)  # before Redis forgets them
+    assert lanes.take((Message(f"{n}", 1),))[1].lane != turn.lane
 
 
 @pytest.mark.parametrize(
@@ -251,13 +200,13 @@ def test_number_of_publishes_that_gave_up_is_bounded():
     [
         (f"redis://:{SECRET}@host:6379/0", "redis://:***@host:6379/0"),
         (f"rediss://me:{SECRET}@host/1?ssl_password={SECRET}", "rediss://me:***@host/1"),
-        ("redis://host", "redis://host"),
         (f"unix:///run/redis.sock?password={SECRET}", "unix:///run/redis.sock"),
         (f"redis://host:{SECRET}", "a URL that does not parse"),
         (f"redis://me:p@ss{SECRET}@[::1]:6379/0", "redis://me:***@[::1]:6379/0"),
         (f"redis+sentinel://:{SECRET}@a:1,b/shop/0?sentinel_password={SECRET}", "redis+sentinel://:***@a:1,b/shop/0"),
         (f"redis+cluster://me:{SECRET}@a:1,[::1]:2/0?ssl_password={SECRET}", "redis+cluster://me:***@a:1,[::1]:2/0"),
     ],
+    ids=str,
 )
 def test_url_is_shown_without_its_password(url, shown):
     assert masked(url) == shown
@@ -265,43 +214,25 @@ def test_url_is_shown_without_its_password(url, shown):
 
 BAD_URLS = {
     "": "must begin with",
-    "localhost:6379": "must begin with",
     f"me:{SECRET}@host:6379": "must begin with",
-    "http://host": "must begin with",
     "redis://": "needs a host",
-    f"redis://:{SECRET}@": "needs a host",
     "unix://": "needs the socket's path",
     "redis://host:port": "does not parse",
     f"redis://me:{SECRET}/more@host:6379": "does not parse",
     "redis://[::1": "does not parse",
-    "redis://host:99999": "does not parse",
     f"redis://me:1234/{SECRET}@host": "must end in a database number",
-    "redis://host/zero": "must end in a database number",
-    "redis://host/-1": "must end in a database number",
     "redis://host/0?dbb=1": "has an unknown option",
-    "redis://host/0?decode_responses=1": "has an unknown option",
-    "REDIS://host": "must begin with",
     "redis://a,b/0": "needs a host",
     "redis://host/0?sentinel_password=x": "has an unknown option",
     "redis+sentinel://host:1": "needs sentinels and what they call the primary",
-    "redis+sentinel:///shop/0": "needs sentinels and what they call the primary",
     f"redis+sentinel://:{SECRET}@a:1,b:2/sh op/0": "needs sentinels and what they call the primary",
     f"redis+sentinel://:{SECRET}@a:1,/shop": "does not parse",
-    f"redis+sentinel://:{SECRET}@a:1,b:port/shop": "does not parse",
-    "redis+sentinel://a/shop/zero": "must end in a database number",
     "redis+cluster://": "needs nodes, such as",
-    f"redis+cluster://:{SECRET}@a:1,": "does not parse",
     "redis+cluster://a:1,b:2/1": "must not name a database other than /0",
-    "rediss+cluster://a?db=2": "must not name a database other than /0",
-    "redis+cluster://a/zero": "must not name a database other than /0",
-    "redis+cluster://a?sentinel_password=x": "has an unknown option",
-    "redis+clusters://a": "must begin with",
     f"rediss://:{SECRET}@h?ssl_cert_reqs=none": "would take anybody's certificate",
-    f"rediss://:{SECRET}@h?ssl_check_hostname=False": "would take anybody's certificate",
     f"rediss://:{SECRET}@h?ssl_cert_reqs=none&insecure=no": "would take anybody's certificate",
     f"rediss://h?ssl_cert_reqs={SECRET}": "ssl_cert_reqs must be required, or none with insecure=true",
     f"rediss://h?ssl_min_version={SECRET}": "ssl_min_version must be 1.2 or 1.3",
-    "rediss://h?ssl_min_version=1.1": "ssl_min_version must be 1.2 or 1.3",
 }
 
 
@@ -336,36 +267,26 @@ def test_any_text_is_a_url_or_refused(text):
     ("url", "plain"),
     [
         ("redis://h", "redis://h/?"),
-        ("redis://h:1/15", "redis://h:1/15?"),
         ("rediss://u:p@[::1]:6/0?insecure=yes", "rediss://u:p@[::1]:6/0?"),
         ("unix:///a/b.sock?db=2", "unix:///a/b.sock?db=2"),
-        (
-            "rediss://h?ssl_min_version=1.3&ssl_ca_certs=%2Fa%20b",
-            "rediss://h/?ssl_min_version=772&ssl_ca_certs=%2Fa%20b",
-        ),
+        ("rediss://h?ssl_min_version=1.3&ssl_ca_certs=%2Fa", "rediss://h/?ssl_min_version=772&ssl_ca_certs=%2Fa"),
         ("redis+sentinel://u:p%2F@a:1,b/shop/2?protocol=2&sentinel_password=x", "redis://u:p%2F@sentinel/2?protocol=2"),
         ("rediss+sentinel://[::1]:5,a/my-shop", "rediss://sentinel/?"),
         ("redis+cluster://u:p%2F@a:1,b/0?protocol=2", "redis://u:p%2F@cluster/0?protocol=2"),
-        ("rediss+cluster://[::1]:5", "rediss://cluster/?"),
     ],
 )
 def test_url_is_passed_to_redis_py_with_the_options_it_knows(url, plain):
     assert check_url(url).plain == plain
 
 
-def test_sentinel_url_has_sentinels_service_and_credentials():
+def test_url_has_its_sentinels_service_credentials_and_nodes():
     url = check_url(f"redis+sentinel://u:p@a:1,b,[::1]:3/shop/2?sentinel_username=me&sentinel_password={SECRET}")
 
     assert url.sentinels == (("a", 1), ("b", 26379), ("::1", 3))
     assert url.service == "shop"
     assert url.sentinel_rights == {"username": "me", "password": SECRET}
     assert SECRET not in repr(url)
-
-
-def test_cluster_url_has_its_nodes():
-    url = check_url("redis+cluster://u:p@a:1,b,[::1]:3/0")
-
-    assert url.nodes == (("a", 1), ("b", 6379), ("::1", 3))
+    assert check_url("redis+cluster://u:p@a:1,b,[::1]:3/0").nodes == (("a", 1), ("b", 6379), ("::1", 3))
     assert check_url("redis://a:1/0").nodes == ()
 
 
@@ -376,10 +297,7 @@ def test_cluster_url_has_its_nodes():
         ("redis://shop.example/0?password=p", True),
         ("redis+sentinel://:p@127.0.0.1,shop.example/shop", True),
         ("redis+cluster://:p@127.0.0.1,shop.example", True),
-        ("rediss+cluster://:p@shop.example", False),
-        ("redis://shop.example/0", False),
         ("rediss://:p@shop.example/0", False),
-        ("unix://u:p@/run/redis.sock", False),
         *((f"redis://:p@{host}/0", False) for host in ("localhost", "127.0.0.1", "127.1.2.3", "[::1]")),
     ],
 )
@@ -390,20 +308,13 @@ def test_password_without_tls_is_reported_as_exposed(url, exposed):
 def test_default_backoff_is_spread_and_doubles_up_to_an_hour():
     for attempt in range(1, 13):
         least = min(2 ** (attempt - 1), 1800)
-        most = least + min(2 * 2 ** (attempt - 1), 1800)
+        spread = min(2 * 2 ** (attempt - 1), 1800)
         waits = [seconds_after(DEFAULT_BACKOFF, attempt) for _ in range(400)]
 
-        assert least <= min(waits) < least + (most - least) / 10
-        assert most - (most - least) / 10 < max(waits) <= most
-
-
-def test_backoff_is_never_negative_and_never_overflows():
+        assert least <= min(waits) < least + spread / 10
+        assert least + spread * 0.9 < max(waits) <= least + spread
     assert seconds_after(lambda _state: -5, 1) == 0
     assert seconds_after(DEFAULT_BACKOFF, 10_000) <= 3601
-
-
-def test_first_retry_of_a_call_to_redis_comes_soon():
-    assert all(seconds_after(RECONNECT, 1) <= 0.15 for _ in range(100))
 
 
 def test_retries_remember_that_an_earlier_try_may_have_run():
@@ -446,9 +357,8 @@ def clock(monkeypatch):
     return clock
 
 
-@pytest.mark.parametrize("each", [0.0001, 0.01], ids=["0.1 ms", "10 ms"])
-def test_quick_retries_go_on_to_the_end_of_the_time(clock, each):
-    for _ in range(100):
+def test_quick_retries_continue_to_the_end_of_the_time(clock):
+    for each in (0.0001, 0.01) * 50:
         began = clock.tries(each)
 
         assert 1.98 - each <= began[-1] <= 2.0 - each + 0.001
@@ -460,33 +370,20 @@ def test_retries_reach_a_redis_that_returns_within_the_time(clock):
         assert clock.tries(0.001, back_at=tenths / 10)[-1] >= tenths / 10
 
 
-def test_call_that_hangs_is_tried_twice_within_the_time(clock):
+def test_call_that_hangs_is_tried_once_more(clock):
     assert clock.tries(0.9) == pytest.approx([0, 0.9])
-
-
-def test_call_that_took_all_the_time_is_tried_once_more(clock):
     assert clock.tries(5.0) == pytest.approx([0, 5.0])
 
 
 def test_errors_can_be_pickled():
     failed = PublishFailed("q", (("a", 1), ("b", 2)), "unknown", "Redis is away", confirmed=7)
-    wrong = WrongKeyTypeError("{reliq:q}:ready")
+    again = pickle.loads(pickle.dumps(failed))
+    assert (str(again), again.ids, again.outcome, again.confirmed) == (str(failed), (("a", 1), ("b", 2)), "unknown", 7)
+    assert "failed, it may have been written: Redis is away; publish the same again with" in str(again)
+
     undecodable = pickle.loads(pickle.dumps(UndecodableError("body is not int", "q", "a")))
     assert (undecodable.why, undecodable.queue, undecodable.id) == ("body is not int", "q", "a")
-
-    again, key = pickle.loads(pickle.dumps(failed)), pickle.loads(pickle.dumps(wrong)).key
-
-    assert (str(again), again.ids, again.outcome, again.confirmed) == (str(failed), (("a", 1), ("b", 2)), "unknown", 7)
-    assert key == "{reliq:q}:ready"
-
-
-def test_failed_publish_says_what_to_do():
-    failed = PublishFailed("q", ("a",), "unknown", "Redis is away")
-
-    assert failed.id == "a"
-    assert re.search(
-        r"queue 'q' failed, it may have been written: Redis is away; publish the same again with", str(failed)
-    )
+    assert pickle.loads(pickle.dumps(WrongKeyTypeError("{reliq:q}:ready"))).key == "{reliq:q}:ready"
 
 
 def test_observer_that_raises_does_not_stop_the_others():
@@ -498,13 +395,3 @@ def test_observer_that_raises_does_not_stop_the_others():
     notify([broken, seen.append], [Cancelled("q", ("a",)), Cancelled("q", ("b",))])
 
     assert [event.ids for event in seen] == [("a",), ("b",)]
-
-
-def test_counts_and_lists_of_ids_are_written_in_words():
-    assert count_of(1, "message") == "1 message"
-    assert count_of(0, "message") == "0 messages"
-    assert count_of(1200, "process", "processes") == "1,200 processes"
-    assert some([]) == "none"
-    assert some(["a", "b"]) == "a, b"
-    assert some(["a", "b"], 4) == "a, b and 2 more"
-    assert some(list("abcdefg"), 1000) == "a, b, c, d, e and 995 more"

@@ -54,57 +54,34 @@ def test_nonce_of_a_receipt_contains_lane_and_deaths():
         assert (lane_of(nonce), lane_of("nacked"), lane_of("")) == ("w7", "", "")
 
 
-@pytest.mark.parametrize(
-    ("text", "note", "summary"),
-    [
+def test_failure_note_is_read_with_missing_parts():
+    for text, note, summary in (
         ("failed 2 ValueError: no", FailureNote("failed", 2, "ValueError: no"), "failed: ValueError: no"),
         ("lease - ", FailureNote("lease", None, ""), "lease"),
         ("foreign", FailureNote("foreign"), "foreign"),
         (b"\xff x y", FailureNote("�", None, "y"), "�: y"),
         (None, FailureNote(), ""),
-    ],
-    ids=["whole", "no attempt", "kind", "bytes", "None"],
-)
-def test_failure_note_is_read_with_missing_parts(text, note, summary):
-    assert FailureNote.parse(text) == note
-    assert note.summary == summary
+    ):
+        assert FailureNote.parse(text) == note
+        assert note.summary == summary
 
 
-def test_failure_note_is_parsed_from_its_own_text():
-    for note in (FailureNote("failed", 1, "a b"), FailureNote("lease", None, "")):
-        assert FailureNote.parse(str(note)) == note
+def test_start_of_a_value_contains_its_due_time():
+    starts = {b'RELIQ/1 {"d":1800000000000,"r":3}': 1_800_000_000_000, b'RELIQ/1 {"d":5}': 5}
+    starts |= {b'RELIQ/1 {"d":' + b"9" * 19: None, b"body": None, b"": None}
 
-
-@pytest.mark.parametrize(
-    ("start", "due"),
-    [
-        (b'RELIQ/1 {"d":1800000000000,"r":3}', 1_800_000_000_000),
-        (b'RELIQ/1 {"d":5}', 5),
-        (b'RELIQ/1 {"d":' + b"9" * 19, None),
-        (b"body", None),
-        (b"", None),
-    ],
-    ids=["due", "no retries", "too large", "bare", "empty"],
-)
-def test_start_of_a_value_contains_its_due_time(start, due):
-    assert envelope_due(start) == due
+    assert {start: envelope_due(start) for start in starts} == starts
 
 
 def test_server_before_6_2_is_refused_and_a_hidden_version_accepted():
-    for text in ("6.2", "6.2.14", "7.0.15", "8.0.0-rc1", "", "unknown"):
+    for text in ("6.2", "6.2.14", "8.0.0-rc1", "", "unknown"):
         ServerVersion.read({"redis_version": text}).check()
-
     with pytest.raises(ConfigurationError, match=r"^Redis must be 6.2 or newer, not 6.0.20$"):
         ServerVersion.read({"redis_version": "6.0.20"}).check()
 
-
-def test_valkey_has_a_version_and_a_redis_version():
-    facts = {"redis_version": "7.2.4", "valkey_version": "9.0.1"}
-
-    assert ServerVersion.read(facts).numbers == (7, 2, 4)
-    assert ServerVersion.read(facts, "valkey").numbers == (9, 0, 1)
-    assert not ServerVersion.read(facts).is_before((7, 2))
-    assert ServerVersion.read(facts).is_before((8, 0))
+    valkey = {"redis_version": "7.2.4", "valkey_version": "9.0.1"}
+    assert ServerVersion.read(valkey, "valkey").numbers == (9, 0, 1)
+    assert [ServerVersion.read(valkey).is_before(version) for version in ((7, 2), (8, 0))] == [False, True]
 
 
 def test_ten_failure_notes_are_read_newest_first():
@@ -117,7 +94,8 @@ def test_ten_failure_notes_are_read_newest_first():
     assert (newest.error, newest.summary) == ("ValueError: no (at jobs.py:31)", f"failed: {newest.error}")
 
 
-def test_failure_text_with_separators_stays_a_single_note():
-    note = FailureNote("failed", 1, "a\x1eb\x1fc\x1dd", "E at\x1e x.py:1")
-
-    assert FailureNote.parse_all(str(note)) == [FailureNote("failed", 1, "a b c d", "E at  x.py:1")]
+def test_failure_note_is_parsed_from_its_own_text():
+    for note in (FailureNote("failed", 1, "a b"), FailureNote("lease", None, "")):
+        assert FailureNote.parse(str(note)) == note
+    separators = FailureNote("failed", 1, "a\x1eb\x1fc\x1dd", "E at\x1e x.py:1")
+    assert FailureNote.parse_all(str(separators)) == [FailureNote("failed", 1, "a b c d", "E at  x.py:1")]

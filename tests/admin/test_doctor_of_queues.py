@@ -1,0 +1,105 @@
+"""The doctor's findings of queues: keys that nobody serves, limits, and producers that know no shards."""
+
+import pytest
+
+from reliq import Outgoing, Queue, transitions
+from reliq.admin import Admin
+from reliq.admin.doctor.of_keys import MANY_MESSAGES
+from reliq.ids import home
+from reliq.keys import Keys, Layout
+from reliq.shardmap import ShardMap
+
+
+@pytest.fixture
+def found(admin):
+    """What the doctor finds of keys: verdicts and texts."""
+    return lambda: [(one.verdict, one.what, one.mend) for one in admin.doctor() if one.name == "keys"]
+
+
+@pytest.fixture
+def keyed(queue):
+    """Two messages of a key."""
+    queue.publish_many([Outgoing(body={}, id=id, key="a") for id in ("a1", "a2")])
+    return queue
+
+
+def test_doctor_finds_nothing_wrong_with_served_keys(url, keyed, found):
+    Queue("plain", url=url).publish({})
+
+    assert found() == [("ok", "queues with keys or limits: 1, and nothing holds them up", "")]
+
+
+def test_doctor_names_the_repair_of_a_stuck_key(keyed, found, client, command):
+    client.zrem(keyed.keys.ring, "a")
+
+    [(verdict, what, mend)] = found()
+
+    assert (verdict, mend) == ("bad", "reliq check q --repair")
+    assert "key 'a' with 2 messages" in what
+    command("check", "q", "--repair")
+    assert [one[0] for one in found()] == ["ok"]
+
+
+def test_doctor_reports_senseless_limits_a_long_sleep_and_a_dominant_key(keyed, found, client):
+    client.hset(keyed.keys.limits, "per_key", "0")
+    [(verdict, what, mend)] = found()
+    assert (verdict, mend, "per_key" in what) == ("bad", "reliq limits q --clear NAME", True)
+    client.hdel(keyed.keys.limits, "per_key")
+
+    client.zadd(keyed.keys.asleep, {"": client.time()[0] + 7200})
+    [(verdict, what, _)] = found()
+    assert (verdict, what.startswith(("q sleeps for 2h", "q sleeps for 1h59m"))) == ("warning", True)
+    client.delete(keyed.keys.asleep)
+
+    keyed.publish_many(Outgoing(body={}, key="noisy") for _ in range(MANY_MESSAGES))
+    [(verdict, what, _)] = found()
+    assert verdict == "warning"
+    assert "key 'noisy' has 1,000 of the 1,002 messages" in what
+
+
+def test_doctor_reports_limits_that_a_queue_cannot_have(url, found, client):
+    go = Keys("x;reboot", Layout.hdt3213())
+    client.hset(go.limits, mapping={"on": 1, "per_key": 0})
+    client.hset("reliq:queues", go.entry, 1)
+    sharded = Queue("wide", dict, url=url)
+    sharded.publish({})
+    Admin(url).resize("wide", 2)
+    client.hset(sharded.keys.limits, "on", 1)
+
+    told = {what.partition(":")[0]: mend for _, what, mend in found()}
+
+    limits = "the limits of x;reboot make no sense"
+    assert set(told) == {"x;reboot has limits in the Go layout", limits, "wide has keys or limits, and 2 shards"}
+    assert told[limits] == "reliq limits 'x;reboot' --clear NAME"
+    assert told["wide has keys or limits, and 2 shards"] == "reliq shards wide 1"
+
+
+SHARDS = 4
+#: An id that belongs in another shard than the first.
+AWAY = next(id for id in (f"order-{number}" for number in range(100)) if home(id, SHARDS))
+
+
+@pytest.fixture
+def sharded(url, client):
+    queue = Queue("q", str, url=url)
+    client.set(queue.keys.map, ShardMap(2, SHARDS, SHARDS).text)
+    queue.publish_many(["x"] * 20)
+    for number in range(20):
+        queue.publish("x", id=f"chosen-{number}")
+    return queue
+
+
+def test_doctor_reports_a_producer_that_knows_no_shards(admin, sharded, client):
+    def found():
+        return [(one.verdict, one.what) for one in admin.doctor() if one.name == "producers"]
+
+    assert found() == []
+    call = transitions.publish(
+        sharded.keys, [(AWAY, b"x")], transitions.CallNumber("old", 1), ttl_ms=60_000, retries=3
+    )  # into the first shard, whatever the map says
+    call.read(client.execute_command(*call.command_in_full))
+
+    assert found() == [("bad", f"1 message of other shards of q in shard 0, such as {AWAY!r}")]
+
+    client.set(sharded.keys.map, ShardMap(3, 2 * SHARDS, SHARDS, "growing").text)
+    assert found() == [], "during a resize a message may be where it was"
