@@ -107,6 +107,15 @@ class TestManyProcesses:
         assert ("reliq_slots",) not in found
         assert [file.name for file in tmp_path.iterdir()] == ["1.figures"]
 
+    def test_process_with_the_pid_of_a_dead_process_is_counted(self, children, process):
+        for queue in ("q", "another"):
+            process(1, queue)(events.Lost(queue, ("a",), "ack"))
+            rows(children)
+            children.bury(1)
+
+        found = rows(children)
+        assert [found["reliq_leases_lost_total", queue] for queue in ("q", "another")] == [1, 1]
+
     def test_sums_ignore_files_of_an_earlier_run(self, process, tmp_path):
         process(1, "q")(events.RenewalLate("q", 1.0))
 

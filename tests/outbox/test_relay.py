@@ -826,6 +826,23 @@ def test_chosen_id_is_looked_up_in_its_old_home_while_shards_are_added(database,
     assert [client.llen(keys.ready) for keys in orders.shards()] == [1, 0, 0, 0]
 
 
+def test_rows_are_taken_anew_when_the_old_home_knows_a_later_map(database, orders, mover, client):
+    """The relay read the map while shards were added; since then all of them were."""
+    id = next(id for id in (f"order-{number}" for number in range(99)) if home(id, 4) == 3)
+    publish(database, orders, id=id)
+    one = mover()
+    client.set(orders.keys.map, ShardMap(1, 4, 1, "growing").text)
+    one.redis.shards(orders.keys).read()
+    client.set(orders.keys.map, ShardMap(2, 4, 4).text)
+    for shard in range(4):
+        client.set(orders.keys.of_shard(shard).epoch, "2 4 4")
+
+    assert [one.move() for _ in range(3)] == [0, 1, 0]
+
+    assert [client.llen(orders.keys.of_shard(number).ready) for number in range(4)] == [0, 0, 0, 1]
+    assert unsent(database) == 0
+
+
 @pytest.mark.parametrize(
     ("before", "after", "fences", "published", "shard"),
     [

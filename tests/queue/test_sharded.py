@@ -15,7 +15,7 @@ from reliq.client import shards as shards_module
 from reliq.ids import home
 from reliq.keys import Keys
 from reliq.publish.orders import Writer
-from reliq.publish.route import Route
+from reliq.publish.route import LOOKS, Route
 from reliq.shardmap import WITNESSES, ShardMap
 
 EIGHT = ShardMap(1, 8, 8, "steady")
@@ -147,7 +147,7 @@ def test_detour_leads_to_another_shard(queue, sharded, turns_of_others):
 
 
 @pytest.mark.parametrize("ids", [["order-0", "order-1"], ["order-0", "order-0"]], ids=["two ids", "one id twice"])
-def test_publish_reads_the_map_again_when_the_old_home_is_stale(queue, call, sharded, lengths, client, url, ids):
+def test_publish_reads_the_map_again_when_the_old_home_is_stale(call, sharded, lengths, client, url, commands, ids):
     sharded(ShardMap(1, 8, 1, "growing"))
     fresh = Queue("q", url=url)
     fresh.shards()
@@ -159,6 +159,7 @@ def test_publish_reads_the_map_again_when_the_old_home_is_stale(queue, call, sha
 
     assert done.published == len(set(ids))
     assert lengths()[home("order-0", 8)] >= 1
+    assert commands()["evalsha"] < 10  # it asks until the map that it has is older than a minute otherwise
 
 
 def test_id_whose_home_moved_is_looked_up_in_its_old_home(queue, call, sharded, lengths):
@@ -335,6 +336,17 @@ def test_corrupt_map_is_reported_by_its_redis_key(url, call, client):
     client.set(Keys("q").map, "16 shards")
     with pytest.raises(Exception, match="not its reply"):
         call(Queue("q", url=url), "publish", {})
+
+
+def test_publish_to_a_shard_with_a_later_map_than_redis_is_refused(queue, call, sharded, client, commands):
+    sharded()
+    client.set(Keys("q", shard=7).epoch, "2 8 8")
+
+    with pytest.raises(PublishFailed, match=r"knows a later map .*of epoch 1: .*reliq check q --repair") as failed:
+        call(queue, "publish", {}, id=an_id_of(7))
+
+    assert failed.value.outcome == "refused"
+    assert commands()["evalsha"] <= LOOKS + 2
 
 
 def test_process_keeps_its_map_when_redis_has_lost_it(queue, call, sharded, lengths, caplog):
