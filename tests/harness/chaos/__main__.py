@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from tests.harness.chaos import history
 from tests.harness.chaos.checker import check
-from tests.harness.chaos.picture import draw
 from tests.harness.chaos.report import report
 from tests.harness.chaos.run import Plan, run
 from tests.harness.chaos.schedule import schedule
@@ -37,7 +36,7 @@ def options() -> argparse.Namespace:
     ground.add_argument("--cluster", action="store_true", help="break a Cluster of three primaries and three replicas")
     ground.add_argument("--keys", action="store_true", help="queues with keys: in order, and two of a key at once")
     parser.add_argument("--shards", type=int, default=16, help="with --cluster: how many one of its queues gets")
-    parser.add_argument("--folder", type=Path, help="keep histories, schedule, report and picture there")
+    parser.add_argument("--folder", type=Path, help="keep histories, schedule and report there")
     parser.add_argument("--again", type=Path, help="judge the histories in this folder, and run nothing")
     parser.add_argument("--strict", action="store_true", help="also fail when recovery or lateness miss their aims")
     return parser.parse_args()
@@ -75,7 +74,6 @@ def judge(folder: Path, *, strict: bool) -> int:
     seed = int((folder / "schedule.txt").read_text().split(maxsplit=2)[1])
     page = report(story, verdict, timing, seed=seed, events=len(events))
     (folder / "report.md").write_text(page)
-    (folder / "run.svg").write_text(draw(story, f"Chaos, seed {seed}: {verdict.word}"))
     print(page)
     if strict and not timing.passes:
         print("Recovery or lateness missed its aim.")
