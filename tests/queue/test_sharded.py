@@ -175,19 +175,6 @@ def test_id_whose_home_moved_is_looked_up_in_its_old_home(queue, call, sharded, 
     assert lengths() == [1, 0, 0, 0, 0, 0, 1, 0]
 
 
-def test_publish_whose_reply_is_lost_is_made_again_in_its_shard(proxy, sharded, lengths):
-    sharded()
-    queue = Queue("q", url=proxy.url)
-    queue.publish({})
-    proxy.lose_reply_to("EVALSHA")
-
-    queue.publish({})
-
-    assert proxy.swallowed == 1
-    assert sum(lengths()) == 2
-    queue.close()
-
-
 def test_publish_of_unknown_outcome_is_published_once_by_its_id(proxy, call, sharded, lengths):
     sharded()
     queue = Queue("q", url=proxy.url)
@@ -316,13 +303,13 @@ def test_letter_whose_id_lives_in_its_new_home_stays(queue, call, sharded, lette
     assert [one.id for one in fresh.letters()] == [id]
 
 
-@pytest.mark.parametrize("name", ["publish", "counts"])
-def test_queue_with_another_number_of_shards_is_refused(url, call, sharded, name):
+def test_queue_with_another_number_of_shards_is_refused(url, call, sharded):
     sharded()
     queue = Queue("q", url=url, shards=16)
 
-    with pytest.raises(ConfigurationError, match=r"^queue 'q' has 8 shards, not 16: .* `reliq shards q 16`$"):
-        call(queue, name, *([{}] if name == "publish" else []))
+    for name, arguments in (("publish", [{}]), ("counts", [])):
+        with pytest.raises(ConfigurationError, match=r"^queue 'q' has 8 shards, not 16: .* `reliq shards q 16`$"):
+            call(queue, name, *arguments)
 
     assert call(Queue("q", url=url, shards=8), "counts").alive == 0
 
@@ -450,34 +437,17 @@ def test_old_map_is_read_again(url, sharded, lengths, monkeypatch):
     assert lengths() == [2, 1, 1, 1, 1, 1, 1, 1]
 
 
-def test_receive_takes_messages_of_any_shard(queue, sharded, lengths):
+def test_receive_takes_messages_of_any_shard(queue, sharded, receive):
     sharded()
     ids = [queue.publish({}).id for _ in range(16)]
     got = []
 
     for _ in range(16):
-        with queue.receive() as jobs:
-            got += [job.id for job in jobs]
-    with queue.receive() as jobs:
-        assert jobs == []
+        got += receive(queue, lambda jobs: [job.id for job in jobs])
+    assert receive(queue, list) == []
 
     assert sorted(got) == sorted(ids)
     assert (queue.counts().totals["acked"], queue.counts().missing) == (16, 0)
-
-
-def test_async_receive_takes_messages_of_any_shard(queue, sharded):
-    sharded()
-
-    async def take():
-        ids = {(await queue.apublish({})).id for _ in range(8)}
-        got = set()
-        while ids - got:
-            async with queue.areceive(limit=3, wait=5) as jobs:
-                got |= {job.id for job in jobs}
-        await queue.aclose()
-        return ids == got
-
-    assert asyncio.run(take())
 
 
 def test_receive_waits_for_a_message_of_any_shard(queue, url, sharded):
