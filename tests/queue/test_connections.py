@@ -21,7 +21,7 @@ from redis.retry import Retry
 from required import must_run_in_ci
 from waiting import eventually
 
-from reliq import Admin, ConfigurationError, Consumer, Durability, Layout, LoginError, Queue, RedisUnavailableError
+from reliq import Admin, ConfigurationError, Consumer, Layout, LoginError, Queue, RedisUnavailableError
 from reliq.embedded import EmbeddedRedis
 from reliq.transport.connection import Connection
 from reliq.transport.many import Exchange
@@ -142,15 +142,6 @@ def test_queues_of_a_url_share_a_pool(proxy):
     queues[0].close()
 
 
-def test_closed_queue_connects_again_when_used(proxy, call):
-    queue = Queue("q", url=proxy.url)
-    call(queue, "publish", {})
-    queue.close()
-
-    assert call(queue, "publish", {}).status == "published"
-    queue.close()
-
-
 def test_threads_share_a_bounded_pool(proxy):
     queue = Queue("q", url=f"{proxy.url}?max_connections=3")
 
@@ -197,12 +188,6 @@ def tls(tls_options):
         yield port, certificate
 
 
-def test_tls_works_with_the_ca_of_the_url(tls, call):
-    port, authority = tls
-
-    assert works(Queue("q", url=f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority}"), call)
-
-
 def test_tls_works_in_a_cluster(tls_options):
     port, authority, options = tls_options
     options |= {"cluster-enabled": "yes", "tls-cluster": "yes"}
@@ -224,17 +209,6 @@ def test_tls_works_with_the_settings_of_a_client(tls, call):
 
     assert works(Queue("q", url=theirs), call)
     theirs.close()
-
-
-@pytest.mark.usefixtures("impatient")
-def test_certificate_of_an_unknown_ca_is_refused(tls, call):
-    port, _ = tls
-    queue = Queue("q", url=f"rediss://127.0.0.1:{port}/0")
-
-    with pytest.raises(Exception, match="certificate verify failed") as caught:
-        call(queue, "publish", {})
-
-    assert caught.value.outcome == "refused"
 
 
 def test_password_is_used_and_never_shown(own_server, call):
@@ -310,58 +284,14 @@ def test_client_from_sentinel_works(sentinel, call):
         one.close()
 
 
-@pytest.fixture(scope="module")
-def node(server_path):
-    """The only node of a cluster, which has every slot: its state is well two seconds later."""
-    options = {"cluster-enabled": "yes"}
-    with (
-        EmbeddedRedis(server=server_path, port=free_port(), options=options) as server,
-        redis.Redis(port=server.port) as client,
-    ):
-        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
-        eventually(lambda: client.cluster("info")["cluster_state"] == "ok", "the cluster is well")
-        yield client
-
-
-@pytest.fixture
-def cluster(node):
-    """A cluster of one node, empty."""
-    node.flushall()
-    return node.get_connection_kwargs()["port"]
-
-
-def test_cluster_client_works(cluster, call):
-    theirs = redis.RedisCluster(host="127.0.0.1", port=cluster, decode_responses=True)
-
-    assert works(Queue("q", url=theirs), call)
-    assert theirs.set("theirs", "ü")
-    assert theirs.get("theirs") == "ü"
-    theirs.close()
-
-
-def test_layout_without_a_hash_tag_is_refused_in_a_cluster(cluster):
-    theirs = redis.RedisCluster(host="127.0.0.1", port=cluster)
-
+def test_layout_without_a_hash_tag_is_refused_in_a_cluster():
+    url = "redis+cluster://127.0.0.1:1"
     for layout in map(Layout.parse, ("hdt3213", "hdt3213:prefix=shop", "hdt3213:tag,prefix=shop")):
-        consumer = Consumer(theirs)
+        consumer = Consumer(url)
         consumer.handler(Queue("q", bytes, layout=layout))(lambda body: None)
-        calls = (partial(Queue, "q", layout=layout, url=theirs), partial(Admin, theirs, layout=layout), consumer.start)
-        for call in calls:
+        for call in (partial(Queue, "q", layout=layout, url=url), partial(Admin, url, layout=layout), consumer.start):
             with pytest.raises(ConfigurationError, match="cannot be used in a Redis Cluster; there take hdt3213:tag"):
                 call()
-    assert Queue("q", url=theirs, layout=Layout.hdt3213(hash_tag=True)).publish({}).status == "published"
-    theirs.close()
-
-
-def test_durable_publish_in_a_cluster_is_answered(cluster, call):
-    theirs = redis.RedisCluster(host="127.0.0.1", port=cluster)
-    queue = Queue("q", url=theirs)
-
-    receipt = call(queue, "publish", {}, durability=Durability.replicas(1, timeout=0.05))
-
-    assert (receipt.status, receipt.durable, receipt.replicas) == ("published", False, 0)
-    queue.close()
-    theirs.close()
 
 
 def test_wait_goes_to_the_server_of_its_command():
