@@ -57,9 +57,6 @@ class TestFile:
 
         assert dict(FiguresReader().series(counted.raw()))["all",] == (1600.0,)
 
-    def test_file_that_is_not_filled_has_no_series(self):
-        assert [list(FiguresReader().series(bytes(length))) for length in (0, 4, 8)] == [[], [], []]
-
 
 class TestManyProcesses:
     @pytest.fixture
@@ -120,11 +117,6 @@ class TestManyProcesses:
         process(1, "q")(events.RenewalLate("q", 1.0))
 
         assert rows(Children(lambda: tmp_path)) == {}
-
-    def test_bury_of_a_process_without_file_changes_nothing(self, children):
-        children.bury(1)
-
-        assert rows(children) == {}
 
     def test_sums_keep_twenty_classes_of_exceptions_for_a_queue(self, children, process):
         for pid in range(4):
