@@ -20,7 +20,6 @@ EXAMPLES = ROOT / "examples"
 TEXT = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (EXAMPLES / "compose.yaml").read_text("utf-8"))
 COMPOSE = yaml.safe_load(TEXT)
 SERVICES = COMPOSE["services"]
-VOLUMES = COMPOSE["volumes"]
 OURS = [name for name, service in SERVICES.items() if "build" in service]
 
 
@@ -40,28 +39,19 @@ def read(*names):
     return yaml.safe_load(GRAFANA.joinpath(*names).read_text("utf-8"))
 
 
-def test_services_have_a_fixed_image_a_health_check_and_a_restart():
-    for name, service in SERVICES.items():
-        assert ("build" in service) != ("image" in service), name
-        assert re.search(r":v?\d+\.\d+", service.get("image", "built:1.0")), name
-        assert set(service.get("depends_on", ())) <= set(SERVICES) - {name}
-        assert health_check(name)[0] == "CMD", name
-        assert service["restart"] == "unless-stopped", name
-
-
-def test_ports_are_open_on_the_loopback_only_and_each_once():
+def test_services_have_a_fixed_image_and_ports_on_the_loopback_only():
     ports = [port.split(":") for service in SERVICES.values() for port in service.get("ports", ())]
 
+    assert [one for one in SERVICES.values() if not re.search(r":v?\d+\.\d+", one.get("image", "built:1.0"))] == []
     assert {host for host, _, _ in ports} == {"127.0.0.1"}
     assert len({port for _, port, _ in ports}) == len(ports)
     assert {"ports", "container_name", "hostname"} & {*SERVICES["worker"], *SERVICES["exporter"]} == set(), "they scale"
 
 
-def test_mounted_files_exist_and_volumes_are_declared_and_used():
+def test_mounted_files_exist():
     sources = {source for name in SERVICES for source in mounts(name).values()}
 
-    assert [source for source in sources - set(VOLUMES) if not (EXAMPLES / source).exists()] == []
-    assert set(VOLUMES) <= sources
+    assert [source for source in sources - set(COMPOSE["volumes"]) if not (EXAMPLES / source).exists()] == []
 
 
 def test_commands_of_our_services_are_commands_of_reliq():

@@ -35,17 +35,6 @@ def test_panels_and_their_queries_have_distinct_ids():
     assert len(set(references)) == len(references) == len(QUERIES)
 
 
-def test_tables_have_a_column_for_each_query():
-    for panel in (one for one in PANELS if one["type"] == "table"):
-        names = panel["transformations"][-1]["options"]["renameByName"]
-        columns = {special["matcher"]["options"] for special in panel["fieldConfig"]["overrides"]}
-        values = {f"Value #{target['refId']}" for target in panel["targets"]}
-
-        assert (values if len(values) > 1 else {"Value"}) <= set(names), panel["title"]
-        assert set(names.values()) <= columns, panel["title"]
-        assert all(target["format"] == "table" and target["instant"] for target in panel["targets"]), panel["title"]
-
-
 def test_every_data_source_is_the_chosen_one():
     def sources(part):
         inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()

@@ -109,5 +109,6 @@ def test_page_has_a_queue_that_only_go_works_on(go, client, connection):
 
     assert value(before, "reliq_messages", queue="orders", state="ready") == 5
     assert (value(after, "reliq_shared", queue="orders"), value(before, "reliq_shared", queue="orders")) == (1, 1)
+    assert value(after, "reliq_account_missing", queue="orders") is None
     assert value(before, "reliq_oldest_seconds", queue="orders", state="ready") is None
     assert value(after, "reliq_oldest_seconds", queue="orders", state="ready") >= 0
