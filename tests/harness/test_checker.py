@@ -5,7 +5,6 @@ from tests.harness.chaos.history import Event
 from tests.harness.chaos.report import report
 from tests.harness.chaos.scan import Snapshot, broken
 from tests.harness.chaos.teller import tell
-from tests.harness.chaos.timing import measure
 
 A, B = "consumer-0.0", "consumer-1.0"
 
@@ -141,7 +140,7 @@ def test_scan_finds_broken_keys():
 def test_report_names_the_violations():
     story = VIOLATIONS["after ack"]
 
-    page = report(story, check(story), measure(story), seed=7, events=1)
+    page = report(story, check(story), seed=7, events=1)
 
     assert "# Chaos, seed 7: violated" in page
     assert "- m: n2 of consumer-1.0" in page

@@ -308,24 +308,16 @@ def test_handler_in_a_worker_uses_inbox_and_follow_ups(database, url, orders):
     assert same == incarnation
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"id": "x"}, {"incarnation": 1}, {"name": "a b"}, {"name": "x" * 65}, {"retries": -1}],
-    ids=str,
-)
-def test_bad_option_of_a_follow_up_is_refused(url, orders, options):
+def test_bad_option_of_a_follow_up_is_refused(orders):
     orders.publish({})
     with orders.receive(wait=5) as [job]:
-        with pytest.raises(ConfigurationError):
-            job.publish(orders, {}, **options)
+        for options in ({"id": "x"}, {"incarnation": 1}, {"name": "a b"}, {"name": "x" * 65}, {"retries": -1}):
+            with pytest.raises(ConfigurationError):
+                job.publish(orders, {}, **options)
         with pytest.raises(BodyError):
             job.publish(orders, {"this": object()})
-
-
-def test_bad_incarnation_is_refused(orders):
-    for incarnation in (-1, 2**53):
-        with pytest.raises(ConfigurationError, match="incarnation must be"):
-            orders.publish({}, id="a", incarnation=incarnation)
+    with pytest.raises(ConfigurationError, match="incarnation must be"):
+        orders.publish({}, id="a", incarnation=2**53)
     with pytest.raises(ConfigurationError, match="incarnation needs an id"):
         orders.publish({}, incarnation=1)
 
