@@ -75,9 +75,7 @@ def at_rest(scene):
     )
     assert 0 <= shown["Fullest worker"] <= 1
     assert set(scene.stage.colours().values()) == {"green"}, scene.stage.now()
-    assert scene.stage.alarming() == set()
     assert scene.stage.firing() == set()
-    assert scene.stage.rules_in_trouble() == []
     line = scene.stage.table("Queues now")["orders"]
     states = {state: line[state] for state in ("pending", "ready", "unack", "retry", "garbage", "dead", "paused")}
     assert set(states.values()) == {0}

@@ -391,7 +391,7 @@ def test_impossible_row_is_refused_once_with_its_reason(database, orders, mover,
     assert len([one for one in caplog.records if "is refused and stays" in one.message]) == 3
 
 
-@pytest.mark.parametrize("note", ["", "again"])
+@pytest.mark.parametrize("note", ["", "again"], ids=["first", "again"])
 def test_row_refused_by_version_is_taken_by_a_newer_relay_alone(database, orders, mover, monkeypatch, note):
     monkeypatch.setattr("reliq.relay.mover.VERSION", "0.9.0")
     publish(database, orders)

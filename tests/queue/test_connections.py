@@ -156,19 +156,6 @@ def test_threads_share_a_bounded_pool(proxy):
     queue.close()
 
 
-def test_event_loops_have_connections_of_their_own(url):
-    queue = Queue("q", url=url)
-
-    async def publish():
-        await queue.apublish({})
-        await queue.aclose()
-
-    for _ in range(3):
-        asyncio.run(publish())
-
-    assert queue.counts().ready == 3
-
-
 @pytest.fixture
 def tls_options(certificates):
     """A port, an authority, and how Debian's server speaks TLS there and nothing else; the embedded one has no TLS."""

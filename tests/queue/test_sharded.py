@@ -87,15 +87,6 @@ def test_chosen_ids_are_published_in_their_home_shard(queue, call, sharded, clie
     assert not any(call(queue, "publish", {}, id=id) for id in ids)
 
 
-def test_chosen_and_generated_ids_may_be_mixed_in_publish_many(queue, sharded, lengths):
-    sharded()
-    items = [Outgoing(body={"n": n}, id=f"order-{n // 2}" if n % 2 else None) for n in range(100)]
-
-    done = queue.publish_many(items, chunk=7)
-
-    assert (done.published, sum(lengths()), done.duplicates) == (100, 100, ())
-
-
 def test_delayed_and_durable_publishes_go_to_shards(queue, call, sharded, lengths):
     sharded()
 
@@ -387,26 +378,6 @@ def test_cancelled_task_does_not_cancel_the_read_of_the_map(queue, sharded):
     assert queue.known_shards.map == EIGHT
 
 
-def test_failed_read_of_the_map_without_waiters_logs_nothing(caplog):
-    queue = Queue("q", url="redis://127.0.0.1:1")
-
-    async def all_leave():
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-        leaving = [asyncio.create_task(queue.known_shards.arefresh(for_seconds=0.0)) for _ in range(3)]
-        await asyncio.sleep(0)
-        [reading] = asyncio.all_tasks() - {asyncio.current_task(), *leaving}
-        for one in leaving:
-            one.cancel()
-        await asyncio.wait([reading, *leaving])
-        await queue.aclose()
-
-    told = []
-    asyncio.run(all_leave())
-    gc.collect()
-
-    assert (told, caplog.messages) == ([], [])
-
-
 def test_event_loops_read_the_map_each_and_are_not_kept_alive(queue, sharded):
     sharded()
     loops = weakref.WeakSet()
@@ -458,19 +429,6 @@ def test_receive_waits_for_a_message_of_any_shard(queue, url, sharded):
             taken = pool.submit(receive_one, queue)
             receipt = other.publish({})
             assert taken.result() == [receipt.id]
-
-
-def test_receive_waits_for_all_shards_of_a_server_by_one_command(queue, sharded, client):
-    sharded()
-    queue.shards()
-    batch, client_of = queue._receiver.batch(limit=1, lease=30), queue._clients.blocking()
-    batch.begin()
-
-    for shard in range(8):
-        client.lpush(Keys("q", shard=shard).wake, "1")
-
-        assert client_of.run(batch.token(0.5))
-        assert not client.exists(Keys("q", shard=shard).wake)
 
 
 def receive_one(queue):
