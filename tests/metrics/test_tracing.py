@@ -88,8 +88,11 @@ def test_publish_many_is_one_span_that_each_message_carries(published, url):
         assert {job.headers["traceparent"].split("-")[1] for job in jobs} == {span["trace"]}
 
 
-def test_async_publishes_are_traced(published, url):
-    queue = Queue("q", int, url=url)
+def test_async_publishes_and_those_of_bare_bodies_are_traced(published, url):
+    queue, bare = Queue("q", int, url=url), Queue("bare", bytes, url=url, layout=Layout.hdt3213())
+    bare.publish(b"x")
+    bare.publish_many([b"y"])
+    assert bare.counts().ready == 2
 
     async def publish():
         await queue.apublish(1)
@@ -98,17 +101,7 @@ def test_async_publishes_are_traced(published, url):
 
     asyncio.run(publish())
 
-    assert [span["name"] for span in published()] == ["publish q", "publish q"]
-
-
-def test_publish_of_bare_bodies_is_traced_without_headers(published, url):
-    queue = Queue("q", bytes, url=url, layout=Layout.hdt3213())
-
-    queue.publish(b"x")
-    queue.publish_many([b"y"])
-
-    assert len(published()) == 2
-    assert queue.counts().ready == 2
+    assert [span["name"] for span in published()] == ["publish bare"] * 2 + ["publish q"] * 2
 
 
 @pytest.mark.usefixtures("impatient")

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 
 import pytest
-from databases import Postgresql, all_of, bodies, rows_of, unsent
+from databases import Postgresql, all_of, bodies, execute, rows_of, unsent
 
 from reliq import BodyError, ConfigurationError, Durability, Layout, Queue
 from reliq.outbox import metadata
@@ -88,28 +88,17 @@ def test_row_of_a_queue_in_the_go_layout_has_a_bare_body(tx, url, mover, client)
     assert client.get(f"dp:mails:msg:{id}") == b"bare"
 
 
-def test_tables_may_have_another_prefix(database, orders, mover):
+def test_tables_may_have_another_prefix_and_schema(database, orders, mover):
+    prefix, schema = ("shop.reliq_", ["CREATE SCHEMA shop"]) if database.dialect == "postgresql" else ("shop_", [])
+    execute(database, *schema, *ddl(database.dialect, prefix))
     with closing(database.connect()) as tx:
-        for statement in ddl(database.dialect, "shop_"):
-            tx.execute(statement)
-        orders.publish_in(tx, BODY, prefix="shop_")
+        orders.publish_in(tx, BODY, prefix=prefix)
         tx.commit()
+    one = mover(prefix=prefix)
 
-    assert mover(prefix="shop_").move_all() == 1
+    assert one.move_all() == 1
+    one.store.wait(0.0)
     assert bodies(orders) == [BODY]
-
-
-def test_prefix_may_contain_a_schema(postgresql, orders, mover_at):
-    with closing(postgresql.connect()) as tx:
-        tx.execute("CREATE SCHEMA shop")
-        for statement in ddl("postgresql", "shop.reliq_"):
-            tx.execute(statement)
-        orders.publish_in(tx, BODY, prefix="shop.reliq_")
-        tx.commit()
-    mover = mover_at(postgresql.url, prefix="shop.reliq_")
-
-    assert mover.move_all() == 1
-    mover.store.wait(0.0)
 
 
 # ---- what is no transaction

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import os
 import pickle
-import signal
 import socket
 import subprocess
 import threading
@@ -106,29 +104,6 @@ def test_call_connects_once():
 
     assert len(calls) == 1
     listener.close()
-
-
-def test_call_connects_once_after_many_failures(own_server, monkeypatch):
-    server, attempts = own_server(), []
-    queue = Queue("q", url=server.url)
-    queue.counts()
-    pool = queue.connection().wire()._pool
-    connections = [pool.get_connection() for _ in range(5)]
-    connect = redis.Connection.connect
-    monkeypatch.setattr(redis.Connection, "connect", lambda one: (attempts.append(one), connect(one)))
-
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        for one in connections:
-            one.disconnect()
-            pool.release(one)
-        with pytest.raises(RedisUnavailableError):
-            queue.moves.counts()
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-
-    assert len(attempts) == 1
-    queue.close()
 
 
 def test_queues_of_a_url_share_a_pool(proxy):

@@ -424,16 +424,15 @@ def test_receive_takes_messages_of_any_shard(queue, sharded, receive):
 def test_receive_waits_for_a_message_of_any_shard(queue, url, sharded):
     sharded()
     other = Queue("q", url=url)
+
+    def take():
+        with queue.receive(wait=20) as jobs:
+            return [job.id for job in jobs]
+
     for _ in range(8):
         with ThreadPoolExecutor(1) as pool:
-            taken = pool.submit(receive_one, queue)
-            receipt = other.publish({})
-            assert taken.result() == [receipt.id]
-
-
-def receive_one(queue):
-    with queue.receive(wait=20) as jobs:
-        return [job.id for job in jobs]
+            taken = pool.submit(take)
+            assert [other.publish({}).id] == taken.result()
 
 
 def test_rest_of_a_failed_publish_many_includes_other_shards(queue, call, client, sharded):
