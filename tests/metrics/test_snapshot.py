@@ -3,8 +3,7 @@
 import threading
 
 import pytest
-from patience import figures, value
-from prometheus_client import CollectorRegistry, generate_latest
+from patience import page, value
 
 from reliq import Layout, Queue
 from reliq.client.client import Client
@@ -16,12 +15,6 @@ from reliq.transport.connection import Connection
 
 
 @pytest.fixture
-def connection(url, patient_looks):
-    yield Connection.to(url)
-    Connection.to(url).close()
-
-
-@pytest.fixture
 def look(connection):
     """Look at queues once."""
 
@@ -29,12 +22,6 @@ def look(connection):
         return SnapshotReader(Client(connection.wire(5.0)), lambda: [queue.keys for queue in queues]).look()
 
     return once
-
-
-def page(collector):
-    registry = CollectorRegistry()
-    registry.register(collector)
-    return figures(generate_latest(registry).decode())
 
 
 def test_states_and_totals_are_those_of_counts(url, connection):

@@ -2,8 +2,7 @@
 
 import pytest
 from go_original import GoProgram
-from patience import figures, value
-from prometheus_client import CollectorRegistry, generate_latest
+from patience import page, value
 
 from reliq import Layout, Queue
 from reliq.client.client import Client
@@ -11,15 +10,8 @@ from reliq.keys import QUEUES_KEY, Keys
 from reliq.metrics.queues import QueueCollector
 from reliq.snapshot.snapshot import SnapshotReader
 from reliq.snapshot.waits import MARKS_LIMIT
-from reliq.transport.connection import Connection
 
 KEYS = Keys("orders", Layout.hdt3213())
-
-
-@pytest.fixture
-def connection(url, patient_looks):
-    yield Connection.to(url)
-    Connection.to(url).close()
 
 
 @pytest.fixture
@@ -102,10 +94,8 @@ def test_page_has_a_queue_that_only_go_works_on(go, client, connection):
     ready(go, 5)
     client.hset(QUEUES_KEY, KEYS.entry, "1")
     collector = QueueCollector(SnapshotReader(Client(connection.wire(5.0))).look)
-    registry = CollectorRegistry()
-    registry.register(collector)
 
-    before, after = (figures(generate_latest(registry).decode()) for _ in range(2))
+    before, after = (page(collector) for _ in range(2))
 
     assert value(before, "reliq_messages", queue="orders", state="ready") == 5
     assert (value(after, "reliq_shared", queue="orders"), value(before, "reliq_shared", queue="orders")) == (1, 1)
