@@ -104,7 +104,7 @@ def test_body_of_max_body_is_accepted_and_a_larger_body_refused(url, commands):
     small.close()
 
 
-def test_queue_in_the_go_layout_refuses_what_go_cannot_read(url, commands):
+def test_queue_in_the_go_layout_refuses_bodies_and_headers_unreadable_for_go(url, commands):
     bare = Queue("q", bytes, url=url, layout=Layout.hdt3213())
 
     with pytest.raises(BodyError, match="must not begin with 'RELIQ/1 '"):
