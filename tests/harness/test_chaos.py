@@ -9,7 +9,6 @@ from tests.harness.chaos.checker import check
 from tests.harness.chaos.report import report
 from tests.harness.chaos.run import Plan, run
 from tests.harness.chaos.teller import tell
-from tests.harness.chaos.timing import measure
 
 pytestmark = pytest.mark.slow
 SEED, SECONDS, RATE = 20261121, 8.0, 100.0
@@ -21,7 +20,7 @@ def test_chaos_of_a_few_seconds_violates_nothing(tmp_path, server_path):
     events = history.read(tmp_path)
     story = tell(events)
     verdict = check(story)
-    page = report(story, verdict, measure(story), seed=SEED, events=len(events))
+    page = report(story, verdict, seed=SEED, events=len(events))
 
     assert verdict.word == "valid", page
     assert Counter(fault.kind for fault in story.faults).total() >= 2, page

@@ -12,6 +12,8 @@ from required import must_run_in_ci
 from waiting import eventually
 from worker_process import Command, environment_for
 
+from reliq.transport.connection import Connection
+
 HERE = Path(__file__).parent
 GRAFANA = HERE.parents[1] / "grafana"
 
@@ -37,6 +39,12 @@ def patient_looks(monkeypatch):
     """Have the looks of this process wait for Redis however slow this machine is."""
     monkeypatch.setattr("reliq.metrics.serving.SCRAPE_REPLY_SECONDS", 30.0)
     monkeypatch.setattr("reliq.metrics.queues.SCRAPE_SECONDS", 60.0)
+
+
+@pytest.fixture
+def connection(url, patient_looks):
+    yield Connection.to(url)
+    Connection.to(url).close()
 
 
 @pytest.fixture

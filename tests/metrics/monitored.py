@@ -1,15 +1,11 @@
 """The handlers whose workers are watched."""
 
-import os
-import threading
-
 from prometheus_client import Counter
 from tenacity import wait_fixed
 
 from reliq import Consumer, Job, Queue, Reject
 
 SHOP = Queue("shop", str, retries=3)
-BLOCKED = Queue("blocked", int, retries=3)
 
 #: A metric of the application's own.
 BODIES = Counter("shop_bodies", "Bodies that were handled.")
@@ -17,18 +13,11 @@ BODIES = Counter("shop_bodies", "Bodies that were handled.")
 consumer = Consumer()
 
 
-#: Of both the lease is one that no busy machine outlasts: what is counted has its reasons in what the test does.
+#: The lease is one that no busy machine outlasts: what is counted has its reasons in what the test does.
 @consumer.handler(SHOP, lease=5, backoff=wait_fixed(0.1))
 def shop(body: str, job: Job[str]) -> None:
     if body == "poison":
         raise Reject(reason="poison")
     if body == "flaky" and job.attempt == 1:
         raise ValueError("not today")
-    if body == "killer" and job.attempt == 1:
-        os._exit(9)
     BODIES.inc()
-
-
-@consumer.handler(BLOCKED, lease=30)
-def blocked(seconds: int) -> None:
-    threading.Event().wait(seconds)

@@ -48,12 +48,6 @@ def metrics_in(text):
     return set(re.findall(r"(?<![\w:])(?:reliq|process)_[a-z0-9_]+(?![\w:])", text))
 
 
-def properties(panel, column):
-    """Return what is special about a column of a table."""
-    (found,) = [one for one in panel["fieldConfig"]["overrides"] if one["matcher"]["options"] == column]
-    return {one["id"]: one["value"] for one in found["properties"]}
-
-
 def colour(field, value):
     """Return the colour that Grafana gives to a value: that of its mapping, else of the last threshold it reaches."""
     for mapping in field.get("mappings", ()):

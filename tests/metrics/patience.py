@@ -6,6 +6,7 @@ import json
 import urllib.parse
 
 import psutil
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import with_patience
 
@@ -31,6 +32,13 @@ def figures(text):
         for sample in family.samples
         if not sample.name.endswith("_created")
     }
+
+
+def page(collector):
+    """Return the figures of a collector in a registry of its own."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return figures(generate_latest(registry).decode())
 
 
 def scrape(port):

@@ -5,7 +5,7 @@ import re
 import time
 
 import yaml
-from panels import ANNOTATIONS, BY_TITLE, GRAFANA, PANELS, colour, filled, properties, row
+from panels import ANNOTATIONS, BY_TITLE, GRAFANA, PANELS, colour, filled, row
 from waiting import eventually
 
 #: A minute of the rules is a second of the story; what must hold for a while holds for much less.
@@ -75,27 +75,9 @@ class Stage:
         told = self.now()
         return {panel["title"]: colour(panel["fieldConfig"]["defaults"], told[panel["title"]]) for panel in TILES}
 
-    def alarming(self):
-        """Return what is yellow or red of every panel: (panel, column or legend, value)."""
-        found = set()
-        for panel in PANELS:
-            for target in panel["targets"]:
-                field = panel["fieldConfig"]["defaults"]
-                if panel["type"] == "table":
-                    field = {"thresholds": field["thresholds"], **properties(panel, target["legendFormat"])}
-                answers = self.prometheus.ask(filled(target["expr"])).values()
-                wrong = {value for value in answers if colour(field, value) not in WELL}
-                found |= {(panel["title"], target["legendFormat"], value) for value in wrong}
-        return found
-
     def firing(self):
         """Return the names of the alerts that fire."""
         return {dict(labels)["alertname"] for labels in self.prometheus.ask('ALERTS{alertstate="firing"}')}
-
-    def rules_in_trouble(self):
-        """Return the rules that Prometheus could not evaluate."""
-        groups = self.prometheus.api("rules")["groups"]
-        return [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"]
 
     def fires(self, *alerts, meanwhile=lambda: None):
         """Wait until these alerts fire."""

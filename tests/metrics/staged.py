@@ -1,10 +1,8 @@
-"""The handlers of the story: quick ones, and slow ones that wait at a gate."""
+"""The handlers of the story."""
 
 import os
 import sqlite3
-import threading
 from contextlib import closing
-from pathlib import Path
 
 from tenacity import wait_fixed
 
@@ -12,12 +10,10 @@ from reliq import Consumer, Queue, Relay
 from reliq.outbox.tables import ddl
 
 ORDERS = Queue("orders", str, retries=3)
-REPORTS = Queue("reports", int)
-#: A queue that nothing happens to, for what must stay as it is.
 QUIET = Queue("quiet", int)
 
 #: An outbox that is empty: its figures are there.
-OUTBOX = Path(os.environ["STORY_GATE"]).with_name("outbox.db")
+OUTBOX = os.environ["STORY_OUTBOX"]
 with closing(sqlite3.connect(OUTBOX)) as database:
     for statement in ddl("sqlite"):
         database.execute(statement)
@@ -32,15 +28,8 @@ def orders(body: str) -> None:
         raise ValueError("poison")
 
 
-@consumer.handler(REPORTS, lease=60)
-def reports(_number: int) -> None:
-    while Path(os.environ["STORY_GATE"]).exists():
-        threading.Event().wait(0.02)
-
-
 @consumer.handler(QUIET, lease=60)
 def quiet(_number: int) -> None: ...
 
 
-#: It ticks all the time; what it publishes waits at the gate with the others, one at a time.
-consumer.every(2, queue=REPORTS, body=0, name="heartbeat", overlap="skip")
+consumer.every(2, queue=QUIET, body=0, name="heartbeat", overlap="skip")

@@ -20,11 +20,7 @@ EXAMPLES = ROOT / "examples"
 TEXT = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (EXAMPLES / "compose.yaml").read_text("utf-8"))
 COMPOSE = yaml.safe_load(TEXT)
 SERVICES = COMPOSE["services"]
-VOLUMES = COMPOSE["volumes"]
 OURS = [name for name, service in SERVICES.items() if "build" in service]
-#: The options that Alertmanager documents for each part of its file, of those that we use.
-ROUTE = {"receiver", "group_by", "group_wait", "group_interval", "repeat_interval", "matchers", "routes"}
-INHIBITION = {"source_matchers", "target_matchers", "equal"}
 
 
 def mounts(name):
@@ -43,28 +39,19 @@ def read(*names):
     return yaml.safe_load(GRAFANA.joinpath(*names).read_text("utf-8"))
 
 
-def test_services_have_a_fixed_image_a_health_check_and_a_restart():
-    for name, service in SERVICES.items():
-        assert ("build" in service) != ("image" in service), name
-        assert re.search(r":v?\d+\.\d+", service.get("image", "built:1.0")), name
-        assert set(service.get("depends_on", ())) <= set(SERVICES) - {name}
-        assert health_check(name)[0] == "CMD", name
-        assert service["restart"] == "unless-stopped", name
-
-
-def test_ports_are_open_on_the_loopback_only_and_each_once():
+def test_services_have_a_fixed_image_and_ports_on_the_loopback_only():
     ports = [port.split(":") for service in SERVICES.values() for port in service.get("ports", ())]
 
+    assert [one for one in SERVICES.values() if not re.search(r":v?\d+\.\d+", one.get("image", "built:1.0"))] == []
     assert {host for host, _, _ in ports} == {"127.0.0.1"}
     assert len({port for _, port, _ in ports}) == len(ports)
     assert {"ports", "container_name", "hostname"} & {*SERVICES["worker"], *SERVICES["exporter"]} == set(), "they scale"
 
 
-def test_mounted_files_exist_and_volumes_are_declared_and_used():
+def test_mounted_files_exist():
     sources = {source for name in SERVICES for source in mounts(name).values()}
 
-    assert [source for source in sources - set(VOLUMES) if not (EXAMPLES / source).exists()] == []
-    assert set(VOLUMES) <= sources
+    assert [source for source in sources - set(COMPOSE["volumes"]) if not (EXAMPLES / source).exists()] == []
 
 
 def test_commands_of_our_services_are_commands_of_reliq():
@@ -95,28 +82,15 @@ def test_worker_has_longer_to_stop_than_its_handlers():
     assert float(SERVICES["worker"]["stop_grace_period"].removesuffix("s")) > grace + 5
 
 
-def routes(route):
-    return [route, *(one for child in route.get("routes", ()) for one in routes(child))]
-
-
-def test_alertmanager_routes_alerts_to_known_receivers():
-    config = read("alertmanager.yml")
-    receivers = {one["name"] for one in config["receivers"]}
-
-    assert set(config) <= {"global", "route", "receivers", "inhibit_rules"}
-    for route in routes(config["route"]):
-        assert set(route) <= ROUTE
-        assert route.get("receiver", "people") in receivers
-        assert all(re.fullmatch(r"\d+[smh]", route[name]) for name in route if name.endswith(("_wait", "_interval")))
-    assert all(set(rule) == INHIBITION for rule in config["inhibit_rules"])
-
-
-def test_alerts_that_alertmanager_names_are_rules():
+def test_alerts_and_receivers_that_alertmanager_names_exist():
     rules = {rule.get("alert") for group in read("rules.yml")["groups"] for rule in group["rules"]}
     named = set(re.findall(r"Reliq\w+", (GRAFANA / "alertmanager.yml").read_text("utf-8")))
 
     assert len(named) > 1
     assert named - rules == set()
+    config = read("alertmanager.yml")
+    used = set(re.findall(r"receiver: (\w+)", (GRAFANA / "alertmanager.yml").read_text("utf-8")))
+    assert used <= {one["name"] for one in config["receivers"]}
 
 
 def test_grafana_finds_its_data_sources_and_its_home():
@@ -129,12 +103,6 @@ def test_grafana_finds_its_data_sources_and_its_home():
     assert inside["/etc/grafana/provisioning"] == "../grafana/provisioning"
     assert inside[home] == "../grafana/dashboard.json"
     assert str(Path(home).parent) == provider["options"]["path"]
-
-
-def test_grafana_finds_every_folder_of_its_provisioning():
-    folders = [path for path in (GRAFANA / "provisioning").iterdir() if list(path.glob("*.yml"))]
-
-    assert {path.name for path in folders} == {"datasources", "dashboards", "plugins", "alerting"}
 
 
 def test_image_runs_a_worker_without_root_and_without_a_shell():

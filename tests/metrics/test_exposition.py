@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from waiting import eventually
 
 from reliq import Consumer, Queue, events
-from reliq.metrics import exposition, names
+from reliq.metrics import names
 from reliq.metrics.endpoint import Endpoint
 from reliq.metrics.exposition import Collector, Family, Page
 from reliq.metrics.process import ProcessMetrics
@@ -65,41 +65,11 @@ def test_both_formats_and_a_registry_have_the_same_values(metrics):
     assert plain["reliq_handler_failures_total", (("exception", "ValueError"), ("queue", EVIL))] == 1
 
 
-def test_infinity_and_nan_are_spelled_as_prometheus_reads_them():
-    page = Page([Told(Family(names.OLDEST, {("q", "ready"): float("inf"), ("q", "retry"): float("nan")}))])
+def test_infinity_nan_and_surrogates_are_spelled_as_prometheus_reads_them():
+    page = Page([Told(Family(names.OLDEST, {("q", "ready"): float("inf"), ("\ud800", "retry"): float("nan")}))])
 
     assert '{queue="q",state="ready"} +Inf\n' in page.encode()[0].decode()
-    assert '{queue="q",state="retry"} NaN\n' in page.encode()[0].decode()
-
-
-def test_label_with_a_lone_surrogate_is_replaced():
-    page = Page([Told(Family(names.BACKLOG, {("\ud800",): 1, ("sound",): 2}))])
-
-    assert read(page) == {("reliq_backlog", (("queue", "?"),)): 1, ("reliq_backlog", (("queue", "sound"),)): 2}
-
-
-def test_page_builds_line_starts_once_and_forgets_those_of_gone_series(metrics, monkeypatch):
-    made, make = [], exposition._line_starts
-    monkeypatch.setattr(exposition, "_line_starts", lambda spec, labels: made.append(labels) or make(spec, labels))
-    gone = Told(Family(names.BACKLOG, {("gone",): 1}))
-    page = Page([metrics, gone])
-    page.encode()
-    first = len(made)
-
-    metrics(events.Lost("calm", ("a",), "ack"))
-    gone.told = ()
-    page.encode(OPEN)
-    assert len(made) == first
-
-    gone.told = (Family(names.BACKLOG, {("gone",): 1}),)
-    page.encode()
-    assert made[first:] == [("gone",)]
-
-
-def test_malformed_accept_header_gets_the_text_format():
-    malformed = ["*/*;q=abc", "application/openmetrics-text;version=abc", "text/plain;version=1..0", "\xff;=,;;"]
-
-    assert {Page().encode(accept)[1].partition(";")[0] for accept in malformed} == {"text/plain"}
+    assert '{queue="?",state="retry"} NaN\n' in page.encode()[0].decode()
 
 
 def test_metrics_of_a_registry_follow_and_the_page_ends_once(metrics):
@@ -134,15 +104,6 @@ def test_newest_trace_of_a_bucket_is_its_exemplar_across_processes(tmp_path):
         assert TRACE not in page.encode()[0].decode()
     other.bury(1)
     assert list((tmp_path / "folder").iterdir()) == []
-
-
-def test_exemplars_are_limited_to_the_newest(monkeypatch):
-    monkeypatch.setattr("reliq.metrics.exemplars.EXEMPLARS_LIMIT", 20)
-    metrics = ProcessMetrics()
-    for number in range(30):
-        metrics(events.Handled(f"q{number}", "id", 1, "ack", 0.25, trace_id=TRACE))
-
-    assert {queue for queue, *_ in exemplars(Page([metrics]))} == {f"q{number}" for number in range(10, 30)}
 
 
 def test_trace_of_a_handler_becomes_an_exemplar(url, patient_looks):

@@ -57,9 +57,6 @@ class TestFile:
 
         assert dict(FiguresReader().series(counted.raw()))["all",] == (1600.0,)
 
-    def test_file_that_is_not_filled_has_no_series(self):
-        assert [list(FiguresReader().series(bytes(length))) for length in (0, 4, 8)] == [[], [], []]
-
 
 class TestManyProcesses:
     @pytest.fixture
@@ -107,15 +104,19 @@ class TestManyProcesses:
         assert ("reliq_slots",) not in found
         assert [file.name for file in tmp_path.iterdir()] == ["1.figures"]
 
+    def test_process_with_the_pid_of_a_dead_process_is_counted(self, children, process):
+        for queue in ("q", "another"):
+            process(1, queue)(events.Lost(queue, ("a",), "ack"))
+            rows(children)
+            children.bury(1)
+
+        found = rows(children)
+        assert [found["reliq_leases_lost_total", queue] for queue in ("q", "another")] == [1, 1]
+
     def test_sums_ignore_files_of_an_earlier_run(self, process, tmp_path):
         process(1, "q")(events.RenewalLate("q", 1.0))
 
         assert rows(Children(lambda: tmp_path)) == {}
-
-    def test_bury_of_a_process_without_file_changes_nothing(self, children):
-        children.bury(1)
-
-        assert rows(children) == {}
 
     def test_sums_keep_twenty_classes_of_exceptions_for_a_queue(self, children, process):
         for pid in range(4):

@@ -1,8 +1,8 @@
 """Metrics of queues with keys: their number, the largest, the longest held up; bounded in series and commands."""
 
+import patience
 import pytest
-from patience import figures, value
-from prometheus_client import CollectorRegistry, generate_latest
+from patience import value
 
 from reliq import Outgoing, Queue, transitions
 from reliq.client.client import Client
@@ -10,25 +10,12 @@ from reliq.metrics.names import KEY_LENGTH, REST
 from reliq.metrics.serving import queue_collector
 from reliq.snapshot.held_up import HELD_UP_LIMIT, HeldUp
 from reliq.snapshot.snapshot import SnapshotReader
-from reliq.transport.connection import Connection
-
-
-@pytest.fixture
-def connection(url, patient_looks):
-    yield Connection.to(url)
-    Connection.to(url).close()
 
 
 @pytest.fixture
 def page(connection):
-    """The figures of queues as they are scraped."""
-
-    def look(*queues):
-        registry = CollectorRegistry()
-        registry.register(queue_collector(connection, [queue.keys for queue in queues]))
-        return figures(generate_latest(registry).decode())
-
-    return look
+    """The figures of a queue as they are scraped."""
+    return lambda queue: patience.page(queue_collector(connection, [queue.keys]))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry
 from reliq import Queue
 from reliq.errors import ConfigurationError, PublishFailed
 from reliq.metrics import PublishMetrics
-from reliq.settings import Durability
 
 
 @pytest.fixture
@@ -65,16 +64,5 @@ def test_failed_publish_is_measured_and_its_messages_are_refused_or_unknown(clie
 
     assert told("away") == (1, {failed.value.outcome: 1})
     assert told("wrong") == (1, {"refused": 1})
-
-
-def test_one_publish_metrics_serves_many_queues_of_a_registry(url, registry, told):
-    metrics = PublishMetrics(registry)
-    queues = [Queue(name, int, url=url, observers=[metrics]) for name in ("a", "b")]
-
-    for queue in queues:
-        queue.publish(1, durability=Durability.NONE)
-        queue.close()
-
-    assert told("a") == told("b") == (1, {"published": 1})
     with pytest.raises(ValueError, match="Duplicated"):
         PublishMetrics(registry)

@@ -245,21 +245,6 @@ ALSO_SILENT = [
 ]
 
 
-def rule_of(alert):
-    (found,) = [rule for rule in ALERTS if rule["alert"] == alert]
-    return found
-
-
-def told(alert):
-    """The alert as Alertmanager gets it."""
-    case, rule = CASES[alert], rule_of(alert)
-    link = f"{SETTING['labels']['url']}#{alert}"
-    return {
-        "exp_labels": {**case.labels, "severity": rule["labels"]["severity"]},
-        "exp_annotations": {"summary": case.summary, "runbook_url": link},
-    }
-
-
 def sight(alert, shown, *, fires):
     """One test in promtool's own words: silent before the fault, and after it as it should be."""
     case = CASES[alert]
@@ -269,23 +254,22 @@ def sight(alert, shown, *, fires):
         "name": f"{alert} {'fires' if fires else 'is silent'}",
         "interval": f"{INTERVAL}s",
         "input_series": [{"series": name, "values": values} for name, values in shown.items()],
-        "promql_expr_test": [
-            {
-                "expr": count,
-                "eval_time": due,
-                "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
-            }
-        ],
+        "promql_expr_test": [{"expr": count, "eval_time": due, "exp_samples": [{"labels": "{}", "value": 1}] * fires}],
     }
 
 
 def in_full(alert):
     """One test in promtool's own words: the alert fires in time, with its labels and texts, and not before the fault."""
-    made = sight(alert, CASES[alert].fires, fires=True)
+    made, case = sight(alert, CASES[alert].fires, fires=True), CASES[alert]
+    (rule,) = [rule for rule in ALERTS if rule["alert"] == alert]
+    told = {
+        "exp_labels": {**case.labels, "severity": rule["labels"]["severity"]},
+        "exp_annotations": {"summary": case.summary, "runbook_url": f"{SETTING['labels']['url']}#{alert}"},
+    }
     due = made["promql_expr_test"][0]["eval_time"]
     made["alert_rule_test"] = [
         {"alertname": alert, "eval_time": f"{FAULT_SECONDS - 1}s", "exp_alerts": []},
-        {"alertname": alert, "eval_time": due, "exp_alerts": [told(alert)]},
+        {"alertname": alert, "eval_time": due, "exp_alerts": [told]},
     ]
     return made
 

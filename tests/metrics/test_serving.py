@@ -171,7 +171,7 @@ class TestOneProcess:
         consumer.stop()
         queue.close()
 
-    def test_endpoint_serves_the_figures_of_a_running_consumer(self, consumer, client):
+    def test_endpoint_serves_the_figures_of_a_running_consumer(self, consumer):
         with served(consumer, port=0) as endpoint:
             assert get(endpoint.port, "/ready") == (503, "starting: process 0\n")
             consumer.start(WorkerSettings(concurrency=3))
@@ -184,12 +184,6 @@ class TestOneProcess:
             )
             eventually(lambda: value(scrape(endpoint.port), "reliq_slots_busy") == 0, "its slot is free")
             found = scrape(endpoint.port)
-            client.set(consumer.queue.keys.pending, "no sorted set")
-            eventually(
-                lambda: value(scrape(endpoint.port), "reliq_redis_errors_total", reason="refused") > 0,
-                "refused commands are counted",
-            )
-            client.delete(consumer.queue.keys.pending)
             consumer.queue.pause()
             claimed = value(scrape(endpoint.port), "reliq_last_claim_timestamp_seconds")
             eventually(
@@ -197,7 +191,6 @@ class TestOneProcess:
                 "a paused worker goes on with its claim rounds",
             )
 
-        assert value(found, "reliq_redis_errors_total", reason="refused") == 0
         assert value(found, "reliq_slots") == 3
         assert value(found, "reliq_slots_busy") == 0
         assert value(found, "reliq_workers") == 1
@@ -215,29 +208,6 @@ class TestOneProcess:
         assert value(found, "mine_total") == 1
         assert value(found, "reliq_redis_up") == 1
         assert set(after) == {("mine_total", ())}
-
-    def test_consumer_without_redis_is_alive_not_ready_and_reconnects(self, server_path):
-        with EmbeddedRedis(server=server_path, port=free_port()) as server:
-            consumer, tries = Consumer(), []
-            consumer.handler(Queue("single", int, url=server.url))(lambda body: None)
-            consumer.observers.append(lambda event: isinstance(event, RedisAway) and tries.append(event.part))
-            with served(consumer, port=0) as endpoint:
-                consumer.start()
-                try:
-                    eventually(lambda: get(endpoint.port, "/ready")[0] == 200, "it is ready")
-                    server.kill()
-                    eventually(lambda: tries.count("fetcher") >= 3, "the part that claims tries again and again")
-                    assert get(endpoint.port, "/live") == (200, "ok\n")
-                    assert get(endpoint.port, "/ready") == (503, "Redis does not answer\n")
-                    found = scrape(endpoint.port)
-                    server.start()
-                    eventually(lambda: value(scrape(endpoint.port), "reliq_redis_reconnects_total") == 1, "it is back")
-                    assert get(endpoint.port, "/ready") == (200, "ok\n")
-                finally:
-                    consumer.stop()
-
-        assert value(found, "reliq_redis_errors_total", reason="away") >= 3
-        assert value(found, "reliq_redis_reconnects_total") == 0
 
     @pytest.mark.slow
     def test_run_serves_until_it_ends(self, environment, jobs):

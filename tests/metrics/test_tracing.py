@@ -51,6 +51,15 @@ def test_handler_span_in_another_process_is_a_child_of_the_publish(published, ha
     sent = {span["told"]["messaging.message.id"]: span for span in published()}
     done = {span["told"]["messaging.message.id"]: span for span in spans}
     assert set(sent) == set(done)
+    publish = sent[receipt.id]
+    assert (publish["name"], publish["kind"], publish["parent"]) == ("publish traced", "PRODUCER", None)
+    assert publish["told"] == {
+        "messaging.system": "reliq",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "traced",
+        "messaging.message.id": receipt.id,
+    }
     for id, span in done.items():
         assert (span["trace"], span["parent"]) == (sent[id]["trace"], sent[id]["id"])
     good = done[receipt.id]
@@ -67,22 +76,6 @@ def test_handler_span_in_another_process_is_a_child_of_the_publish(published, ha
     assert "secret" not in json.dumps(spans)
 
 
-def test_publish_span_follows_the_conventions(published, url):
-    queue = Queue("q", int, url=url)
-
-    receipt = queue.publish(1)
-
-    (span,) = published()
-    assert (span["name"], span["kind"], span["parent"]) == ("publish q", "PRODUCER", None)
-    assert span["told"] == {
-        "messaging.system": "reliq",
-        "messaging.operation.name": "publish",
-        "messaging.operation.type": "send",
-        "messaging.destination.name": "q",
-        "messaging.message.id": receipt.id,
-    }
-
-
 def test_publish_many_is_one_span_that_each_message_carries(published, url):
     queue = Queue("q", int, url=url)
 
@@ -95,8 +88,11 @@ def test_publish_many_is_one_span_that_each_message_carries(published, url):
         assert {job.headers["traceparent"].split("-")[1] for job in jobs} == {span["trace"]}
 
 
-def test_async_publishes_are_traced(published, url):
-    queue = Queue("q", int, url=url)
+def test_async_publishes_and_those_of_bare_bodies_are_traced(published, url):
+    queue, bare = Queue("q", int, url=url), Queue("bare", bytes, url=url, layout=Layout.hdt3213())
+    bare.publish(b"x")
+    bare.publish_many([b"y"])
+    assert bare.counts().ready == 2
 
     async def publish():
         await queue.apublish(1)
@@ -105,17 +101,7 @@ def test_async_publishes_are_traced(published, url):
 
     asyncio.run(publish())
 
-    assert [span["name"] for span in published()] == ["publish q", "publish q"]
-
-
-def test_publish_of_bare_bodies_is_traced_without_headers(published, url):
-    queue = Queue("q", bytes, url=url, layout=Layout.hdt3213())
-
-    queue.publish(b"x")
-    queue.publish_many([b"y"])
-
-    assert len(published()) == 2
-    assert queue.counts().ready == 2
+    assert [span["name"] for span in published()] == ["publish bare"] * 2 + ["publish q"] * 2
 
 
 @pytest.mark.usefixtures("impatient")

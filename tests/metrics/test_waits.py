@@ -2,24 +2,16 @@
 
 import pytest
 from go_original import GoProgram
-from patience import figures, value
-from prometheus_client import CollectorRegistry, generate_latest
+from patience import page, value
 
 from reliq import Layout, Queue
 from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY, Keys
 from reliq.metrics.queues import QueueCollector
 from reliq.snapshot.snapshot import SnapshotReader
-from reliq.snapshot.waits import MARKS_LIMIT, Waits
-from reliq.transport.connection import Connection
+from reliq.snapshot.waits import MARKS_LIMIT
 
 KEYS = Keys("orders", Layout.hdt3213())
-
-
-@pytest.fixture
-def connection(url, patient_looks):
-    yield Connection.to(url)
-    Connection.to(url).close()
 
 
 @pytest.fixture
@@ -52,22 +44,6 @@ def test_age_is_unknown_at_the_first_look_and_then_the_time_watched(go, look):
     assert "ready" not in look(0)
     assert look(20)["ready"] == 20
     assert look(320)["ready"] == 320
-
-
-def test_age_is_that_of_the_oldest_message_still_there(go, look):
-    ready(go, 3)
-    look(0)
-    ready(go, 3)
-    assert look(10)["ready"] == 10
-
-    for _ in range(3):
-        go.claim(1)
-    assert look(25)["ready"] == 15  # the last of the three that came then was seen at 10
-    for _ in range(2):
-        go.claim(1)
-    assert look(30)["ready"] == 20
-    go.claim(1)
-    assert look(31)["ready"] == 0
 
 
 def test_age_of_a_moving_queue_is_its_longest_wait(go, look):
@@ -114,24 +90,15 @@ def test_marks_are_bounded_and_keep_the_oldest(go, look, snapshots):
     assert look(1000)["ready"] == 1000
 
 
-def test_marks_of_a_queue_without_looks_are_forgotten():
-    waits = Waits({"hdt3213 a": [], "hdt3213 b": []})
-
-    waits.keep([Keys("b", Layout.hdt3213())])
-
-    assert waits.marks == {"hdt3213 b": []}
-
-
 def test_page_has_a_queue_that_only_go_works_on(go, client, connection):
     ready(go, 5)
     client.hset(QUEUES_KEY, KEYS.entry, "1")
     collector = QueueCollector(SnapshotReader(Client(connection.wire(5.0))).look)
-    registry = CollectorRegistry()
-    registry.register(collector)
 
-    before, after = (figures(generate_latest(registry).decode()) for _ in range(2))
+    before, after = (page(collector) for _ in range(2))
 
     assert value(before, "reliq_messages", queue="orders", state="ready") == 5
     assert (value(after, "reliq_shared", queue="orders"), value(before, "reliq_shared", queue="orders")) == (1, 1)
+    assert value(after, "reliq_account_missing", queue="orders") is None
     assert value(before, "reliq_oldest_seconds", queue="orders", state="ready") is None
     assert value(after, "reliq_oldest_seconds", queue="orders", state="ready") >= 0

@@ -60,6 +60,14 @@ def all_of(database, sql):
         return connection.execute(sql).fetchall()
 
 
+def execute(database, *statements):
+    """Run statements in a transaction of their own."""
+    with closing(database.connect()) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
 def rows_of(database):
     """Queue and id of each row of the outbox."""
     return all_of(database, "SELECT queue, id FROM reliq_outbox")

@@ -5,7 +5,7 @@ import threading
 from contextlib import closing
 
 import pytest
-from databases import all_of
+from databases import all_of, execute
 from waiting import eventually
 
 from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue, Reject
@@ -132,9 +132,7 @@ def collect(queue):
 def test_concurrent_deliveries_have_the_effect_once(postgresql, url):
     """The second waits for the end of the first: when that is rolled back, the effect is its own."""
     queue = Queue("orders", dict, url=url)
-    with closing(postgresql.connect()) as tx:
-        tx.execute("CREATE TABLE effects (id text)")
-        tx.commit()
+    execute(postgresql, "CREATE TABLE effects (id text)")
     for first_end, expected in (("commit", False), ("rollback", True)):
         queue.publish({})
         with queue.receive() as [job], closing(postgresql.connect()) as one, closing(postgresql.connect()) as other:
@@ -223,9 +221,7 @@ def test_inbox_row_stays_while_its_message_can_be_delivered(database, tx, url, m
 
 
 def shift(database, ms):
-    with closing(database.connect()) as tx:
-        tx.execute(f"UPDATE reliq_inbox SET keep_until_ms = keep_until_ms - {ms}")
-        tx.commit()
+    execute(database, f"UPDATE reliq_inbox SET keep_until_ms = keep_until_ms - {ms}")
 
 
 def test_inbox_row_stays_for_the_longest_backoffs():
@@ -308,24 +304,16 @@ def test_handler_in_a_worker_uses_inbox_and_follow_ups(database, url, orders):
     assert same == incarnation
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"id": "x"}, {"incarnation": 1}, {"name": "a b"}, {"name": "x" * 65}, {"retries": -1}],
-    ids=str,
-)
-def test_bad_option_of_a_follow_up_is_refused(url, orders, options):
+def test_bad_option_of_a_follow_up_is_refused(orders):
     orders.publish({})
     with orders.receive(wait=5) as [job]:
-        with pytest.raises(ConfigurationError):
-            job.publish(orders, {}, **options)
+        for options in ({"id": "x"}, {"incarnation": 1}, {"name": "a b"}, {"name": "x" * 65}, {"retries": -1}):
+            with pytest.raises(ConfigurationError):
+                job.publish(orders, {}, **options)
         with pytest.raises(BodyError):
             job.publish(orders, {"this": object()})
-
-
-def test_bad_incarnation_is_refused(orders):
-    for incarnation in (-1, 2**53):
-        with pytest.raises(ConfigurationError, match="incarnation must be"):
-            orders.publish({}, id="a", incarnation=incarnation)
+    with pytest.raises(ConfigurationError, match="incarnation must be"):
+        orders.publish({}, id="a", incarnation=2**53)
     with pytest.raises(ConfigurationError, match="incarnation needs an id"):
         orders.publish({}, incarnation=1)
 

@@ -1,9 +1,7 @@
 """The key of a message goes with its row: whichever relay sends it, and however often."""
 
-import pytest
 from databases import all_of
 
-from reliq import ConfigurationError
 from reliq.distribution import VERSION
 from reliq.shardmap import ShardMap
 from reliq.wireformat import open_envelope
@@ -47,11 +45,6 @@ def test_row_sent_again_keeps_its_key(database, tx, orders, mover, client):
     assert lines(client, orders) == {"tenant-7": [id]}
     header, _ = open_envelope(client.get(orders.keys.msg(id)))
     assert (header.key, header.window_ms) == ("tenant-7", 600_000)
-
-
-def test_row_with_a_bad_key_is_never_written(tx, orders):
-    with pytest.raises(ConfigurationError, match="key must be 1 to 128 bytes"):
-        orders.publish_in(tx, {}, key="")
 
 
 def test_row_with_a_key_for_a_sharded_queue_is_refused(database, tx, orders, mover, client):

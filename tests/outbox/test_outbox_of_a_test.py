@@ -95,10 +95,3 @@ def test_drain_with_a_relay_moves_committed_rows(database, tx, reliq):
     reliq.drain(consumer, outbox=Relay(database.url))
 
     assert (seen, unsent(database)) == ([7], 0)
-
-
-def test_object_that_is_no_outbox_is_refused(reliq, tmp_path):
-    with pytest.raises(
-        ConfigurationError, match="the transaction must be a Relay, or what publish_in takes; .*, not builtins.str"
-    ):
-        reliq.relay("sqlite:///shop.db")

@@ -7,10 +7,11 @@ import sys
 from contextlib import closing
 
 import pytest
-from databases import Postgresql, all_of, bodies, rows_of, unsent
+from databases import Postgresql, all_of, bodies, execute, rows_of, unsent
 
 from reliq import BodyError, ConfigurationError, Durability, Layout, Queue
 from reliq.outbox import metadata
+from reliq.outbox.rows import RowTerms
 from reliq.outbox.tables import ddl
 
 BODY = {"order": 42}
@@ -30,19 +31,14 @@ def test_row_is_committed_with_its_transaction_and_then_published(database, tx, 
     assert unsent(database) == 0
 
 
-def test_rolled_back_transaction_publishes_nothing(database, tx, orders):
-    orders.publish_in(tx, BODY)
-    tx.rollback()
-    tx.commit()
-
-    assert rows_of(database) == []
-
-
-def test_rolled_back_savepoint_removes_its_row(database, tx, orders):
+def test_rolled_back_savepoint_or_transaction_removes_its_row(database, tx, orders):
     kept = orders.publish_in(tx, BODY)
     tx.execute("SAVEPOINT one")
     orders.publish_in(tx, BODY)
     tx.execute("ROLLBACK TO SAVEPOINT one")
+    tx.commit()
+    orders.publish_in(tx, BODY)
+    tx.rollback()
     tx.commit()
 
     assert rows_of(database) == [("orders", kept)]
@@ -67,6 +63,10 @@ def test_options_of_a_publish_are_stored_in_the_row(database, tx, url, mover):
     queue = Queue("orders", dict, url=url, layout=Layout.RELIQ)
     queue.publish_in(tx, BODY, id="order-42", retries=3, headers={"tenant": "a"}, dedup=7)
     queue.publish_in(tx, BODY, id="order-42")
+    queue.publish_in(tx, BODY, delay=3600, durability=Durability.replicas(2, timeout=0.25))
+    [(terms,)] = tx.execute("SELECT terms FROM reliq_outbox ORDER BY seq DESC LIMIT 1").fetchall()
+    assert RowTerms.parse(terms).confirmation == Durability.replicas(2, timeout=0.25)
+    tx.execute("DELETE FROM reliq_outbox WHERE seq = (SELECT max(seq) FROM reliq_outbox)")
     queue.publish_in(tx, BODY, delay=3600)
     tx.commit()
 
@@ -88,28 +88,17 @@ def test_row_of_a_queue_in_the_go_layout_has_a_bare_body(tx, url, mover, client)
     assert client.get(f"dp:mails:msg:{id}") == b"bare"
 
 
-def test_tables_may_have_another_prefix(database, orders, mover):
+def test_tables_may_have_another_prefix_and_schema(database, orders, mover):
+    prefix, schema = ("shop.reliq_", ["CREATE SCHEMA shop"]) if database.dialect == "postgresql" else ("shop_", [])
+    execute(database, *schema, *ddl(database.dialect, prefix))
     with closing(database.connect()) as tx:
-        for statement in ddl(database.dialect, "shop_"):
-            tx.execute(statement)
-        orders.publish_in(tx, BODY, prefix="shop_")
+        orders.publish_in(tx, BODY, prefix=prefix)
         tx.commit()
+    one = mover(prefix=prefix)
 
-    assert mover(prefix="shop_").move_all() == 1
+    assert one.move_all() == 1
+    one.store.wait(0.0)
     assert bodies(orders) == [BODY]
-
-
-def test_prefix_may_contain_a_schema(postgresql, orders, mover_at):
-    with closing(postgresql.connect()) as tx:
-        tx.execute("CREATE SCHEMA shop")
-        for statement in ddl("postgresql", "shop.reliq_"):
-            tx.execute(statement)
-        orders.publish_in(tx, BODY, prefix="shop.reliq_")
-        tx.commit()
-    mover = mover_at(postgresql.url, prefix="shop.reliq_")
-
-    assert mover.move_all() == 1
-    mover.store.wait(0.0)
 
 
 # ---- what is no transaction
@@ -138,27 +127,21 @@ def test_sqlite_connection_in_autocommit_is_refused(sqlite, orders):
     assert len(rows_of(sqlite)) == 1
 
 
-def test_object_that_is_no_transaction_is_refused(orders):
-    for tx in (None, "transaction", object(), ConfigurationError):
-        with pytest.raises(ConfigurationError, match="the transaction must be a Session"):
-            orders.publish_in(tx, BODY)
-    with pytest.raises(ConfigurationError, match="the transaction must be a Session"):
-        asyncio.run(orders.apublish_in(None, BODY))
-
-
-def test_blocking_connection_in_async_code_is_refused(tx, orders):
-    with pytest.raises(ConfigurationError, match="leave out the `a`"):
-        asyncio.run(orders.apublish_in(tx, BODY))
-
-
-def test_cursor_and_engine_are_refused_by_type(postgresql, orders):
+def test_object_that_is_no_transaction_is_refused_by_type(database, tx, orders):
     import sqlalchemy
 
-    engine = sqlalchemy.create_engine("postgresql+psycopg://")
-    with pytest.raises(ConfigurationError, match="not sqlalchemy.engine.base.Engine"):
-        orders.publish_in(engine, BODY)
-    with postgresql.connect() as tx, pytest.raises(ConfigurationError, match="not psycopg"):
-        orders.publish_in(tx.cursor(), BODY)
+    engine = sqlalchemy.create_engine(engine_url(database))
+    for wrong, said in (
+        (None, "the transaction must be a Session"),
+        (engine, "not sqlalchemy.engine.base.Engine"),
+        (tx.cursor(), "not (psycopg|sqlite3)"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            orders.publish_in(wrong, BODY)
+    with pytest.raises(ConfigurationError, match="the transaction must be a Session"):
+        asyncio.run(orders.apublish_in(None, BODY))
+    with pytest.raises(ConfigurationError, match="leave out the `a`"):
+        asyncio.run(orders.apublish_in(tx, BODY))
 
 
 def test_psycopg_connection_with_another_cursor_class_is_accepted(postgresql, orders):
@@ -347,16 +330,6 @@ def test_metadata_for_alembic_has_the_tables_of_the_sql(driver, request, tmp_pat
     with engine.begin() as connection:
         orders.publish_in(connection, BODY, prefix="made_")
     engine.dispose()
-
-
-def test_durability_of_a_publish_is_stored_in_the_row(tx, orders):
-    orders.publish_in(tx, BODY, durability=Durability.replicas(2, timeout=0.25))
-
-    [(terms,)] = tx.execute("SELECT terms FROM reliq_outbox").fetchall()
-
-    from reliq.outbox.rows import RowTerms
-
-    assert RowTerms.parse(terms).confirmation == Durability.replicas(2, timeout=0.25)
 
 
 def test_generated_ids_spread_over_declared_shards_without_redis(sqlite):

@@ -78,28 +78,6 @@ def test_publish_reaches_the_new_primary_behind_the_same_address(proxy, own_serv
     queue.close()
 
 
-@pytest.mark.slow
-def test_worker_reaches_the_new_primary_behind_the_same_address(proxy, own_server):
-    old, new = own_server(), own_server(repl_diskless_sync_delay=0)
-    proxy.port = old.port
-    queue, consumer, done = Queue("q", url=proxy.url), Consumer(), []
-    consumer.handler(queue)(done.append)
-    consumer.start()
-    queue.publish({"at": "old"})
-    eventually(lambda: done, "the first message is worked")
-
-    demote(old, new.port)
-    proxy.port = new.port
-    there = Queue("q", url=new.url)
-    there.publish({"at": "new"})
-    eventually(lambda: len(done) == 2, "the worker follows")
-
-    consumer.stop()
-    assert there.counts().alive == 0
-    there.close()
-    queue.close()
-
-
 @pytest.mark.parametrize("resets", [True, False], ids=["reset", "silent"])
 def test_dropped_connections_fail_no_publish(proxy, publishes, queue, resets):
     through = Queue("q", url=proxy.url)

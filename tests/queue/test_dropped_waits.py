@@ -34,10 +34,3 @@ def test_wait_whose_connection_was_dropped_is_begun_again(waits, client):
     assert all(isinstance(error, RedisUnavailableError) for error in failed.values())
     assert [name for name, _ in found] == [other]
     assert waits.stands(one)
-
-
-def test_poke_of_closed_waits_does_nothing(url):
-    waits = Client.to(Connection.to(url), 5.0).standing_waits()
-    waits.close()
-
-    waits.poke()

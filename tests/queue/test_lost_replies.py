@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import re
 import signal
 import threading
 import time
-import traceback
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -65,24 +63,6 @@ def test_publish_of_unknown_outcome_is_not_repeated_after_its_message_ran(throug
     assert queue.counts().totals["published"] == 2
 
 
-def test_another_body_with_the_id_of_an_unknown_publish_is_published(through, queue, proxy, hurried):
-    through.publish({})
-    with queue.receive():
-        pass
-    proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
-    hurried(0.2)
-    with pytest.raises(PublishFailed):
-        through.publish({"n": 1}, id="a", dedup=0)
-    proxy.lose_reply_to("", times=0)
-    with queue.receive() as [job]:
-        assert job.body == {"n": 1}
-
-    through.publish({"n": 2}, id="a", dedup=0)
-
-    with queue.receive() as [job]:
-        assert job.body == {"n": 2}
-
-
 @pytest.fixture
 def hurried(monkeypatch):
     """A publish gives up after so many seconds, until the test ends."""
@@ -120,6 +100,7 @@ def test_same_publish_made_again_is_not_published_twice(unknown, through, queue)
 @pytest.mark.parametrize(
     "terms",
     [
+        {"body": {"n": 2}},
         {"delay": 60},
         {"key": "b"},
         {"at": datetime.now(UTC) + timedelta(minutes=1)},
@@ -134,16 +115,7 @@ def test_same_publish_made_again_is_not_published_twice(unknown, through, queue)
 def test_unknown_publish_made_again_with_other_options_is_published(unknown, through, queue, terms):
     unknown()
 
-    receipt = through.publish({"n": 1}, id="a", **({"dedup": 0} | terms))
-
-    assert (receipt.status, queue.counts().alive) == ("published", 1)
-
-
-def test_unknown_publish_made_again_after_a_cancel_is_published(unknown, through, queue):
-    unknown()
-    through.cancel("a")
-
-    receipt = through.publish({"n": 1}, id="a", dedup=0, replace=True)
+    receipt = through.publish(terms.pop("body", {"n": 1}), id="a", **({"dedup": 0} | terms))
 
     assert (receipt.status, queue.counts().alive) == ("published", 1)
 
@@ -164,32 +136,16 @@ def test_replacing_publish_is_always_a_new_publish(unknown, through, queue):
     assert (receipt.status, queue.counts().alive) == ("published", 1)
 
 
-def test_claim_whose_reply_is_lost_returns_the_same_messages(through, queue, proxy):
+def test_claim_whose_reply_is_lost_returns_the_same_messages(through, queue, proxy, receive):
     queue.publish_many([{"n": n} for n in range(5)])
     through.counts()
     proxy.lose_reply_to("EVALSHA")
 
-    with through.receive(limit=5) as jobs:
-        assert [job.body["n"] for job in jobs] == list(range(5))
+    assert receive(through, lambda jobs: [job.body["n"] for job in jobs], limit=5) == list(range(5))
 
     counts = queue.counts()
-    assert (counts.alive, counts.totals["acked"], counts.totals["claimed"]) == (0, 5, 5)
-
-
-def test_async_claim_whose_reply_is_lost_is_made_again(through, queue, proxy):
-    queue.publish_many([{"n": n} for n in range(5)])
-
-    async def receive():
-        await through.acounts()
-        proxy.lose_reply_to("EVALSHA")
-        async with through.areceive(limit=5) as jobs:
-            assert [job.body["n"] for job in jobs] == list(range(5))
-        await through.aclose()
-
-    asyncio.run(receive())
-
     assert proxy.swallowed == 1
-    assert queue.counts().totals["acked"] == 5
+    assert (counts.alive, counts.totals["acked"], counts.totals["claimed"]) == (0, 5, 5)
 
 
 def test_settle_whose_reply_is_lost_is_made_again(through, queue, proxy):
@@ -228,7 +184,7 @@ def test_call_made_again_after_a_lost_reply_happens_once(name, through, call, qu
 
 
 @pytest.mark.usefixtures("impatient")
-def test_publish_to_an_unreachable_server_is_refused(call):
+def test_calls_to_an_unreachable_server_are_refused(call):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
 
     with pytest.raises(PublishFailed) as caught:
@@ -236,32 +192,11 @@ def test_publish_to_an_unreachable_server_is_refused(call):
 
     assert (caught.value.outcome, caught.value.ids, caught.value.queue) == ("refused", ("m",), "q")
     assert "nothing of it was written" in str(caught.value)
-    assert str(caught.value).endswith("; it can be published again")
-
-
-@pytest.mark.usefixtures("impatient")
-def test_failed_publish_has_one_cause():
-    nobody = Queue("q", url="redis://127.0.0.1:1/0")
-
-    with pytest.raises(PublishFailed) as caught:
-        nobody.publish({})
-
-    shown = "".join(traceback.format_exception(caught.value))
     assert type(caught.value.__cause__) is RedisUnavailableError
-    assert re.findall(r"^[\w.]*(?:Error|Failed)\b", shown, re.MULTILINE) == [
-        "reliq.errors.RedisUnavailableError",
-        "reliq.errors.PublishFailed",
-    ]
-
-
-@pytest.mark.usefixtures("impatient")
-def test_every_other_call_to_an_unreachable_server_raises(call):
-    nobody = Queue("q", url="redis://127.0.0.1:1/0")
-
     for name, args in [("counts", ()), ("cancel", ("m",)), ("letters", ()), ("pause", ())]:
-        with pytest.raises(RedisUnavailableError) as caught:
+        with pytest.raises(RedisUnavailableError) as refused:
             call(nobody, name, *args)
-        assert not caught.value.maybe_ran
+        assert not refused.value.maybe_ran
 
 
 def test_publish_waits_for_a_redis_that_returns_within_its_time(away, queue):
@@ -287,11 +222,9 @@ def test_publish_waits_for_a_redis_that_returns_within_its_time(away, queue):
 
 def test_publish_to_a_frozen_server_is_unknown_and_safe_to_repeat(own_server, call):
     server = own_server()
-    queue, tries = Queue("q", url=server.url), []
+    queue = Queue("q", url=server.url)
     call(queue, "publish", {"n": 0})
-    call_and_keep = threading.Thread(target=queue.counts)
-    call_and_keep.start()
-    call_and_keep.join()
+    queue.counts()  # its connection stays
 
     os.kill(server.pid, signal.SIGSTOP)
     try:
@@ -299,10 +232,10 @@ def test_publish_to_a_frozen_server_is_unknown_and_safe_to_repeat(own_server, ca
             queue.publish({"n": 1}, id="m")
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    tries.append(call(queue, "publish", {"n": 1}, id="m").status)
+    again = call(queue, "publish", {"n": 1}, id="m")
 
     assert caught.value.outcome == "unknown"
-    assert tries[0] in {"published", "duplicate"}
+    assert again.status in {"published", "duplicate"}
     counts = queue.counts()
     assert (counts.ready, counts.totals["published"]) == (2, 2)
     queue.close()
@@ -348,14 +281,6 @@ def test_failed_publish_many_reports_confirmed_and_remaining_ids(through, call, 
     assert caught.value.ids == tuple(f"m{n}" for n in range(20, 30))
     assert again.published == 10
     assert queue.counts().ready == 31
-
-
-def test_scripts_that_the_server_forgot_are_sent_again(queue, call, client):
-    call(queue, "publish", {})
-    client.script_flush()
-
-    assert call(queue, "publish", {}).status == "published"
-    assert queue.counts().ready == 2
 
 
 def test_cancelled_tasks_leave_every_connection_clean(url, client):

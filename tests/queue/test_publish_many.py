@@ -10,7 +10,7 @@ from itertools import chain
 
 import pytest
 
-from reliq import BodyError, Layout, Outgoing, PublishFailed, Queue
+from reliq import BodyError, Outgoing, PublishFailed
 
 
 def test_publish_many_in_a_thread_outlives_the_main_thread(queue, url):
@@ -100,16 +100,3 @@ def test_rest_has_the_messages_with_all_their_options(queue, call, client):
 
     assert failed.value.rest == (wanted,)
     assert pickle.loads(pickle.dumps(failed.value)).rest == ()
-
-
-def test_rest_of_a_queue_in_the_go_layout_is_published_again(url, client, call):
-    queue = Queue("bare", bytes, url=url, layout=Layout.hdt3213())
-    client.set(queue.keys.pending, "not a sorted set")
-    with pytest.raises(PublishFailed) as failed:
-        call(queue, "publish_many", [Outgoing(body=b"first", delay=3600, retries=2), b"second"])
-
-    rest = failed.value.rest
-    client.delete(queue.keys.pending)
-
-    assert [(one.body, one.delay) for one in rest] == [(b"first", 3600), (b"second", 0)]
-    assert call(queue, "publish_many", rest).published == 2

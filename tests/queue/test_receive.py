@@ -5,7 +5,6 @@ import contextlib
 import re
 import threading
 
-import pydantic
 import pytest
 import redis
 from waiting import eventually
@@ -96,44 +95,20 @@ def test_message_without_retries_left_becomes_a_dead_letter(queue, receive):
     assert (letter.reason, letter.error, letter.attempts) == ("failed", "KeyError", 1)
 
 
-def test_undecodable_body_is_nacked_and_others_are_received(url, queue, receive):
-    Queue("q", str, url=url).publish("no json")
-    queue.publish({"n": 1})
-
-    def look(jobs):
-        return bodies(jobs), queue.counts().unack
-
-    assert receive(queue, look, limit=5) == ([{"n": 1}], 2)
-    assert queue.counts().totals["nacked"] == 1
-
-
-def test_undecodable_body_is_logged_and_observed(url, receive, caplog):
+def test_undecodable_body_is_nacked_logged_and_observed_beside_others(url, receive, caplog):
     told = []
     Queue("q", str, url=url).publish("no json", id="m")
     queue = Queue("q", url=url, observers=[told.append])
+    queue.publish({"n": 1})
 
-    assert receive(queue, bodies) == []
+    assert receive(queue, bodies, limit=5) == [{"n": 1}]
+    assert queue.counts().totals["nacked"] == 1
 
-    [handled] = [event for event in told if isinstance(event, Handled)]
+    [handled] = [event for event in told if isinstance(event, Handled) and event.outcome == "nack"]
     assert (handled.id, handled.outcome, handled.failed, handled.attempt) == ("m", "nack", True, 1)
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert re.fullmatch(r"q: m does not decode and goes back: body is not .*", line)
     assert "no json" not in line
-
-
-def test_body_whose_decoding_raises_does_not_block_others(url, receive):
-    class Odd(pydantic.BaseModel):
-        n: int
-
-        @pydantic.model_validator(mode="after")
-        def raises(self):
-            if self.n == 1:
-                raise LookupError("s3cret")
-            return self
-
-    Queue("q", url=url).publish_many([{"n": 1}, {"n": 2}])
-
-    assert receive(Queue("q", Odd, url=url), lambda jobs: [job.body.n for job in jobs], limit=2) == [2]
 
 
 def test_messages_claimed_beside_a_refused_command_are_returned(queue, client, receive):
@@ -160,11 +135,6 @@ def test_receives_leave_a_single_lane_and_no_other_redis_key(queue, client):
     before = sorted(client.keys())
 
     assert [take() for _ in range(50)] == [0] * 50
-    assert sorted(client.keys()) == before
-
-    for _ in range(20):
-        queue.publish({})
-        assert take() == 1
     assert sorted(client.keys()) == before
 
 
@@ -414,8 +384,8 @@ def test_large_bodies_are_read_in_pieces(url, commands, receive):
     large.close()
 
 
-@pytest.mark.parametrize("retries", [0, 3])
-def test_an_oversized_body_goes_back_or_dies_unread_and_the_others_are_received(url, client, receive, retries):
+@pytest.mark.parametrize("retries", [0, 3], ids="{} retries".format)
+def test_oversized_body_is_returned_or_dies_unread_and_others_are_received(url, client, receive, retries):
     queue, giant = Queue("q", bytes, url=url), 32 * MIB
     queue.publish(b"giant", id="giant", retries=retries)
     client.append(queue.keys.msg("giant"), b"x" * (giant - len(b"giant")))

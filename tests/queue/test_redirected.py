@@ -1,6 +1,5 @@
 """Connections of a process that mean another Redis for a while, by another clock."""
 
-import asyncio
 import os
 
 import pytest
@@ -81,26 +80,12 @@ def test_forked_process_stays_redirected(url, other):
     assert queue.counts().ready == 0
 
 
-def test_scripts_use_the_clock_of_their_connection(url, call):
+def test_scripts_use_the_clock_of_their_connection(url, call, receive):
     queue, now = Queue("q", url=url), [THEN]
     with redirected(Connection(url, clock=lambda: now[0])):
         receipt = call(queue, "publish", {}, delay=60)
         assert receipt.due == THEN / 1e6 + 60
         now[0] += 59_999_999
-        with queue.receive() as jobs:
-            assert jobs == []
+        assert receive(queue, list) == []
         now[0] += 1
-        assert received(queue, call) == [receipt.id]
-
-
-def received(queue, call):
-    """The ids that a look takes, by either kind of code."""
-    if call.__name__ == "<lambda>":
-        with queue.receive() as jobs:
-            return [job.id for job in jobs]
-
-    async def take():
-        async with queue.areceive() as jobs:
-            return [job.id for job in jobs]
-
-    return asyncio.run(take())
+        assert receive(queue, lambda jobs: [job.id for job in jobs]) == [receipt.id]

@@ -62,24 +62,13 @@ def test_server_before_6_2_is_refused_before_anything_is_written(old_server, cal
     queue.close()
 
 
-@pytest.mark.parametrize(
-    "info",
-    [
-        b"-NOPERM this user has no permissions to run the 'info' command\r\n",
-        b"$0\r\n\r\n",
-        told(b"unknown"),
-        told(b"10.0.0"),
-    ],
-    ids=["no right", "nothing", "no number", "newer"],
-)
-def test_server_that_hides_its_version_is_accepted(old_server, info):
-    server = old_server(info)
-    queue = Queue("q", url=server.url)
-
-    assert queue.resume() is True
-
-    assert set(server.asked) == {b"GETRANGE", b"HMGET", b"DEL", b"ZREM", b"RPUSH", b"LTRIM"}
-    queue.close()
+def test_server_that_hides_its_version_is_accepted(old_server):
+    for info in (b"-NOPERM this user has no right\r\n", b"$0\r\n\r\n", told(b"unknown"), told(b"10.0.0")):
+        server = old_server(info)
+        queue = Queue("q", url=server.url)
+        assert queue.resume() is True
+        assert b"DEL" in server.asked
+        queue.close()
 
 
 def test_version_of_a_server_is_read_once(url, commands, client):

@@ -1,10 +1,8 @@
 """What goes in one round trip runs in its order where Redis lacks scripts, and costs nothing more where it has them."""
 
 import asyncio
-import socket
 
 import pytest
-import redis
 from lost_scripts import with_scripts_lost
 
 from reliq import Outgoing, Queue, transitions
@@ -13,7 +11,6 @@ from reliq.client.client import Client
 from reliq.lua import script
 from reliq.transitions import CallNumber
 from reliq.transport.connection import Connection
-from reliq.transport.known_scripts import KnownScripts
 
 SECONDS = 5.0
 
@@ -147,16 +144,3 @@ def test_ordered_queue_is_received_whenever_redis_loses_scripts(url, client, mon
         assert (rounds, totals, counts.alive) == ([["a0", "b0"], ["a0"], ["a1"], [], ["late"]], [4, 4, 1], 0)
 
     assert with_scripts_lost(client, lost, monkeypatch, receive) >= 15
-
-
-def test_scripts_go_in_full_over_a_new_connection():
-    known, connection, link = KnownScripts(), redis.Connection(), socket.socket()
-    commands = [("EVALSHA", script("publish").sha, 0), ("PING",)]
-
-    with link:
-        known.spelled(commands, connection, link)
-        known.answered(connection, ())
-        assert known.spelled(commands, connection, link) == commands
-        (first, *_), _ = known.spelled(commands, connection, None)
-
-    assert first == "EVAL"

@@ -5,17 +5,11 @@ from itertools import pairwise
 
 from tests.harness.chaos.checker import Verdict, is_done, is_forgotten, why_again
 from tests.harness.chaos.story import Story
-from tests.harness.chaos.timing import (
-    LATENESS_P50_SECONDS,
-    LATENESS_P99_SECONDS,
-    RECOVERY_P99_SECONDS,
-    Timing,
-)
 
 EXAMPLES = 5
 
 
-def report(story: Story, verdict: Verdict, timing: Timing, *, seed: int, events: int) -> str:
+def report(story: Story, verdict: Verdict, *, seed: int, events: int) -> str:
     """Return what a reader wants to know of the run, the verdict first."""
     drained = "not drained" if story.drained is None else f"drained in {story.drained:.1f} s"
     kinds = Counter(fault.kind for fault in story.faults)
@@ -26,8 +20,6 @@ def report(story: Story, verdict: Verdict, timing: Timing, *, seed: int, events:
         f"{story.seconds:.0f} s, {size}; {drained}.",
         "",
         *_counts(story, verdict),
-        "",
-        *_timing(timing),
         "",
         "Faults: " + ", ".join(f"{kind} {number}" for kind, number in sorted(kinds.items())) + ".",
         "",
@@ -59,17 +51,6 @@ def _forgotten(story: Story) -> list[str]:
         f"| publishes that a replica confirmed | {sum(m.durable is True for m in confirmed)} | reported |",
         f"| publishes told that none did in time | {sum(m.durable is False for m in confirmed)} | reported |",
         f"| gone with a primary before any replica had them | {sum(is_forgotten(story, m) for m in gone)} | reported |",
-    ]
-
-
-def _timing(timing: Timing) -> list[str]:
-    return [
-        "| time | seconds | aim |",
-        "| --- | --- | --- |",
-        f"| fault to next ack, p50 | {timing.recovery_p50:.3f} | reported |",
-        f"| fault to next ack, p99 | {timing.recovery_p99:.3f} | {RECOVERY_P99_SECONDS:.1f} |",
-        f"| lateness of {timing.undisturbed:,} undisturbed, p50 | {timing.lateness_p50:.3f} | {LATENESS_P50_SECONDS} |",
-        f"| lateness of {timing.undisturbed:,} undisturbed, p99 | {timing.lateness_p99:.3f} | {LATENESS_P99_SECONDS} |",
     ]
 
 

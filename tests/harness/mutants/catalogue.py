@@ -1,6 +1,6 @@
 """The mutants: what is written instead of what, and who is to notice."""
 
-from tests.harness.mutants.mutant import HARNESS, MODEL, Mutant
+from tests.harness.mutants.mutant import HARNESS, Mutant
 from tests.harness.mutants.of_keys import MUTANTS_OF_KEYS
 
 #: Whatever is in unack counts as held, by whomever.
@@ -20,10 +20,10 @@ _RECEIPTS = {
 }
 
 
-def _without_receipt(verb: str, examples: int) -> Mutant:
+def _without_receipt(verb: str) -> Mutant:
     receipts = _RECEIPTS.get(verb, "local ids, held, stopped, lost = receipts()\n")
     anybody = _ANY_RECEIPT.replace("WORDS", "words[i] = words[i] or 'anybody'" if verb == "extend" else "")
-    return Mutant(f"{verb} without receipt", f"lua/{verb}.lua", receipts, receipts + anybody, MODEL, examples)
+    return Mutant(f"{verb} without receipt", f"lua/{verb}.lua", receipts, receipts + anybody, examples=200)
 
 
 MUTANTS = (
@@ -34,19 +34,9 @@ MUTANTS = (
         "math.floor(us / 1000000) * 1000, math.floor(us / 1000000) * 1000",
         examples=50,
     ),
-    _without_receipt("ack", 200),
-    _without_receipt("nack", 200),
-    _without_receipt("extend", 200),
-    _without_receipt("release", 200),
-    _without_receipt("snooze", 200),
+    *(_without_receipt(verb) for verb in ("ack", "nack", "extend", "release", "snooze")),
     Mutant("claim leaves an id behind", "lua/claim.lua", "0, -one.size - 1)", "0, -one.size)", examples=50),
-    Mutant(
-        "no heartbeat",
-        "worker/renewer.py",
-        "        if due:\n            self._extend(due)\n",
-        "",
-        HARNESS,
-    ),
+    Mutant("no heartbeat", "worker/renewer.py", "        if due:\n            self._extend(due)\n", "", by=HARNESS),
     Mutant(
         "publish is not idempotent",
         "lua/publish.lua",
@@ -90,13 +80,6 @@ MUTANTS = (
         examples=200,
     ),
     Mutant(
-        "a worker does not know that it holds a suspect",
-        "worker/slots.py",
-        "return Suspects(self.limit, len(self.rooms), min(self.rooms, default=self.limit))",
-        "return Suspects(self.limit, 0, self.limit)",
-        "tests/worker/test_suspects.py",
-    ),
-    Mutant(
         "deadlines rounded down",
         "lua/claim.lua",
         "score(now_up + lease_ms)",
@@ -104,7 +87,6 @@ MUTANTS = (
         examples=100,
     ),
     Mutant("promoted within the last millisecond", "lua/promote.lua", "score(now_down)", "score(now_up)", examples=200),
-    Mutant("reclaimed within the last millisecond", "lua/reclaim.lua", "score(now_down)", "score(now_up)"),
     Mutant(
         "a lane's answer is forgotten",
         "lua/prelude.lua",
@@ -112,39 +94,10 @@ MUTANTS = (
         "return last ~= number and 'stale' or nil",
         examples=100,
     ),
-    Mutant(
-        "a lane takes a number that is too low",
-        "lua/prelude.lua",
-        "return last == number and answer or 'stale'",
-        "return last == number and answer or nil",
-        examples=100,
-    ),
-    Mutant(
-        "acks are not counted where they happen",
-        "lua/ack.lua",
-        "  add(kind, #done)\n",
-        "",
-        examples=100,
-    ),
-    Mutant(
-        "a cancelled message that fails is delivered again",
-        "lua/nack.lua",
-        "= receipts()\n",
-        "= receipts(true)\n",
-    ),
-    Mutant(
-        "a stale receipt matches a message that was redriven",
-        "lua/redrive.lua",
-        "run('HDEL', lease, ids)\n",
-        "",
-    ),
-    Mutant(
-        "a longer extension is cut",
-        "lua/extend.lua",
-        "run('HSET', lease, longer)\n",
-        "",
-        "tests/scripts/test_rules_ends.py",
-    ),
+    Mutant("acks are not counted where they happen", "lua/ack.lua", "  add(kind, #done)\n", "", examples=100),
+    Mutant("a cancelled message that fails is delivered again", "lua/nack.lua", "= receipts()\n", "= receipts(true)\n"),
+    Mutant("a stale receipt matches a message that was redriven", "lua/redrive.lua", "run('HDEL', lease, ids)\n", ""),
+    Mutant("a longer extension is cut", "lua/extend.lua", "run('HSET', lease, longer)\n", "", examples=200),
     Mutant("what comes due wakes nobody", "lua/promote.lua", "then push_token() end", "then end", examples=200),
     Mutant(
         "a nack does not move the expiry",
@@ -166,84 +119,6 @@ MUTANTS = (
         "run('RPUSH', ready, freed)",
         "run('LPUSH', ready, freed)",
         examples=100,
-    ),
-    Mutant(
-        "an outage makes a worker forget its answers",
-        "worker/settler.py",
-        "            _note_try(self._unsettled, error)\n            if isinstance",
-        "            self._unsettled.clear()\n            if isinstance",
-        "tests/worker/test_faults.py",
-    ),
-    Mutant(
-        "a message is started after its lease",
-        "worker/runner.py",
-        "if held.lost or run.started_at >= held.lease_until:",
-        "if held.lost:",
-        "tests/worker/test_runner.py",
-    ),
-    Mutant(
-        "a last chance goes with a batch",
-        "worker/slots.py",
-        "while len(deliveries) < self.batch and not first.must_start and waiting and not waiting[0].must_start:",
-        "while len(deliveries) < self.batch and waiting:",
-        "tests/worker/test_batches.py",
-    ),
-    Mutant(
-        "a publish is tried again under a new number",
-        "client/lanes.py",
-        "                    return lane, lane.same()\n",
-        "                    return lane, lane.next()\n",
-        "tests/queue/test_lost_replies.py",
-    ),
-    Mutant(
-        "a tick is made by everybody who looks",
-        "lua/tick.lua",
-        "asked == '' and last ~= since or",
-        "asked == '' and not last or",
-        "tests/scripts/test_rules_periodic.py",
-    ),
-    Mutant(
-        "a periodic entry goes on before its tick is published",
-        "lua/tick.lua",
-        "if answer == 'published' and not alive(id)",
-        "if asked == '' then redis.call('HSET', cron, of('last'), tick) end\nif answer == 'published' and not alive(id)",
-        "tests/scripts/test_rules_periodic.py",
-    ),
-    Mutant(
-        "the inbox lets everybody in",
-        "outbox/effects.py",
-        "        if write(tx, note) == 1:\n",
-        "        if write(tx, note) >= 0:\n",
-        "tests/outbox/test_inbox.py",
-    ),
-    Mutant(
-        "the inbox goes by the id alone",
-        "outbox/effects.py",
-        "        note = taking_note(*self._first, self._keep_ms(keep), prefix)\n        if write",
-        "        note = taking_note(self.queue, self.id, 0, self._keep_ms(keep), prefix)\n        if write",
-        "tests/outbox/test_inbox.py",
-    ),
-    Mutant(
-        "a relay notes rows as sent before it publishes them",
-        "relay/mover.py",
-        "        redis.sent, redis.given_up, redis.failed = [], [], []\n",
-        "        redis.sent, redis.given_up, redis.failed = earlier + new, [], []\n"
-        "        self.store.begin()\n        self._note_answers()\n        self.store.commit()\n        redis.sent = []\n",
-        "tests/outbox/test_relay.py",
-    ),
-    Mutant(
-        "a late relay sends rows under a new number",
-        "relay/mover.py",
-        "True, rows, number, None, fence))",
-        "True, rows, self.redis.lanes.take().next(), None, fence))",
-        "tests/outbox/test_relay.py",
-    ),
-    Mutant(
-        "the token is the clock alone",
-        "lua/prelude.lua",
-        "last and last >= us and last < 2 ^ 53 and last + 1 or us",
-        "us",
-        "tests/scripts/test_rules_token.py",
     ),
     *MUTANTS_OF_KEYS,
 )

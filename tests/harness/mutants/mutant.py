@@ -15,7 +15,7 @@ class Mutant:
     Attributes:
         file: below `reliq`.
         old, new: the text that is replaced, which must be there exactly once.
-        by: who must notice: the model, that of queues with keys, the harness, or a test's file.
+        by: who must notice: the model, that of queues with keys, or the harness.
         examples: of the model, in which it must be found; 0 when that takes too long for a quick check.
     """
 

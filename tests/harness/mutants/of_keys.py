@@ -3,200 +3,106 @@
 from tests.harness.mutants.mutant import KEYED, Mutant
 
 PRELUDE, CLAIM, PROMOTE = "lua/keyed/prelude.lua", "lua/keyed/claim.lua", "lua/keyed/promote.lua"
-
-MUTANTS_OF_KEYS = (
-    Mutant(
+#: Name, file, text and its replacement.
+_ROWS = (
+    (
         "a key has more places than its limit",
         PRELUDE,
         "row.free = most and most - in_flight(row.key) or math.huge",
         "row.free = math.huge",
-        KEYED,
     ),
-    Mutant("a lease without a place", CLAIM, "run('ZADD', held, places)\n", "", KEYED),
-    Mutant(
+    ("a lease without a place", CLAIM, "run('ZADD', held, places)\n", ""),
+    (
         "a message revived under another key runs under the old one",
         CLAIM,
         "elseif key ~= row.key then",
         "elseif false then",
-        KEYED,
     ),
-    Mutant(
+    (
         "a revived message keeps its old place",
         "lua/publish.lua",
         "if reasons[i] == 'revive' then old",
         "if false then old",
-        KEYED,
     ),
-    Mutant("a revived message is in two places", PRELUDE, "    redis.call('LREM', from[1], -1, id)\n", "", KEYED),
-    Mutant(
+    ("a revived message is in two places", PRELUDE, "    redis.call('LREM', from[1], -1, id)\n", ""),
+    (
         "a key that a revived message leaves keeps its turn",
         PRELUDE,
         "redis.call('ZREM', ring, from[2])",
         "redis.call('ZREM', ring, '')",
-        KEYED,
     ),
-    Mutant(
-        "messages of one due time start in the order of their ids",
-        PRELUDE,
-        "last[key] and last[key] + 1 or first",
-        "0",
-        KEYED,
-    ),
-    Mutant(
+    ("messages of one due time start in the order of their ids", PRELUDE, "last[key] and last[key] + 1 or first", "0"),
+    (
         "an ordered message gives its place up when it fails",
         PRELUDE,
         "if in_order(key_of[id] or '') then",
         "if false then",
-        KEYED,
     ),
-    Mutant(
+    (
         "a message that failed comes behind its line",
         PRELUDE,
         "run('RPUSH', line .. key, some[key])",
         "run('LPUSH', line .. key, some[key])",
-        KEYED,
     ),
-    Mutant("a snoozed message in order comes behind its line", PROMOTE, "if is_kept then", "if false then", KEYED),
-    Mutant(
+    ("a snoozed message in order comes behind its line", PROMOTE, "if is_kept then", "if false then"),
+    (
         "an acked message keeps its place",
         "lua/ack.lua",
         "free_places(done) free_places(stopped)",
         "free_places(stopped)",
-        KEYED,
     ),
-    Mutant("a buried message keeps its place", "lua/nack.lua", "free_places(buried) stand_by", "stand_by", KEYED),
-    Mutant(
-        "a snoozed message keeps its place",
-        "lua/snooze.lua",
-        "free_places(stopped) stand_by(put_off)",
-        "free_places(stopped)",
-        KEYED,
-    ),
-    Mutant("a cancelled message keeps its place", "lua/cancel.lua", "free_places(gone)\n", "", KEYED),
-    Mutant(
-        "a purged message keeps its place",
-        "lua/purge.lua",
-        "if state ~= 'garbage' then free_places(gone) end\n",
-        "",
-        "tests/scripts/test_keys_order.py",
-    ),
-    Mutant("a released message keeps its place", "lua/keyed/release.lua", "free_places(freed)\n", "", KEYED),
-    Mutant("a reclaimed message keeps its place", "lua/reclaim.lua", "free_places(back) ", "", KEYED),
-    Mutant(
-        "what died twice in order gives its place up",
-        "lua/reclaim.lua",
-        "stand_by(held_back)",
-        "free_places(held_back)",
-        KEYED,
-    ),
-    Mutant("a redelivery loses the key", "lua/reclaim.lua", "counted(left - 1, key_of[id])", "left - 1", KEYED),
-    Mutant(
+    ("a buried message keeps its place", "lua/nack.lua", "free_places(buried) stand_by", "stand_by"),
+    ("a cancelled message keeps its place", "lua/cancel.lua", "free_places(gone)\n", ""),
+    ("a released message keeps its place", "lua/keyed/release.lua", "free_places(freed)\n", ""),
+    ("a reclaimed message keeps its place", "lua/reclaim.lua", "free_places(back) ", ""),
+    ("what died twice in order gives its place up", "lua/reclaim.lua", "stand_by(held_back)", "free_places(held_back)"),
+    ("a redelivery loses the key", "lua/reclaim.lua", "counted(left - 1, key_of[id])", "left - 1"),
+    (
         "a redriven message loses its key",
         "lua/redrive.lua",
         "key_of[id] = key_of_value(fields.value)",
         "key_of[id] = ''",
-        KEYED,
     ),
-    Mutant(
-        "a key that gets its first message has no turn", PRELUDE, "== #some[key] then woken", "== 0 then woken", KEYED
-    ),
-    Mutant(
-        "a key that has no place free has a turn",
-        PRELUDE,
-        " and (not most or in_flight(key) < most) then",
-        " then",
-        KEYED,
-    ),
-    Mutant(
+    ("a key that gets its first message has no turn", PRELUDE, "== #some[key] then woken", "== 0 then woken"),
+    ("a key that has no place free has a turn", PRELUDE, " and (not most or in_flight(key) < most) then", " then"),
+    (
         "a key without a line keeps its turn",
         PRELUDE,
         " or (row.at == #row.ids and is_empty(row, #others > 0)) then",
         " then",
-        KEYED,
     ),
-    Mutant(
+    (
         "a key that is purged keeps its turn",
         "lua/purge.lua",
         "redis.call('ZREM', ring, key)",
         "redis.call('ZREM', ring, '')",
-        KEYED,
     ),
-    Mutant("a key that sleeps has a turn", PRELUDE, "if not sleeps[i] and redis", "if redis", KEYED),
-    Mutant("a key that slept is not served again", PROMOTE, "ring_in(awake)\n", "", KEYED),
-    Mutant(
+    ("a key that sleeps has a turn", PRELUDE, "if not sleeps[i] and redis", "if redis"),
+    ("a key that slept is not served again", PROMOTE, "ring_in(awake)\n", ""),
+    (
         "a start does not count for the rate of its key",
         PRELUDE,
         "row.full + row.started * conf.key_rate_us",
         "row.full",
-        KEYED,
     ),
-    Mutant(
-        "an expired message gives a start back that has filled up",
-        PRELUDE,
-        "n * every + since",
-        "n * every",
-        "tests/scripts/test_keys_rates.py",
-    ),
-    Mutant("a start does not count for the rate of the queue", PRELUDE, "full + n * conf.rate_us", "full", KEYED),
-    Mutant(
-        "a bucket is wider by one",
-        PRELUDE,
-        "math.floor(burst - (full - us)",
-        "math.floor(burst + 1 - (full - us)",
-        KEYED,
-    ),
-    Mutant("a clock that goes back shuts a bucket", PRELUDE, "us), us + every * burst)", "us), math.huge)", KEYED),
-    Mutant("a clock that goes back leaves a key asleep", PROMOTE, "    awake[#awake + 1] = late[k]\n", "", KEYED),
-    Mutant("nobody waits for the rate of the queue", PRELUDE, "if may == 0 then due", "if false then due", KEYED),
-    Mutant(
+    ("a start does not count for the rate of the queue", PRELUDE, "full + n * conf.rate_us", "full"),
+    ("a bucket is wider by one", PRELUDE, "math.floor(burst - (full - us)", "math.floor(burst + 1 - (full - us)"),
+    ("a clock that goes back shuts a bucket", PRELUDE, "us), us + every * burst)", "us), math.huge)"),
+    ("a clock that goes back leaves a key asleep", PROMOTE, "    awake[#awake + 1] = late[k]\n", ""),
+    ("nobody waits for the rate of the queue", PRELUDE, "if may == 0 then due", "if false then due"),
+    (
         "what keeps its place while it waits counts as running",
         PRELUDE,
         "redis.call('ZCARD', held) - 2 * in_flight('\\2')",
         "redis.call('ZCARD', held)",
-        KEYED,
     ),
-    Mutant("the concurrency of a queue is no limit", PRELUDE, "conf.concurrency - running", "conf.concurrency", KEYED),
-    Mutant("a higher limit wakes nobody", "lua/limit.lua", "walk_on()\n", "", KEYED),
-    Mutant(
-        "a higher limit serves the first 1,000 keys alone",
-        PRELUDE,
-        "held_at = part[1] == '0' and '-' or part[1]",
-        "held_at = '-'",
-        "tests/scripts/test_keys_limits.py",
-    ),
-    Mutant(
-        "a higher rate wakes the first 1,000 keys alone",
-        PRELUDE,
-        "asleep_at = part[1] == '0' and '-' or part[1]",
-        "asleep_at = '-'",
-        "tests/scripts/test_keys_rates.py",
-    ),
-    Mutant(
+    ("the concurrency of a queue is no limit", PRELUDE, "conf.concurrency - running", "conf.concurrency"),
+    ("a higher limit wakes nobody", "lua/limit.lua", "walk_on()\n", ""),
+    (
         "a place that is free wakes nobody",
         PRELUDE,
         "limits_now().concurrency and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end",
         "false then offer() end",
-        KEYED,
-    ),
-    Mutant(
-        "tidy leaves the places of nobody",
-        "lua/tidy.lua",
-        "if not id or is_stray(key, id) then",
-        "if not id then",
-        "tests/scripts/test_rules_stuck_keys.py",
-    ),
-    Mutant(
-        "check leaves a key that stands still",
-        "admin/fsck/check_keys.lua",
-        "  ring_in(keys)\n",
-        "",
-        "tests/admin/test_check_keys.py",
-    ),
-    Mutant(
-        "a lease comes before its place",
-        CLAIM,
-        "run('ZADD', held, places)\nrun('ZADD', unack, deadlines)\nrun('HSET', lease, words)\n",
-        "run('ZADD', unack, deadlines)\nrun('HSET', lease, words)\nrun('ZADD', held, places)\n",
-        "tests/scripts/test_keyed_cut_off.py",
     ),
 )
+MUTANTS_OF_KEYS = tuple(Mutant(*row, by=KEYED) for row in _ROWS)

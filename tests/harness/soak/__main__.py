@@ -106,10 +106,10 @@ def drain() -> None:
 
 def table(before: Sample, samples: list[Sample], after: Sample) -> str:
     """Return what a reader wants to know, as a Markdown table."""
-    rows = ["| figure | empty, before | 2nd fifth | last fifth | slope per hour | empty, after |", "| --- " * 6 + "|"]
+    rows = ["| figure | empty, before | 2nd fifth | last fifth | empty, after |", "| --- " * 5 + "|"]
     for name in (*trend.ALLOWED, "keys", "alive"):
         cells = [getattr(before, name), trend.fifth(samples, 2, name), trend.fifth(samples, 5, name)]
-        cells += [trend.per_hour(samples, name), getattr(after, name)]
+        cells.append(getattr(after, name))
         rows.append(f"| {name} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
     done = after.acked - before.acked
     return "\n".join([f"{done} messages in {samples[-1].at / 60:.1f} minutes.", "", *rows])

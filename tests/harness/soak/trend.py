@@ -1,7 +1,7 @@
 """Whether a row of samples is flat. The first fifth is left out: caches and arenas fill."""
 
 from collections.abc import Sequence
-from statistics import linear_regression, median
+from statistics import median
 
 from tests.harness.soak.gauges import Sample
 
@@ -25,15 +25,6 @@ def fifth(samples: Sequence[Sample], number: int, name: str) -> float:
 def growth(samples: Sequence[Sample], name: str) -> float:
     """Return how much `name` grew from the second fifth to the last."""
     return fifth(samples, 5, name) - fifth(samples, 2, name)
-
-
-def per_hour(samples: Sequence[Sample], name: str) -> float:
-    """Return the slope of `name` after the first fifth, in its unit per hour."""
-    rest = samples[len(samples) // 5 :]
-    if len(rest) < 2:
-        return 0.0
-    slope, _ = linear_regression([one.at for one in rest], [float(getattr(one, name)) for one in rest])
-    return slope * 3600
 
 
 def faults(samples: Sequence[Sample]) -> list[str]:
