@@ -11,7 +11,6 @@ FIRST, LAST = 10_000, 20_000
 BUS = 10_000
 
 _steps = count()
-_kept: list[socket.socket] = []
 
 
 def free_port() -> int:
@@ -29,7 +28,7 @@ def free_port() -> int:
                     probe.bind(("127.0.0.1", at))
             except OSError:
                 continue
-            _kept.append(mark)
+            mark.detach()
             for probe in probes:
                 probe.close()
             stack.pop_all()
