@@ -97,7 +97,13 @@ MUTANTS = (
     Mutant("acks are not counted where they happen", "lua/ack.lua", "  add(kind, #done)\n", "", examples=100),
     Mutant("a cancelled message that fails is delivered again", "lua/nack.lua", "= receipts()\n", "= receipts(true)\n"),
     Mutant("a stale receipt matches a message that was redriven", "lua/redrive.lua", "run('HDEL', lease, ids)\n", ""),
-    Mutant("a longer extension is cut", "lua/extend.lua", "run('HSET', lease, longer)\n", "", examples=200),
+    Mutant(
+        "a longer extension is cut",
+        "lua/extend.lua",
+        "run('HSET', lease, longer)\n",
+        "",
+        "tests/scripts/test_rules_ends.py",
+    ),
     Mutant("what comes due wakes nobody", "lua/promote.lua", "then push_token() end", "then end", examples=200),
     Mutant(
         "a nack does not move the expiry",
