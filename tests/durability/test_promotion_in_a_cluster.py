@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 CONFIRMED, LOST = 100, 50
 #: More than the sockets between two servers hold: what is written after it stays with the primary.
-BLOCKAGE = b"x" * 32_000_000
+BLOCKAGE_BYTES = 32_000_000
 
 
 def delivered(queue):
@@ -29,7 +29,7 @@ def test_only_messages_that_a_replica_confirmed_survive_their_primary(cluster):
     confirmed = [queue.publish(b"", durability=Durability.replicas(1, timeout=20)) for _ in range(CONFIRMED)]
 
     cluster.pause(replica)
-    cluster.client(primary).set(queue.keys.msg("blockage"), BLOCKAGE, px=60_000)
+    cluster.client(primary).set(queue.keys.msg("blockage"), b"x" * BLOCKAGE_BYTES, px=60_000)
     careless = [queue.publish(b"") for _ in range(LOST)]
     told = queue.publish(b"", durability=Durability.replicas(1, timeout=0.1))
     primary.kill()

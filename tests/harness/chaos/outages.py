@@ -30,7 +30,7 @@ CONFIRM_MS = 1000
 #: When no write was confirmed: what may be forgotten began so long ago.
 LONG_AGO_SECONDS = 5.0
 #: More than the sockets between a primary and its replica hold: what is written after it does not get through.
-BLOCKAGE = b"x" * 32_000_000
+BLOCKAGE_BYTES = 32_000_000
 
 
 class Victim:
@@ -64,7 +64,7 @@ class Victim:
         """Have the replica get nothing any more, though its connection stands."""
         self._cluster.pause(self.replica)
         with suppress(redis.RedisError):  # a busy machine's Cluster may be down for a moment
-            self._cluster.client(self.server).set(self._mark, BLOCKAGE, px=10_000)
+            self._cluster.client(self.server).set(self._mark, b"x" * BLOCKAGE_BYTES, px=10_000)
 
     def note(self, since: float, until: float) -> None:
         """Note that what the primary wrote then may be forgotten."""
