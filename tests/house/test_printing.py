@@ -41,7 +41,7 @@ def test_printable_escapes_harmful_characters_alone():
 
 def test_text_that_names_a_command_quotes_the_names_in_it():
     """A name put into `reliq COMMAND {name}` by the text itself is not quoted for the shell of the person who copies it."""
-    nodes = [one for path in PACKAGE.rglob("*.py") for one in ast.walk(ast.parse(path.read_text("utf-8")))]
+    nodes = (one for path in PACKAGE.rglob("*.py") for one in ast.walk(ast.parse(path.read_text("utf-8"))))
     texts = [ast.unparse(one) for one in nodes if isinstance(one, ast.JoinedStr)]
 
     assert [text for text in texts if re.search(r"reliq (dead |cron )?[a-z]+ \{", text)] == [], "use reliq.text.typed"
