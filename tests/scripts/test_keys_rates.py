@@ -83,6 +83,7 @@ def test_the_claim_that_uses_the_rate_up_watches_for_the_next_start(
 
     answer = run(t.claim(keys, t.CallNumber("w", 1), limit=50, lease_ms=1000, watcher="me", keyed=True, clock=NOON))
     assert (len(answer.claimed), answer.behind, answer.promote_in_ms) == (5, 0, 10)
+    client.persist(keys.watch)
     publish_under("b", "later")
     assert (client.get(keys.watch), token()) == (b"me", False)
 

@@ -47,6 +47,7 @@ def test_only_a_due_time_before_all_others_pushes_a_token_and_ends_the_watch(
         ),
     }[verb]
     ask("me")
+    client.persist(keys.watch)
     token()
 
     make(0, 60_001)
