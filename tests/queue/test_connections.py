@@ -115,6 +115,9 @@ def test_queues_of_a_url_share_a_pool(proxy):
     assert proxy.connections == 1
     assert Connection.to(proxy.url) is Connection.to(proxy.url)
     queues[0].close()
+    assert queues[0].publish({}).status == "published"
+    assert proxy.connections == 2
+    queues[0].close()
 
 
 def test_threads_share_a_bounded_pool(proxy):

@@ -142,6 +142,8 @@ def test_hooks_hear_of_each_failure_with_its_job_and_whether_it_is_final(
     assert found["single"] == [("m", "x", ValueError, False), ("m", "x", ValueError, True)]
     assert len({id for id, _, _, final in found["batch"] if final}) == 3
     assert found["cards"] == [("c", SECRET.encode(), UndecodableError, True)]
+    [letter] = make_queue("cards", Card).letters()
+    assert (letter.reason, SECRET in letter.error) == ("undecodable", False)
     assert "broken itself failed: SystemExit at test_failures_seen.py" in caplog.text
     assert SECRET not in caplog.text
 

@@ -11,6 +11,7 @@ from waiting import eventually
 
 from reliq import Layout, Outgoing
 from reliq.events import Acked
+from reliq.keys import QUEUES_KEY
 from reliq.metrics import names
 from reliq.metrics.process import ProcessMetrics
 from reliq.transitions import NOTHING_DUE, ClaimAnswer
@@ -39,6 +40,8 @@ def test_an_id_of_other_bytes_and_a_bare_body_like_an_envelope_are_handled(make_
     assert sorted(bodies) == [ENVELOPE_LIKE, b"strange"]
     assert client.exists(queue.keys.msg("").encode() + b"\xff\xfe") == 0
     assert queue.counts().unack == 0
+    queue.publish(b"x")
+    assert client.hkeys(QUEUES_KEY) == [b"hdt3213 go"]
 
 
 def test_a_bare_body_like_an_envelope_is_never_written_to(make_queue, client):

@@ -186,6 +186,21 @@ def test_a_thread_that_overruns_loses_its_message_to_another_worker(queue, consu
     eventually(lambda: engine.hung_slots == 0, "its slot is free")  # the thread may be told of it after us
 
 
+def test_a_hung_thread_keeps_its_own_slot_alone(queue, consumer, start, recorder, gate):
+    @consumer.handler(queue, timeout=CALM_TIMEOUT, lease=60)
+    def handle(body):
+        if body == "hangs":
+            gate.pass_through()
+
+    engine = start(concurrency=2)
+    queue.publish("hangs")
+    recorder.wait_for(Handled, outcome="timeout")
+    queue.publish_many(map(str, range(10)))
+
+    recorder.wait_for(Acked, 10)
+    assert engine.hung_slots == 1
+
+
 @pytest.mark.parametrize("timeout", [CALM_TIMEOUT, None], ids=["extended", "without a timeout"])
 def test_a_handler_with_an_extended_timeout_or_without_one_is_not_cancelled(queue, consumer, work_until, timeout):
     @consumer.handler(queue, timeout=timeout)

@@ -78,6 +78,7 @@ NONSENSE = {
     "an unbound proxy": Unbound,
     "no delay": lambda: Nack(delay="soon"),
     "an endless delay": lambda: Nack(delay=10**400),
+    "a negative delay": lambda: Nack(delay=-1),
     "no words": lambda: raising(WordlessError()),
     "no name": lambda: raising(MisnamedError()),
     "an exit": lambda: raising(SystemExit(3)),

@@ -87,6 +87,21 @@ def test_a_thread_that_outlasts_the_grace_period_keeps_its_lease(queue, consumer
     assert queue.counts().unack == 1
 
 
+def test_a_coroutine_that_outlasts_the_grace_period_goes_back_unspent(queue, consumer, recorder, client):
+    @consumer.handler(queue)
+    async def handle(body):
+        await asyncio.sleep(3600)
+
+    queue.publish("x", id="x", retries=1)
+    consumer.start()
+    recorder.wait_for(Started)
+
+    assert consumer.stop(grace=0)
+
+    assert recorder.of(Handled)[0].outcome == "release"
+    assert (queue.counts().ready, client.hget(queue.keys.retries_left, "x")) == (1, b"1")
+
+
 def test_a_running_job_learns_of_the_stop_and_may_give_way_unspent(make_queue, consumer, start, recorder):
     answers, gives_way = make_queue("answers"), make_queue("gives-way")
 
