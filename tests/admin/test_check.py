@@ -34,7 +34,7 @@ def queue(url, layout, client):
         if place == "nacked":
             queue.moves.nack([(one, HOUR * 1000, "failed 1 x", b"")])
         if place == "retried":
-            later = (client.time()[0] + 1) * 1_000_000
+            later = (client.time()[0] + 2) * 1_000_000
             assert queue.moves.reclaim(clock=later).overdue == ("retried",), at
     queue.publish_many([Outgoing(body=b"body", id=f"ready-{n}") for n in range(3)])
     queue.publish_many([Outgoing(body=b"body", id=f"late-{n}", delay=HOUR) for n in range(3)])
