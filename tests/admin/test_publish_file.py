@@ -26,8 +26,8 @@ def test_file_is_published_once_to_each_queue(command, url, file):
     assert first == (0, "1202 published, 0 were before\n", "")
     handled = take(url)
     assert handled == [line["n"] for line in LINES]
-    again = command("publish", "q", "--jsonl", file, "--json").json
-    assert (again["published"], again["before"], again["lines"]) == (0, 1202, 1202)
+    again = command("publish", "q", "--jsonl", file, "--json")
+    assert (again.code, again.json["published"], again.json["before"], again.json["lines"]) == (0, 0, 1202, 1202)
 
     assert command("publish", "other", "--jsonl", file, "--json").json["published"] == 1202
     file.with_name("orders.jsonl.reliq-progress").unlink()
@@ -68,7 +68,8 @@ def test_malformed_lines_are_skipped_on_request(command, url, flawed):
     with Queue("q", bytes, url=url).receive(limit=10) as jobs:
         assert [job.body for job in jobs] == [b'{"n": 1}', b"[2]", b'"three"']
         assert [job.headers for job in jobs] == [{"source": "import"}] * 3
-    assert command("publish", "other", "--jsonl", flawed, "--raw", "--json").json["published"] == 5
+    assert command("publish", "other", "--jsonl", flawed, "--raw", "--delay", "1h", "--json").json["published"] == 5
+    assert len(command("list", "other", "--state", "pending", "--json").json) == 5
 
 
 def test_line_that_is_too_large_is_malformed(command, tmp_path):

@@ -63,10 +63,11 @@ def test_command_prints_an_address_that_lets_a_browser_in_and_stops_cleanly(orde
     ("words", "said"),
     [
         (("--host", "0.0.0.0"), "RELIQ_WEB_TOKEN"),
+        (("--host", "somewhere.example"), "RELIQ_WEB_TOKEN"),
         (("--port", "70000"), "port must be"),
         (("--host", "192.0.2.1", "--token", TOKEN), "this machine has no such address"),
     ],
-    ids=["no token", "port", "address"],
+    ids=["no token", "no token for a name", "port", "address"],
 )
 def test_refused_options_are_one_line_of_advice(url, monkeypatch, capsys, words, said):
     monkeypatch.setattr(sys, "argv", ["reliq", "web", "--url", url, *words])
