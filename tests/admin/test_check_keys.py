@@ -65,6 +65,7 @@ BREAKS = {
     "a place under another key": (
         lambda c, k: c.zadd(k.held, {"B\0a-held": 0}), "stray-place", "a-held", ("B", ["b-1", "b-2"]),
     ),
+    "a place of what waits": (lambda c, k: c.zadd(k.held, {"B\0b-1": 0}), "stray-place", "b-1", ("B", ["b-1", "b-2"])),
     "a place that nobody keeps": (lambda c, k: c.zadd(k.held, {"\2\0a-held": 0}), "stray-place", "a-held", ("C", [])),
     "a lease without a place": (lambda c, k: c.zrem(k.held, "C\0c-held"), "no-place", "c-held", ("C", [])),
     "asleep until a time that is none": (

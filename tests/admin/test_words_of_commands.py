@@ -43,6 +43,16 @@ def test_output_escapes_control_characters(capsys):
     assert json.loads(capsys.readouterr().out) == ["a\udcff"]
 
 
+def test_narrow_terminal_gets_whole_ids_and_cut_texts(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for columns, shown in ((40, [f"{'i' * 22}  {'x' * 15}…"] * 2), (30, ["i" * 22, f"  error {'x' * 60}"] * 2)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        print_table(["id", "error"], [["i" * 22, "x" * 60]] * 2, long=["error"])
+        assert capsys.readouterr().out.splitlines()[-len(shown) :] == shown
+
+
 def test_json_that_is_nested_too_deep_is_returned_as_text():
     flat, deep = (b"[" * levels + b"]" * levels for levels in (DEEPEST, DEEPEST + 1))
 
