@@ -123,6 +123,7 @@ def test_any_bytes_decode_or_raise_undecodable_error(payload):
         (dict[str, int], [], "dict[str, int]"),
         (list[int], "12", "list[int]"),
         (int, True, "int"),
+        (float, False, "float"),
         (str, b"a", "str"),
         (Card, {"number": 1}, "Card"),
     ],

@@ -236,6 +236,7 @@ BAD_URLS = {
     "redis+cluster://": "needs nodes, such as",
     "redis+cluster://a:1,b:2/1": "must not name a database other than /0",
     f"rediss://:{SECRET}@h?ssl_cert_reqs=none": "would take anybody's certificate",
+    f"rediss://:{SECRET}@h?ssl_check_hostname=False": "would take anybody's certificate",
     f"rediss://:{SECRET}@h?ssl_cert_reqs=none&insecure=no": "would take anybody's certificate",
     f"rediss://h?ssl_cert_reqs={SECRET}": "ssl_cert_reqs must be required, or none with insecure=true",
     f"rediss://h?ssl_min_version={SECRET}": "ssl_min_version must be 1.2 or 1.3",
