@@ -163,20 +163,8 @@ class Keys:
     __slots__ = (
         *("_aside", "_dedup", "_lane", "arrived", "asleep", "bare", "cron", "dead", "ends"),
         *("epoch", "errors", "garbage", "held", "history", "layout", "lease", "leaving", "limits", "line_start", "map"),
-        *(
-            "minutes",
-            "moving",
-            "msg_start",
-            "name",
-            "paused",
-            "pending",
-            "rates",
-            "ready",
-            "retries_left",
-            "retry",
-            "ring",
-        ),
-        *("shard", "token", "totals", "unack", "wake", "watch", "windows"),
+        *("minutes", "moving", "name", "paused", "pending", "rates", "ready", "retries_left", "retry", "ring"),
+        *("msg_start", "shard", "token", "totals", "unack", "wake", "watch", "windows"),
     )
 
     def __init__(self, name: str, layout: Layout = Layout.RELIQ, shard: int = 0) -> None:

@@ -18,8 +18,8 @@
 -- With `spare` set none of reliq's leases ends that is over: it may be about to be renewed. What is behind such leases
 -- is found among the first ten times `limit` ids. A message with a key is left to those who know keys.
 --
--- Only this script finds whom it buries, so `msg` is what the names of bodies begin with. A body in garbage has no TTL:
--- it stays until its letter is written.
+-- The caller cannot know which messages this script buries, so `msg` is the prefix of the keys of bodies. A body in
+-- garbage has no TTL: it stays until the dead letter is written.
 
 local reach = spare == '' and limit or 10 * limit
 local part = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', 0, reach)

@@ -191,7 +191,7 @@ class Engine:
         return Drained(self._client, self._served, self.inflight)
 
     def is_in_handler(self) -> bool:
-        """Say whether the code that asks is run by a handler: it is on the event loop, or in a thread with a call."""
+        """Return whether the caller is a handler: its thread is the event loop, or runs a handler's call."""
         here = threading.get_ident()
         return here == self._tasks.thread_id or any(run.thread == here for run in self.inflight.runs())
 
