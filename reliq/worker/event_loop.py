@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: The loop runs at least this often.
+TICK_SECONDS = 1.0
+
 #: Notes which call takes a step in the event loop, None after the step; returns the call noted before.
 NoteStep = Callable[["HandlerCall | None"], "HandlerCall | None"]
 #: The call of the handler that runs, also in tasks that the handler makes.
@@ -152,12 +155,17 @@ class AsyncExecutor:
         asyncio.set_event_loop(loop)
         loop.set_default_executor(DaemonThreads())
         loop.set_task_factory(self._make_task)
+        self._tick(loop)
         self._started.set_result(loop)
         try:
             if self._run_until_stopped(loop):
                 loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the loop wait for a second at most: when a handler closes its selector, only the next wait fails."""
+        loop.call_later(TICK_SECONDS, self._tick, loop)
 
     def _run_until_stopped(self, loop: asyncio.AbstractEventLoop) -> bool:
         """

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 
 import pytest
 from waiting import eventually
@@ -41,17 +42,29 @@ def test_a_process_of_which_a_part_ended_names_it_and_must_be_replaced(queue, co
     assert engine.dead_parts() == []
 
 
-def test_an_event_loop_whose_selector_is_closed_ends_its_thread_and_does_not_spin(queue, consumer, start, caplog):
+@pytest.mark.parametrize("is_idle", [False, True], ids=["while it runs", "while it waits"])
+def test_an_event_loop_whose_selector_is_closed_ends_its_thread_and_does_not_spin(
+    queue, consumer, start, caplog, is_idle
+):
     @consumer.handler(queue)
     async def handle(body):
         os.close(asyncio.get_running_loop()._selector.fileno())
 
-    queue.publish("x")
     engine = start()
+    if is_idle:
+        eventually(lambda: waits_in_select(engine._tasks.thread_id), "the loop has nothing to do")
+        os.close(engine._tasks._loop._selector.fileno())
+    else:
+        queue.publish("x")
 
     eventually(lambda: engine.dead_parts() == ["event loop"], "the loop's thread has ended")
     assert engine.must_be_replaced()
     assert caplog.text.count("the event loop of the handlers is broken") == 1
+
+
+def waits_in_select(thread_id):
+    frame = sys._current_frames().get(thread_id)
+    return frame is not None and frame.f_code.co_name == "select"
 
 
 def test_a_run_with_a_part_that_ended_is_over(queue, consumer):
