@@ -18,18 +18,6 @@ AGAIN = {
 }
 
 
-@pytest.mark.parametrize("way", AGAIN)
-def test_the_token_rises_with_each_delivery_of_a_message(publish, claim, run, keys, way):
-    for clock in (NOON - 60_000_000, NOON, NOON + 60_000_000):
-        publish("m")
-        [first] = claim(clock=NOON)
-        for call in AGAIN[way](keys, first):
-            run(call)
-        [second] = claim(clock=clock)
-        assert second.token > first.token
-        run(t.ack(keys, [(second, None)]))
-
-
 def test_the_token_is_the_time_so_that_a_replica_that_lags_behind_goes_on_above_it(publish, claim, client, keys):
     """A failover takes the last writes back, that of the token too."""
     assert claim() == []
