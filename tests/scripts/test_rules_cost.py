@@ -1,7 +1,7 @@
 """Rule 3, for what a foreign client may have left: work is bounded in bytes and in fields, not only in ids."""
 
 import pytest
-from held_clock import NOON, millis
+from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import transitions as t
 from reliq.wireformat import open_envelope
@@ -51,6 +51,19 @@ def test_unknown_totals_are_not_read_and_tokens_that_are_too_many_go(client, key
     assert client.llen(keys.wake) == 1
 
 
+@pytest.mark.foreign_hands
+def test_an_id_of_any_bytes_is_given_back_by_a_repeated_claim(run, client, keys):
+    ids = [b"two\nlines", b"a\ttab", b"\xff\x00", b""]
+    client.lpush(keys.ready, *ids)
+    client.hset(keys.retries_left, mapping=dict.fromkeys(ids, 3))
+    call = t.claim(keys, t.CallNumber("w", 1), limit=9, lease_ms=60_000, clock=NOON)
+
+    first = run(call).claimed
+
+    assert [one.id.encode("utf-8", "surrogateescape") for one in first] == ids
+    assert run(call).claimed == first
+
+
 # ---- due times --------------------------------------------------------------
 
 
@@ -85,3 +98,21 @@ def test_a_foreign_due_time_of_another_length_is_left_alone(publish, claim, run,
     run(t.nack(keys, [(one, 0, "failed 1 x", b"") for one in claim()], clock=NOON))
 
     assert client.mget(keys.msg("m"), keys.msg("n")) == values
+
+
+def test_a_message_for_a_moment_that_has_come_is_ready_at_once(publish, where):
+    for id, at_ms in (("past", millis(-1)), ("now", millis()), ("later", millis(1))):
+        publish(id, at_ms=at_ms, clock=micros(us=1))
+
+    assert publish("at once", clock=micros(us=999)).due_ms == millis()
+    assert where() == {"ready": ["past", "now", "at once"], "pending": ["later"]}
+
+
+def test_a_bare_body_is_never_written_into(run, claim, client, keys):
+    run(t.publish(keys, [("m", b"bare")], t.CallNumber("p", 1), ttl_ms=HOUR_MS, retries=3, bare=True, clock=NOON))
+    (held,) = claim()
+
+    run(t.snooze(keys, [(held, HOUR_MS)], clock=NOON))
+
+    assert client.get(keys.msg("m")) == b"bare"
+    assert 0 <= 2 * HOUR_MS - client.pttl(keys.msg("m")) < 30_000
