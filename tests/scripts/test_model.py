@@ -102,12 +102,20 @@ class QueueMachine(ForeignMoves):
             self.pass_time(LEASE_MS * 1000)
             self.reclaim(500)
 
-    @rule(id=st.sampled_from(IDS), how=st.sampled_from(FAILURES), left=st.sampled_from([0, 2]), late=st.booleans())
-    def a_handler_fails(self, id, how, left, late):
+    @rule(
+        id=st.sampled_from(IDS),
+        how=st.sampled_from(FAILURES),
+        left=st.sampled_from([0, 2]),
+        late=st.booleans(),
+        renewed=st.booleans(),
+    )
+    def a_handler_fails(self, id, how, left, late, renewed=False):
         self.publish([id], delay_ms=0, left=left, replace=True)
         held = self.claim(2)
         if late:
             self.cancel([id])
+        if renewed:
+            self.settle("extend", held, lease_ms=2 * LEASE_MS)
         self.a_client_takes_the_token()
         if how == "release":
             self.settle("release", held)
@@ -275,7 +283,7 @@ def test_redis_holds_what_the_model_holds(request, server_path, held):
     examples, steps = LONG if request.config.getoption("--long") else QUICK
     server = EmbeddedRedis(server=held.server(server_path) if held else server_path)
     with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
-        check_model(client, held, max_examples=examples, stateful_step_count=steps)
+        check_model(QueueMachine, client, held, max_examples=examples, stateful_step_count=steps)
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS)
@@ -288,15 +296,11 @@ def test_a_node_of_a_cluster_holds_what_the_model_holds(request, server_path, he
         if held:
             held.set(NOON + 10_000_000)  # a node that has just begun takes no writes for two seconds
         eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"), "the node serves")
-        check_model(client, held, max_examples=examples, stateful_step_count=steps)
+        check_model(QueueMachine, client, held, max_examples=examples, stateful_step_count=steps)
 
 
-def check_model(client, held, **options):
-    """Make moves in Redis and on the model until they differ, or all examples are done."""
-
-    class Machine(QueueMachine):
-        pass
-
-    Machine.client, Machine.held = client, held
+def check_model(machine, client, held, **options):
+    """Make a machine's moves until Redis does not hold what it should, or all examples are done."""
+    one = type("Machine", (machine,), {"client": client, "held": held})
     healthy = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-    run_state_machine_as_test(Machine, settings=settings(**healthy, **options))
+    run_state_machine_as_test(one, settings=settings(**healthy, **options))

@@ -10,13 +10,6 @@ MIB = 1 << 20
 FOR_EVER_MS = 10**12
 
 
-@pytest.fixture
-def collect(run, keys):
-    return lambda *ids, letters_max=10_000: run(
-        t.collect(keys, list(ids), letters_max=letters_max, letters_ms=FOR_EVER_MS)
-    )
-
-
 def test_a_collect_takes_eight_mebibytes_of_bodies_or_one_body_however_large(bury, collect, client, keys, where):
     bury("a", "b", "c", "d")
     for id in "abc":

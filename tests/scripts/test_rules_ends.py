@@ -5,16 +5,6 @@ from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import transitions as t
 
-FOR_EVER_MS = 10**12
-
-
-@pytest.fixture
-def collect(run, keys):
-    def make(*ids, letters_max=100, letters_ms=FOR_EVER_MS, clock=NOON):
-        return run(t.collect(keys, ids, letters_max=letters_max, letters_ms=letters_ms, clock=clock))
-
-    return make
-
 
 @pytest.fixture
 def redrive(run, keys):
@@ -86,9 +76,6 @@ def test_a_redriven_dead_letter_is_a_message_again_once(die, redrive, claim, whe
     assert (where(), total("redriven")) == ({"ready": ["m"]}, 1)
     assert [(one.id, one.left) for one in claim()] == [("m", 7)]
     assert client.get(keys.msg("m")).endswith(b"\nm")
-
-
-# ---- purge ------------------------------------------------------------------
 
 
 # ---- tidy -------------------------------------------------------------------

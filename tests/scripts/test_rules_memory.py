@@ -43,9 +43,8 @@ def test_history_has_the_last_acked_messages_and_how_long_they_ran(publish, clai
     assert remembered() == [("off", "cancelled", "")]
 
 
-def test_abnormal_ends_are_kept_with_the_last_error(publish, claim, bury, fail, run, keys, remembered):
-    bury("dead")
-    run(t.collect(keys, ["dead"], letters_max=0, letters_ms=10**12))
+def test_abnormal_ends_are_kept_with_the_last_error(publish, claim, die, fail, run, keys, remembered):
+    die("dead")
     publish("expired", "backoff")
     fail(claim())
     backoff, expired = sorted(claim(), key=lambda one: one.id)
@@ -67,18 +66,6 @@ def test_abnormal_ends_are_kept_with_the_last_error(publish, claim, bury, fail, 
         ("revived", "cancelled", ""),
         ("delayed", "cancelled", ""),
     ]
-
-
-def test_a_message_cancelled_in_a_list_is_remembered_by_the_claim_that_meets_it(
-    publish, claim, fail, run, keys, remembered
-):
-    publish("m")
-    fail(claim())
-    run(t.cancel(keys, ["m"]))
-    assert remembered() == []
-
-    assert claim() == []
-    assert remembered() == [("m", "cancelled", "failed 1 boom")]
 
 
 def test_the_last_thousand_ends_are_remembered_and_no_more(publish, run, keys, remembered):

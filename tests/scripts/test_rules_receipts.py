@@ -15,7 +15,6 @@ SETTLE = {
     "release": lambda keys, *held: t.release(keys, held, clock=NOON),
     "snooze": lambda keys, *held: t.snooze(keys, [(one, 9) for one in held], clock=NOON),
 }
-every_settle = pytest.mark.parametrize("settle", SETTLE.values(), ids=SETTLE)
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def notes(client, keys):
 
 
 @pytest.mark.foreign_hands
-@every_settle
+@pytest.mark.parametrize("settle", SETTLE.values(), ids=SETTLE)
 def test_a_held_message_is_settled_after_its_lease_an_extension_and_a_lost_count(
     settle, publish, claim, run, client, keys, dump
 ):

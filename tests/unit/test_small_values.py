@@ -74,14 +74,15 @@ def test_bad_layout_is_refused_and_a_registry_entry_without_a_queue_name_skipped
     assert [Keys.registered(entry) for entry in ("a b", "a:b", "", "hdt3213 ", "reliq a:b")] == [None] * 5
 
 
-def test_redis_keys_of_a_queue_share_a_slot_and_differ():
-    keys = Keys("q")
+def test_redis_keys_of_a_queue_share_a_slot_and_no_two_are_the_same():
     others = {"name", "layout", "shard", "bare"}
-    plain = [getattr(keys, name) for name in Keys.__slots__ if not name.startswith("_") and name not in others]
-    every = [*plain, keys.msg("1"), keys.dedup("1"), keys.lane("1")]
+    every = {}
+    for keys in (Keys("q"), Keys("q-more")):
+        plain = [getattr(keys, name) for name in Keys.__slots__ if not name.startswith("_") and name not in others]
+        every[keys.name] = [*plain, keys.msg("1"), keys.dedup("1"), keys.lane("1")]
+        assert {key.partition("}")[0] for key in every[keys.name]} == {f"{{reliq:{keys.name}"}
 
-    assert len(set(every)) == len(every)
-    assert {key.partition("}")[0] for key in every} == {"{reliq:q"}
+    assert len({*every["q"], *every["q-more"]}) == len(every["q"]) + len(every["q-more"])
 
 
 def test_bad_id_is_refused_with_what_is_allowed():
