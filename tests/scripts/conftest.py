@@ -95,12 +95,6 @@ def where(client, keys):
 
 
 @pytest.fixture
-def word(client, keys):
-    """The state word of a message, or None."""
-    return lambda name: (client.hget(keys.lease, name) or b"").decode() or None
-
-
-@pytest.fixture
 def left(client, keys):
     """The retries left of a message, as Redis holds them, or None."""
     return lambda name: (client.hget(keys.retries_left, name) or b"").decode() or None
@@ -218,8 +212,8 @@ def ack(run, keys):
 @pytest.fixture
 def nack(run, keys):
     """Nack messages; with `value` they become garbage."""
-    return lambda *held, delay_ms=0, value=b"", clock=NOON: run(
-        t.nack(keys, [(one, delay_ms, "failed 1 x", value) for one in held], clock=clock)
+    return lambda *held, delay_ms=0, value=b"", note="failed 1 x", clock=NOON: run(
+        t.nack(keys, [(one, delay_ms, note, value) for one in held], clock=clock)
     )
 
 

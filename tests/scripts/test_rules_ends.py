@@ -6,14 +6,6 @@ from held_clock import HOUR_MS, NOON, micros, millis
 from reliq import transitions as t
 
 
-@pytest.fixture
-def redrive(run, keys):
-    def make(*letters, **options):
-        return run(t.redrive(keys, letters, ttl_ms=HOUR_MS, clock=NOON, **options))
-
-    return make
-
-
 def test_an_acked_message_leaves_nothing_and_one_without_a_body_counts_as_expired(
     publish, claim, run, client, keys, total, where
 ):
@@ -64,7 +56,10 @@ def test_the_oldest_dead_letters_go_when_there_are_too_many_or_they_are_too_old(
 
 
 @pytest.mark.foreign_hands
-def test_a_redriven_dead_letter_is_a_message_again_once(die, redrive, claim, where, total, client, keys):
+def test_a_redriven_dead_letter_is_a_message_again_once(die, run, claim, where, total, client, keys):
+    def redrive(*letters):
+        return run(t.redrive(keys, letters, ttl_ms=HOUR_MS, clock=NOON))
+
     letter = die("m")
     assert redrive((letter, "another", 7), ("1-1", "m", 7)) == ["not_found", "not_found"]
     assert where() == {"dead": ["m"]}

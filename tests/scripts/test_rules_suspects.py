@@ -8,7 +8,6 @@ from held_clock import NOON, micros
 from reliq import transitions as t
 
 LEASE_MS = 1
-NONE_HELD = t.Suspects(slots=16, held=0, narrowest=16)
 #: A suspect runs that leaves no room for another one.
 NO_ROOM = t.Suspects(slots=16, held=1, narrowest=1)
 
