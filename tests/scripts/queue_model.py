@@ -300,7 +300,7 @@ class Model(ExpiringKeys, Account):
             self.words[id] = self.words.get(id, "").rstrip("!") + "!"
             self.bodies.pop(id, None)
         elif id in self.counts:
-            self.words[id] = "!"
+            self.words[id] = self.words[id] if self.cancelled(id) else "!"
             self.bodies.pop(id, None)
         else:
             found, answer = False, "cancelled" if before in ("cancelled", "freed") else "not_found"

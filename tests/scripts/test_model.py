@@ -12,7 +12,7 @@ from held_server import held_clock
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from ports import free_port
-from queue_machine import IDS, LEASE_MS, delays, limits, some_ids, tombstones
+from queue_machine import IDS, LEASE_MS, a_few, delays, limits, some_ids, tombstones
 from required import fail_in_ci
 from waiting import eventually
 
@@ -30,7 +30,7 @@ QUICK_IN_A_CLUSTER, LONG_IN_A_CLUSTER = (60, 50), (1000, 50)
 #: For finding the shortest way to a failure, or for the long run; the quick one takes a few seconds.
 TIMEOUT_SECONDS = 1800
 
-FAILURES = ["nack", "cancel", "release", "expire", "reject", "collect", "redrive", "redrive and cancel"]
+FAILURES = ["nack", "cancel", "release", "renew", "expire", "reject", "collect", "redrive", "redrive and cancel"]
 VERBS = {
     "ack": {"kind": "acked"},
     "nack": {"delay_ms": 0, "reject": False},
@@ -78,8 +78,9 @@ class QueueMachine(ForeignMoves):
         how=st.sampled_from(["none", "cancel", "reschedule"]),
         limit=limits,
         spare=st.booleans(),
+        direct=a_few,
     )
-    def a_worker_is_killed(self, ids, cancelled, how, limit, spare):
+    def a_worker_is_killed(self, ids, cancelled, how, limit, spare, direct):
         self.publish(ids, delay_ms=0, left=2, replace=True)
         self.claim(4)
         if how == "cancel":
@@ -89,6 +90,7 @@ class QueueMachine(ForeignMoves):
         self.reclaim(limit, spare)
         if how == "reschedule":
             self.reschedule(cancelled, 500)
+        self.claim(4, direct=direct)
 
     @rule(ids=some_ids, times=st.integers(2, 6), left=st.sampled_from([1, 3, 9]), again=st.booleans())
     def a_message_survives_no_delivery(self, ids, times, left, again):
@@ -102,23 +104,17 @@ class QueueMachine(ForeignMoves):
             self.pass_time(LEASE_MS * 1000)
             self.reclaim(500)
 
-    @rule(
-        id=st.sampled_from(IDS),
-        how=st.sampled_from(FAILURES),
-        left=st.sampled_from([0, 2]),
-        late=st.booleans(),
-        renewed=st.booleans(),
-    )
-    def a_handler_fails(self, id, how, left, late, renewed=False):
+    @rule(id=st.sampled_from(IDS), how=st.sampled_from(FAILURES), left=st.sampled_from([0, 2]), late=st.booleans())
+    def a_handler_fails(self, id, how, left, late):
         self.publish([id], delay_ms=0, left=left, replace=True)
         held = self.claim(2)
         if late:
             self.cancel([id])
-        if renewed:
-            self.settle("extend", held, lease_ms=2 * LEASE_MS)
         self.a_client_takes_the_token()
         if how == "release":
             self.settle("release", held)
+        elif how == "renew":
+            self.settle("extend", held, lease_ms=2 * LEASE_MS)
         elif how == "expire":
             self.settle("ack", held, kind="expired")
         else:

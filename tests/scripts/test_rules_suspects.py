@@ -50,6 +50,19 @@ def test_a_claim_that_took_nothing_because_of_suspects_says_so_and_wakes_no_work
 
 
 @pytest.mark.parametrize(
+    ("direct", "taken"),
+    [(0, ["plain"]), (1, ["last", "plain"]), (None, ["last", "plain", "s"])],
+    ids=["none", "one", "any"],
+)
+def test_messages_that_must_not_wait_in_a_buffer_are_limited_by_direct(direct, taken, lose, publish, claim):
+    lose("s")
+    publish("last", retries=0)
+    publish("plain")
+
+    assert sorted(names(claim(direct=direct))) == taken
+
+
+@pytest.mark.parametrize(
     ("first", "order"), [("ready", ["new", "old"]), ("retry", ["old", "new"])], ids=["ready", "retry"]
 )
 def test_a_claim_begins_with_the_list_that_it_names_and_goes_on_with_the_other(
