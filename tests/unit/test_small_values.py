@@ -54,6 +54,7 @@ def test_layout_is_parsed_from_its_own_text_and_spells_every_redis_key(text):
 
     assert (Layout.parse(text), str(layout)) == (layout, text)
     assert (keys.msg("1"), keys.pending, Keys.registered(keys.entry).pending) == (body, pending, pending)
+    assert keys.ready == pending.replace("pending", "ready")
     assert layout.bare is (layout is not Layout.RELIQ)
     assert Layout.parse("hdt3213:no-tag") == Layout.parse("hdt3213:prefix=dp,no-tag") == Layout.hdt3213()
 
@@ -343,7 +344,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_retries_continue_to_the_end_of_the_time_and_a_call_that_hangs_is_tried_once_more(clock):
+def test_retries_use_the_whole_time_and_a_call_that_hangs_is_tried_once_more(clock):
     for each in (0.0001, 0.01) * 50:
         began = clock.tries(each)
         assert 1.98 - each <= began[-1] <= 2.0 - each + 0.001
