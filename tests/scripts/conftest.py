@@ -3,6 +3,7 @@
 from itertools import count
 
 import pytest
+import redis
 from held_clock import HOUR_MS, NOON
 from sending import send
 
@@ -29,6 +30,20 @@ def reply(client):
 @pytest.fixture
 def run(reply):
     return lambda call: call.read(reply(call))
+
+
+@pytest.fixture
+def limited(url, client):
+    """Make a call as a user who may touch these keys and run all commands but one."""
+
+    def make(call, keys=("*",), without=None):
+        rights = {"categories": ["+@all"], "commands": [f"-{without.lower()}"] if without else [], "keys": keys}
+        client.acl_setuser("limited", enabled=True, nopass=True, reset=True, **rights)
+        with redis.Redis.from_url(url, username="limited", password="any") as user:
+            return user.execute_command(*call.command_in_full)
+
+    yield make
+    client.acl_deluser("limited")
 
 
 @pytest.fixture
@@ -77,12 +92,6 @@ def where(client, keys):
         return {place: [id.decode() for id in ids] for place, ids in places.items() if ids}
 
     return look
-
-
-@pytest.fixture
-def word(client, keys):
-    """The state word of a message, or None."""
-    return lambda name: (client.hget(keys.lease, name) or b"").decode() or None
 
 
 @pytest.fixture
@@ -153,12 +162,22 @@ def bury(publish, claim, run, client, keys):
 
 
 @pytest.fixture
-def die(bury, run, client, keys):
+def collect(run, keys):
+    """Turn garbage into dead letters."""
+
+    def make(*ids, letters_max=10_000, letters_ms=10**12, clock=NOON):
+        return run(t.collect(keys, ids, letters_max=letters_max, letters_ms=letters_ms, clock=clock))
+
+    return make
+
+
+@pytest.fixture
+def die(bury, collect, client, keys):
     """Publish a message, reject and collect it; return the name of its letter."""
 
     def make(id, **options):
         bury(id, **options)
-        assert run(t.collect(keys, [id], letters_max=100, letters_ms=10**12)) == ((id,), ())
+        assert collect(id) == ((id,), ())
         return client.xrevrange(keys.dead, count=1)[0][0].decode()
 
     return make
@@ -193,8 +212,8 @@ def ack(run, keys):
 @pytest.fixture
 def nack(run, keys):
     """Nack messages; with `value` they become garbage."""
-    return lambda *held, delay_ms=0, value=b"", clock=NOON: run(
-        t.nack(keys, [(one, delay_ms, "failed 1 x", value) for one in held], clock=clock)
+    return lambda *held, delay_ms=0, value=b"", note="failed 1 x", clock=NOON: run(
+        t.nack(keys, [(one, delay_ms, note, value) for one in held], clock=clock)
     )
 
 

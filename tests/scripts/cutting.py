@@ -68,33 +68,6 @@ def cut_after(client, call, writes):
     return False
 
 
-class Limited:
-    """Makes calls as a user who lacks one command."""
-
-    def __init__(self, client, url):
-        self._admin = client
-        self._denying(None)
-        self._client = redis.Redis.from_url(url, username="limited", password="any")
-
-    def _denying(self, command):
-        denied = [f"-{command.lower()}"] if command else []
-        self._admin.execute_command("ACL", "SETUSER", "limited", "reset", "on", "nopass", "allkeys", "+@all", *denied)
-
-    def make(self, call, without):
-        """Make a call; say whether it was refused."""
-        self._denying(without)
-        try:
-            self._client.execute_command(*call.command_in_full)
-        except redis.ResponseError as error:
-            assert re.search("permission|can't run this command", str(error)), error
-            return True
-        return False
-
-    def close(self):
-        self._client.close()
-        self._admin.acl_deluser("limited")
-
-
 class Snapshot:
     """All that Redis holds, to be put back."""
 

@@ -48,22 +48,21 @@ class Oracle:
     def ordered(self):
         return bool(self.number("ordered"))
 
+    def is_shut(self, state):
+        """Whether the queue is paused, or runs as many messages as it may."""
+        most = self.number("concurrency")
+        return state.paused or (bool(most) and state.running >= most)
+
     def may_start(self, state):
         """Whether a claim now would take something, as far as limits and rates say."""
         keys = [key for key in state.ring if key and (not is_key(key) or self.permits(state, key, "key_") >= 1)]
         waits = state.ready or state.retry or keys
         sleeps = state.asleep.get("", 0) > self.now // 1000
-        most = self.number("concurrency")
-        full = bool(most) and state.running >= most
-        return bool(waits) and not state.paused and not sleeps and not full and self.permits(state, "") >= 1
+        return bool(waits) and not self.is_shut(state) and not sleeps and self.permits(state, "") >= 1
 
     def waits_for_rate(self, state):
         """Whether messages without a key wait only for the queue's rate."""
-        most = self.number("concurrency")
-        full = bool(most) and state.running >= most
-        return (
-            bool(state.ready) and not state.paused and "" not in state.asleep and not full and not self.may_start(state)
-        )
+        return bool(state.ready) and not self.is_shut(state) and "" not in state.asleep and not self.may_start(state)
 
     def permits(self, state, key, prefix=""):
         """How many messages of a key, or of the queue, may start now by its rate."""

@@ -22,6 +22,7 @@ some_ids = st.lists(st.sampled_from(IDS), min_size=1, max_size=4)
 picks = st.lists(st.integers(0, 12), min_size=1, max_size=4)
 delays = st.sampled_from([0, 0, 1, 500, LEASE_MS, 60_000])
 limits = st.sampled_from([1, 2, 4, 500])
+tombstones = st.sampled_from([None, None, 1, 60_000, 3_600_000])
 a_few = st.sampled_from([0, 1, 4])
 #: Of a process of so many slots that holds none, one that may run beside as many, one that may run alone.
 some_suspects = st.builds(
@@ -79,6 +80,10 @@ class Moves(RuleBasedStateMachine):
         """Receipts ever given, the latest most often; none when there was none."""
         return [self.receipts[-1 - pick % len(self.receipts)] for pick in picked] if self.receipts else []
 
+    def wait_for(self, place):
+        """The ms until the first of a place is due; -1: it is empty."""
+        return max(0, min(place.values()) - self.model.down) if place else -1
+
     # ---- in -----------------------------------------------------------------
 
     def publish_call(self, ids, turn, *, delay_ms, left, replace, ttl_ms=HOUR_MS):
@@ -120,7 +125,7 @@ class Moves(RuleBasedStateMachine):
         moved, wait = self.run(t.promote(self.keys, limit=limit, clock=self.clock))
 
         assert moved == self.model.promote(limit)
-        assert wait == (max(0, min(self.model.pending.values()) - self.model.down) if self.model.pending else -1)
+        assert wait == self.wait_for(self.model.pending)
 
     @precondition(lambda self: self.model.letters)
     @rule(picked=picks, delay_ms=delays, left=retries)
@@ -214,10 +219,13 @@ class Moves(RuleBasedStateMachine):
 
     @rule(limit=limits, spare=st.booleans())
     def reclaim(self, limit, spare=False):
-        self.run(t.reclaim(self.keys, limit=limit, spare_leases=spare, clock=self.clock))
-        self.model.reclaim(limit, spare)
+        answer = self.run(t.reclaim(self.keys, limit=limit, spare_leases=spare, clock=self.clock))
 
-    @rule(ids=some_ids, tombstone_ms=st.sampled_from([None, None, 60_000, 3_600_000]))
+        told = self.model.reclaim(limit, spare)
+        assert {name: list(getattr(answer, name)) for name in told} == told
+        assert answer.next_in_ms == self.wait_for(self.model.unack)
+
+    @rule(ids=some_ids, tombstone_ms=tombstones)
     def cancel(self, ids, tombstone_ms=None):
         call = t.cancel(self.keys, ids, tombstone_ms=tombstone_ms, clock=self.clock)
 
@@ -231,8 +239,9 @@ class Moves(RuleBasedStateMachine):
 
     @rule(ids=some_ids, letters_max=st.sampled_from([2, 100]))
     def collect(self, ids, letters_max=100):
-        self.run(t.collect(self.keys, ids, letters_max=letters_max, letters_ms=FOR_EVER_MS, clock=self.clock))
-        self.model.collect(ids, letters_max)
+        call = t.collect(self.keys, ids, letters_max=letters_max, letters_ms=FOR_EVER_MS, clock=self.clock)
+
+        assert self.run(call) == self.model.collect(ids, letters_max)
 
     @rule(ids=some_ids, state=st.sampled_from(["pending", "ready", "retry", "garbage"]), in_order=st.booleans())
     def purge(self, ids, state, in_order):

@@ -259,7 +259,7 @@ class Model(ExpiringKeys, Account):
         return self.let_go(receipts, then, put=put)
 
     def reclaim(self, limit, spare):
-        leases = dict(self.unack)
+        leases, told = dict(self.unack), {"overdue": [], "again": [], "buried": [], "cancelled": []}
         over = self.over(self.unack, 10 * limit if spare else limit)
         spared = [id for id in over if spare and id in self.words and not self.waits(id) and not self.cancelled(id)]
         taken = [id for id in over if id not in spared][:limit]
@@ -269,12 +269,15 @@ class Model(ExpiringKeys, Account):
             if id not in taken:
                 self.unack[id] = leases[id]
             elif self.cancelled(id):
+                told["cancelled"].append(id)
                 self.end(id, "cancelled")
             elif not self.counts[id] or died >= LEASE_DEATHS:
+                told["buried"].append(id)
                 self.bury(id)
                 if id in self.bodies:
                     self.bodies[id].until = inf
             else:
+                told["again" if waited else "overdue"].append(id)
                 self.totals["retried_lease"] += not waited
                 self.totals["retried_nack"] += word == "nacked"
                 self.suspect(id, died)
@@ -284,6 +287,7 @@ class Model(ExpiringKeys, Account):
                 self.counts[id] -= 1
                 self.retry.append(id)
                 self.token = True
+        return told
 
     def cancel(self, id, tombstone_ms):
         before, until = self.markers.get(id, ("", -inf))
@@ -296,7 +300,7 @@ class Model(ExpiringKeys, Account):
             self.words[id] = self.words.get(id, "").rstrip("!") + "!"
             self.bodies.pop(id, None)
         elif id in self.counts:
-            self.words[id] = "!"
+            self.words[id] = self.words[id] if self.cancelled(id) else "!"
             self.bodies.pop(id, None)
         else:
             found, answer = False, "cancelled" if before in ("cancelled", "freed") else "not_found"
@@ -325,11 +329,14 @@ class Model(ExpiringKeys, Account):
         return "rescheduled"
 
     def collect(self, ids, letters_max):
+        told = {"dead": [], "expired": []}
         for id in sorted(dict.fromkeys(ids), key=lambda one: one not in self.bodies):
             if id in self.garbage:
                 self.garbage.remove(id)
                 body = self.bodies.pop(id, None)
-                self.note_end(id, "dead" if body else "expired")
+                kind = "dead" if body else "expired"
+                told[kind].append(id)
+                self.note_end(id, kind)
                 if body:
                     self.letters[next(self.deaths)] = (id, body.text)
                 if body or id in self.windows:
@@ -337,6 +344,7 @@ class Model(ExpiringKeys, Account):
                 self.windows.discard(id)
         while len(self.letters) > letters_max:
             self.totals["letters_dropped"] += bool(self.letters.pop(min(self.letters)))
+        return tuple(told["dead"]), tuple(told["expired"])
 
     def purge(self, ids, state):
         place, before = getattr(self, state), len(self.alive)

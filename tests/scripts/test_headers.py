@@ -10,7 +10,6 @@ from every_script import NAMES, OF_LIMITS, SCRIPTS, source
 
 import reliq.lua
 from reliq import transitions as t
-from reliq.keys import Keys
 from reliq.lua import script, script_names
 
 KEY_NAMES = set(chain.from_iterable(one.keys for one in SCRIPTS.values()))
@@ -152,11 +151,3 @@ def test_a_script_whose_header_is_not_in_the_form_is_refused(monkeypatch, tmp_pa
 
     with pytest.raises(ValueError, match=r"broken\.lua does not begin with the header"):
         script("broken")
-
-
-def test_queues_share_no_key():
-    one, other = Keys("one"), Keys("one-more")
-
-    spelled = {value for name in KEY_NAMES for value in (spelled_of(one, name), spelled_of(other, name))}
-
-    assert len(spelled) == 2 * len(KEY_NAMES)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from held_clock import HOUR_MS, NOON, micros
+from held_clock import HOUR_MS
 
 from reliq import transitions as t
 from reliq.keys import Keys, Layout
@@ -181,20 +181,3 @@ def test_reliq_leaves_keys_types_bodies_counts_and_due_times_as_the_original_doe
         assert abs(client.pttl(key) - case[keys.msg(id)]["pttl_ms"]) < 30_000
         assert client.hget(keys.retries_left, f"id-{body}") == case[keys.retries_left]["value"][id].encode()
         assert abs(client.zscore(keys.pending, f"id-{body}") - case[keys.pending]["value"][id]) < 1.1
-
-
-@pytest.mark.parametrize("delay_ms", [0, 500], ids=["at once", "delayed"])
-def test_the_keys_that_the_original_reads_to_take_a_message_hold_it(delay_ms, run, client):
-    keys = Keys("orders", TAGGED)
-    options = {"ttl_ms": HOUR_MS, "retries": 3, "bare": True, "clock": NOON}
-    run(t.publish(keys, [("m", b"x")], t.CallNumber("p", 1), delay_ms=delay_ms, **options))
-
-    if delay_ms:
-        due = client.zrangebyscore("{dp:orders}:pending", 0, NOON // 1_000_000 + 1)
-        client.zremrangebyscore("{dp:orders}:pending", 0, NOON // 1_000_000 + 1)
-        client.lpush("{dp:orders}:ready", *due)
-    id = client.rpop("{dp:orders}:ready")
-    client.zadd("{dp:orders}:unack", {id: NOON // 1_000_000 + 30})
-
-    assert (id, client.get("{dp:orders}:msg:m"), int(client.hget(keys.retries_left, id))) == (b"m", b"x", 3)
-    assert run(t.reclaim(keys, clock=micros(30_000))).overdue == ("m",)

@@ -4,9 +4,8 @@ import pytest
 import redis
 from held_clock import NOON
 from held_server import held_clock
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
 from keyed_machine import KeyedMachine
+from test_model import check_model
 
 from reliq.embedded import EmbeddedRedis
 
@@ -22,15 +21,4 @@ def test_a_queue_with_keys_keeps_its_promises(request, server_path, tmp_path):
     held = held_clock(tmp_path, NOON)
     server = EmbeddedRedis(server=held.server(server_path) if held else server_path)
     with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
-        check_keyed_model(client, held, max_examples=examples, stateful_step_count=steps)
-
-
-def check_keyed_model(client, held, **options):
-    """Make moves until something that must hold does not, or all examples are done."""
-
-    class Machine(KeyedMachine):
-        pass
-
-    Machine.client, Machine.held = client, held
-    healthy = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-    run_state_machine_as_test(Machine, settings=settings(**healthy, **options))
+        check_model(KeyedMachine, client, held, max_examples=examples, stateful_step_count=steps)

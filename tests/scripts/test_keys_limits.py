@@ -6,23 +6,6 @@ from held_clock import HOUR_MS, NOON, micros
 from reliq import transitions as t
 
 
-def test_so_many_messages_of_a_key_run_at_once_and_of_others_any_number(publish_under, serve, limit, ack):
-    limit(per_key=2)
-    publish_under("a", "a1", "a2", "a3")
-    publish_under("b", "b1")
-    for key in ("", "\1high"):
-        publish_under(key, *(f"{key}{number}" for number in range(3)))
-
-    held = serve()
-    assert len(held) == 3 + 6
-    assert serve() == {}
-
-    ack(held["b1"])
-    assert serve() == {}
-    ack(held["a1"])
-    assert [*serve()] == ["a3"]
-
-
 def test_so_many_messages_of_the_queue_run_at_once_and_no_worker_wakes_for_more(
     publish_under, run, keys, claim_turn, serve, limit, ack, token
 ):

@@ -20,48 +20,7 @@ def test_messages_of_a_key_come_in_the_order_of_their_publish_and_keys_take_turn
     assert [one.key for one in claim()] == [None]
 
 
-@pytest.mark.parametrize("retries", [3, 0], ids=["retries left", "last attempt"])
-def test_a_plain_worker_leaves_messages_with_keys_where_they_are(
-    retries, publish_under, publish, claim, serve, run, client, keys, where
-):
-    publish_under("a", "keyed", retries=retries)
-    publish("plain")
-    client.lpush(keys.ready, client.rpop(keys.line("a")))  # as an earlier version promotes it
-
-    assert [one.id for one in claim()] == ["plain"]
-    assert serve() == {}
-    assert [*serve()] == ["keyed"]
-
-    later = micros(ms=HOUR_MS)
-    assert run(t.reclaim(keys, clock=later)).overdue == ("plain",)
-    assert where() == {"unack": ["keyed"], "retry": ["plain"]}
-    answer = run(t.reclaim(keys, keyed=True, clock=later))
-    assert answer.overdue or answer.buried == ("keyed",)
-
-
 # ---- one at a time ----------------------------------------------------------------
-
-
-def test_an_ordered_key_runs_one_message_at_a_time_and_waits_for_a_failing_one(
-    publish_under, serve, limit, ack, nack, run, keys, lines
-):
-    limit(ordered=1)
-    publish_under("a", "a1", "a2")
-    publish_under("b", "b1", "b2")
-    held = serve()
-    assert [*held] == ["a1", "b1"]
-    assert serve() == {}
-    nack(held["a1"], delay_ms=1000)
-    ack(held["b1"])
-
-    assert [*serve()] == ["b2"]
-    assert run(t.reclaim(keys, keyed=True, clock=micros(ms=1000))).again == ("a1",)
-    assert lines() == {"a": ["a1", "a2"]}
-
-    again = serve()
-    assert [*again] == ["a1"]
-    nack(again["a1"], value=b"last")
-    assert [*serve()] == ["a2"]
 
 
 def test_a_clock_that_goes_back_holds_up_only_the_ordered_key_of_a_backoff(
@@ -152,18 +111,6 @@ def test_only_the_soonest_due_time_of_a_key_wakes_a_worker(publish_under, token)
 # ---- what an earlier version promoted ---------------------------------------------
 
 
-def test_a_delayed_message_that_an_earlier_version_promoted_finds_its_line(
-    publish_under, run, keys, serve, lines, where
-):
-    publish_under("a", "a1", delay_ms=100)
-    run(t.promote(keys, clock=micros(ms=100)))
-    assert where() == {"ready": ["a1"]}
-
-    assert serve() == {}
-    assert lines() == {"a": ["a1"]}
-    assert [*serve()] == ["a1"]
-
-
 @pytest.mark.parametrize("then", ["served", "purged"])
 def test_a_snoozed_message_that_an_earlier_version_promoted_gives_its_place_up(
     then, publish_under, run, keys, serve, limit, client
@@ -196,40 +143,15 @@ def test_cancelled_and_rescheduled_messages_leave_their_line_where_they_are_met(
     assert (where(), total("cancelled")) == ({"pending": ["a2"], "unack": ["a3"]}, 1)
 
 
-@pytest.fixture
-def publish_again(publish_under, run, keys):
-    """Cancel messages, then publish them again under a key."""
-
-    def make(key, *ids, **options):
-        run(t.cancel(keys, ids, clock=NOON))
-        return publish_under(key, *ids, window_ms=HOUR_MS, **options)
-
-    return make
-
-
-@pytest.mark.parametrize(("old", "new"), [("a", "b"), ("a", ""), ("", "a")], ids=["to b", "to none", "from none"])
-def test_a_cancelled_message_published_again_under_another_key_goes_to_its_end(
-    old, new, publish_under, publish_again, serve, ack, limit, client, keys
-):
-    limit(per_key=2)
-    publish_under(old, "one", window_ms=HOUR_MS)
-    publish_under(new, "two")
-    publish_again(new, "one")
-
-    held = serve()
-    assert [(id, one.key) for id, one in held.items()] == [("two", new), ("one", new)]
-    ack(*held.values())
-    assert not client.exists(keys.ring, keys.held, keys.asleep)
-
-
 def test_a_cancelled_message_that_is_published_again_for_later_is_pending_at_once(
-    publish_under, publish_again, where, lines, word, due, keys
+    publish_under, run, client, where, lines, due, keys
 ):
     publish_under("a", "a1", "a2", window_ms=HOUR_MS)
-    publish_again("a", "a1", delay_ms=300)
+    run(t.cancel(keys, ["a1"], clock=NOON))
+    publish_under("a", "a1", window_ms=HOUR_MS, delay_ms=300)
 
     assert (lines(), where()) == ({"a": ["a2"]}, {"pending": ["a1"]})
-    assert (word("a1"), due(keys.pending, "a1")) == (None, millis(300))
+    assert (client.hget(keys.lease, "a1"), due(keys.pending, "a1")) == (None, millis(300))
 
 
 def test_a_cancelled_message_far_from_the_head_of_its_key_keeps_its_place(publish_under, lines, run, keys):
@@ -262,16 +184,6 @@ def test_a_redriven_message_comes_to_the_end_of_the_line_that_its_header_names(
     else:
         assert where() == {"ready": ["died"]}
     assert client.hget(keys.retries_left, "died") == (f"3 {line}" if line else "3").encode()
-
-
-def test_a_line_is_purged_from_its_oldest_message_on(publish_under, run, keys, lines, total, serve):
-    publish_under("a", "a1", "a2", "a3")
-    publish_under("b", "b1")
-
-    assert run(t.purge(keys, ["a1", "a2"], state="line", line="a", clock=NOON)) == 2
-    assert lines() == {"a": ["a3"], "b": ["b1"]}
-    assert run(t.purge(keys, ["a3"], state="line", line="a", clock=NOON)) == 1
-    assert ([*serve()], total("purged")) == (["b1"], 3)
 
 
 # ---- counts and claims ------------------------------------------------------------

@@ -104,20 +104,6 @@ def test_a_clock_that_goes_back_shuts_a_key_for_no_longer_than_one_message(publi
     assert served == [0, 1, 1, 1]
 
 
-def test_a_clock_that_goes_back_shuts_the_queue_for_no_longer_than_one_message(
-    publish_under, serve, limit, token, promote
-):
-    limit(rate_us=1_000_000, burst=1)
-    publish_under("a", *(f"m{number}" for number in range(9)))
-    assert len(serve()) == 1
-    token()
-    back = -HOUR_MS
-
-    assert promote(ms=back) == (0, 1000)
-    assert (promote(ms=back + 1000), token()) == ((0, -1), True)
-    assert len(serve(clock=micros(ms=back + 1000))) == 1
-
-
 def test_a_clock_that_goes_back_wakes_no_key_that_a_handler_put_to_sleep(
     publish_under, serve, run, keys, limit, client, promote
 ):

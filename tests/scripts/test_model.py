@@ -12,7 +12,7 @@ from held_server import held_clock
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from ports import free_port
-from queue_machine import IDS, LEASE_MS, delays, limits, some_ids
+from queue_machine import IDS, LEASE_MS, a_few, delays, limits, some_ids, tombstones
 from required import fail_in_ci
 from waiting import eventually
 
@@ -30,7 +30,7 @@ QUICK_IN_A_CLUSTER, LONG_IN_A_CLUSTER = (60, 50), (1000, 50)
 #: For finding the shortest way to a failure, or for the long run; the quick one takes a few seconds.
 TIMEOUT_SECONDS = 1800
 
-FAILURES = ["nack", "cancel", "release", "reject", "collect", "redrive"]
+FAILURES = ["nack", "cancel", "release", "renew", "expire", "reject", "collect", "redrive", "redrive and cancel"]
 VERBS = {
     "ack": {"kind": "acked"},
     "nack": {"delay_ms": 0, "reject": False},
@@ -72,17 +72,25 @@ class QueueMachine(ForeignMoves):
 
     # ---- what usually comes together ----------------------------------------
 
-    @rule(ids=some_ids, cancelled=some_ids, how=st.sampled_from(["none", "cancel", "reschedule"]))
-    def a_worker_is_killed(self, ids, cancelled, how):
+    @rule(
+        ids=some_ids,
+        cancelled=some_ids,
+        how=st.sampled_from(["none", "cancel", "reschedule"]),
+        limit=limits,
+        spare=st.booleans(),
+        direct=a_few,
+    )
+    def a_worker_is_killed(self, ids, cancelled, how, limit, spare, direct):
         self.publish(ids, delay_ms=0, left=2, replace=True)
         self.claim(4)
         if how == "cancel":
             self.cancel(cancelled)
         self.pass_time(LEASE_MS * 1000)
         self.a_client_takes_the_token()
-        self.reclaim(500)
+        self.reclaim(limit, spare)
         if how == "reschedule":
             self.reschedule(cancelled, 500)
+        self.claim(4, direct=direct)
 
     @rule(ids=some_ids, times=st.integers(2, 6), left=st.sampled_from([1, 3, 9]), again=st.booleans())
     def a_message_survives_no_delivery(self, ids, times, left, again):
@@ -105,16 +113,22 @@ class QueueMachine(ForeignMoves):
         self.a_client_takes_the_token()
         if how == "release":
             self.settle("release", held)
+        elif how == "renew":
+            self.settle("extend", held, lease_ms=2 * LEASE_MS)
+        elif how == "expire":
+            self.settle("ack", held, kind="expired")
         else:
             self.settle("nack", held, delay_ms=0, reject=how not in ("nack", "cancel"))
         if how == "nack":
             self.reclaim(500)
         if how == "cancel":
             self.cancel([id])
-        if how in ("collect", "redrive"):
+        if how in ("collect", "redrive", "redrive and cancel"):
             self.collect([one.id for one in held] or [id])
-        if how == "redrive" and self.model.letters:
+        if how.startswith("redrive") and self.model.letters:
             self.redrive([0, 1], 0, 2)
+        if how == "redrive and cancel":
+            self.cancel([id], tombstone_ms=1)
 
     @rule(ids=some_ids, limit=limits)
     def messages_come_due(self, ids, limit):
@@ -130,11 +144,11 @@ class QueueMachine(ForeignMoves):
         self.cancel([id])
         self.publish([id], delay_ms=0, left=1, replace=False)
 
-    @rule(id=st.sampled_from(IDS), delay_ms=delays)
-    def a_cancelled_message_is_published_again(self, id, delay_ms):
+    @rule(id=st.sampled_from(IDS), delay_ms=delays, tombstone_ms=tombstones, replace=st.booleans())
+    def a_cancelled_message_is_published_again(self, id, delay_ms, tombstone_ms, replace):
         self.publish([id], delay_ms=0, left=1, replace=True)
-        self.cancel([id])
-        self.publish([id], delay_ms=delay_ms, left=2, replace=True)
+        self.cancel([id], tombstone_ms)
+        self.publish([id], delay_ms=delay_ms, left=2, replace=replace)
 
     @rule(
         id=st.sampled_from(IDS), how=st.sampled_from(["reclaim", "release", "go"]), verb=st.sampled_from(sorted(VERBS))
@@ -181,8 +195,8 @@ class QueueMachine(ForeignMoves):
             for key in (keys.retries_left, keys.lease, keys.windows, keys.totals):
                 pipe.hgetall(key)
             pipe.mget(map(keys.msg, IDS)).mget(map(keys.dedup, IDS)).xrange(keys.dead).llen(keys.wake)
-            pipe.xrange(keys.ends).xrange(keys.history)
-            *state, ends, history = pipe.execute()
+            pipe.xrange(keys.ends).xrange(keys.history).hkeys(keys.errors)
+            *state, ends, history, failed = pipe.execute()
         pending, unack, ready, retry, garbage, counts, words, windows, totals, bodies, markers, dead, tokens = state
 
         assert scores(pending) == model.pending
@@ -202,6 +216,7 @@ class QueueMachine(ForeignMoves):
         assert tokens == model.token
         assert ends_of(ends) == model.ends
         assert ends_of(history) == model.history
+        assert model.stolen or {*texts(failed)} <= {*model.alive}
 
     @invariant()
     def keys_expire_when_the_model_says(self):
@@ -209,12 +224,12 @@ class QueueMachine(ForeignMoves):
             now = self.model.key_time
             until = {self.keys.msg(id): body.until for id, body in self.model.bodies.items()}
             until |= {self.keys.dedup(id): when for id, (_, when) in self.model.markers.items()}
-            until |= {self.keys.lane(lane): when for lane, when in self.model.lanes.items()}
+            until |= {self.keys.lane(lane): self.model.lanes.get(lane) for lane in "pw"}
             with self.client.pipeline() as pipe:
                 for key in until:
                     pipe.pttl(key)
                 left = pipe.execute()
-            assert left == [-1 if when == inf else when - now for when in until.values()]
+            assert left == [-2 if when is None else -1 if when == inf else when - now for when in until.values()]
 
     @invariant()
     def every_message_is_in_one_place_and_accounted_for(self):
@@ -264,7 +279,7 @@ def test_redis_holds_what_the_model_holds(request, server_path, held):
     examples, steps = LONG if request.config.getoption("--long") else QUICK
     server = EmbeddedRedis(server=held.server(server_path) if held else server_path)
     with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
-        check_model(client, held, max_examples=examples, stateful_step_count=steps)
+        check_model(QueueMachine, client, held, max_examples=examples, stateful_step_count=steps)
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS)
@@ -277,15 +292,11 @@ def test_a_node_of_a_cluster_holds_what_the_model_holds(request, server_path, he
         if held:
             held.set(NOON + 10_000_000)  # a node that has just begun takes no writes for two seconds
         eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"), "the node serves")
-        check_model(client, held, max_examples=examples, stateful_step_count=steps)
+        check_model(QueueMachine, client, held, max_examples=examples, stateful_step_count=steps)
 
 
-def check_model(client, held, **options):
-    """Make moves in Redis and on the model until they differ, or all examples are done."""
-
-    class Machine(QueueMachine):
-        pass
-
-    Machine.client, Machine.held = client, held
+def check_model(machine, client, held, **options):
+    """Make a machine's moves until Redis does not hold what it should, or all examples are done."""
+    one = type("Machine", (machine,), {"client": client, "held": held})
     healthy = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-    run_state_machine_as_test(Machine, settings=settings(**healthy, **options))
+    run_state_machine_as_test(one, settings=settings(**healthy, **options))

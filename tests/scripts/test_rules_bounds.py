@@ -11,22 +11,6 @@ from reliq.message import Claimed
 MANY = [f"m{number:03}" for number in range(500)]
 
 
-def test_promote_claim_and_reclaim_take_no_more_than_their_limit(publish, claim, run, keys, where):
-    publish("a", "b", "c", delay_ms=1)
-    assert run(t.promote(keys, limit=2, clock=micros(1))) == (2, 0)
-    assert where() == {"ready": ["a", "b"], "pending": ["c"]}
-    run(t.promote(keys, clock=micros(1)))
-    assert [one.id for one in claim(limit=0)] == []
-    assert [one.id for one in claim(lease_ms=1)] == ["a", "b", "c"]
-
-    answer = run(t.reclaim(keys, limit=2, clock=micros(5)))
-    assert (answer.overdue, answer.next_in_ms) == (("a", "b"), 0)
-    assert where() == {"unack": ["c"], "retry": ["a", "b"]}
-
-    publish("new")
-    assert [one.id for one in claim(limit=2)] == ["new", "a"]  # from both lists
-
-
 @pytest.fixture
 def held(publish, claim):
     publish(*MANY)

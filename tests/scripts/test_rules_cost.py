@@ -10,13 +10,6 @@ MIB = 1 << 20
 FOR_EVER_MS = 10**12
 
 
-@pytest.fixture
-def collect(run, keys):
-    return lambda *ids, letters_max=10_000: run(
-        t.collect(keys, list(ids), letters_max=letters_max, letters_ms=FOR_EVER_MS)
-    )
-
-
 def test_a_collect_takes_eight_mebibytes_of_bodies_or_one_body_however_large(bury, collect, client, keys, where):
     bury("a", "b", "c", "d")
     for id in "abc":
@@ -49,6 +42,19 @@ def test_unknown_totals_are_not_read_and_tokens_that_are_too_many_go(client, key
     assert run(t.counts(keys)).totals == {"acked": 3}
     assert claim() == []
     assert client.llen(keys.wake) == 1
+
+
+@pytest.mark.foreign_hands
+def test_an_id_of_any_bytes_is_given_back_by_a_repeated_claim(run, client, keys):
+    ids = [b"two\nlines", b"a\ttab", b"\xff\x00", b""]
+    client.lpush(keys.ready, *ids)
+    client.hset(keys.retries_left, mapping=dict.fromkeys(ids, 3))
+    call = t.claim(keys, t.CallNumber("w", 1), limit=9, lease_ms=60_000, clock=NOON)
+
+    first = run(call).claimed
+
+    assert [one.id.encode("utf-8", "surrogateescape") for one in first] == ids
+    assert run(call).claimed == first
 
 
 # ---- due times --------------------------------------------------------------
@@ -87,11 +93,19 @@ def test_a_foreign_due_time_of_another_length_is_left_alone(publish, claim, run,
     assert client.mget(keys.msg("m"), keys.msg("n")) == values
 
 
-def test_the_time_to_live_runs_from_the_last_due_time_however_often_it_is_changed(publish, run, client, keys):
-    publish("listed", ttl_ms=HOUR_MS)
-    publish("planned", ttl_ms=HOUR_MS, delay_ms=HOUR_MS)
-    for delay_ms in (60_000, 120_000, 600_000, 30_000):
-        run(t.reschedule(keys, ["listed", "planned"], delay_ms=delay_ms, clock=micros()))
+def test_a_message_for_a_moment_that_has_come_is_ready_at_once(publish, where):
+    for id, at_ms in (("past", millis(-1)), ("now", millis()), ("later", millis(1))):
+        publish(id, at_ms=at_ms, clock=micros(us=1))
 
-    left = [client.pttl(keys.msg(id)) for id in ("listed", "planned")]
-    assert all(HOUR_MS - 30_000 < ms - 30_000 <= HOUR_MS for ms in left)
+    assert publish("at once", clock=micros(us=999)).due_ms == millis()
+    assert where() == {"ready": ["past", "now", "at once"], "pending": ["later"]}
+
+
+def test_a_bare_body_is_never_written_into(run, claim, client, keys):
+    run(t.publish(keys, [("m", b"bare")], t.CallNumber("p", 1), ttl_ms=HOUR_MS, retries=3, bare=True, clock=NOON))
+    (held,) = claim()
+
+    run(t.snooze(keys, [(held, HOUR_MS)], clock=NOON))
+
+    assert client.get(keys.msg("m")) == b"bare"
+    assert 0 <= 2 * HOUR_MS - client.pttl(keys.msg("m")) < 30_000

@@ -5,24 +5,6 @@ from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import transitions as t
 
-FOR_EVER_MS = 10**12
-
-
-@pytest.fixture
-def collect(run, keys):
-    def make(*ids, letters_max=100, letters_ms=FOR_EVER_MS, clock=NOON):
-        return run(t.collect(keys, ids, letters_max=letters_max, letters_ms=letters_ms, clock=clock))
-
-    return make
-
-
-@pytest.fixture
-def redrive(run, keys):
-    def make(*letters, **options):
-        return run(t.redrive(keys, letters, ttl_ms=HOUR_MS, clock=NOON, **options))
-
-    return make
-
 
 def test_an_acked_message_leaves_nothing_and_one_without_a_body_counts_as_expired(
     publish, claim, run, client, keys, total, where
@@ -74,7 +56,10 @@ def test_the_oldest_dead_letters_go_when_there_are_too_many_or_they_are_too_old(
 
 
 @pytest.mark.foreign_hands
-def test_a_redriven_dead_letter_is_a_message_again_once(die, redrive, claim, where, total, client, keys):
+def test_a_redriven_dead_letter_is_a_message_again_once(die, run, claim, where, total, client, keys):
+    def redrive(*letters):
+        return run(t.redrive(keys, letters, ttl_ms=HOUR_MS, clock=NOON))
+
     letter = die("m")
     assert redrive((letter, "another", 7), ("1-1", "m", 7)) == ["not_found", "not_found"]
     assert where() == {"dead": ["m"]}
@@ -86,48 +71,6 @@ def test_a_redriven_dead_letter_is_a_message_again_once(die, redrive, claim, whe
     assert (where(), total("redriven")) == ({"ready": ["m"]}, 1)
     assert [(one.id, one.left) for one in claim()] == [("m", 7)]
     assert client.get(keys.msg("m")).endswith(b"\nm")
-
-
-def test_the_dead_letter_of_an_id_that_lives_is_kept(die, redrive, where, keys, due):
-    first, second = die("m"), die("m")
-
-    assert redrive((first, "m", 7), (second, "m", 7), delay_ms=700) == ["redriven", "alive"]
-
-    assert where() == {"pending": ["m"], "dead": ["m"]}
-    assert due(keys.pending, "m") == millis(700)
-
-
-# ---- purge ------------------------------------------------------------------
-
-
-@pytest.fixture
-def purge(run, keys):
-    return lambda state, *ids: run(t.purge(keys, ids, state=state))
-
-
-def test_purge_deletes_pending_messages_and_garbage_that_are_still_there(
-    publish, bury, purge, where, total, client, keys
-):
-    bury("x", "y")
-    publish("a", "b", delay_ms=5)
-    publish("ready")
-
-    assert purge("pending", "a", "ready", "nowhere") == 1
-    assert purge("garbage", "x", "nowhere") == 1
-    assert purge("retry", "ready") == 0
-
-    assert where() == {"pending": ["b"], "ready": ["ready"], "garbage": ["y"]}
-    assert (total("purged"), client.exists(keys.msg("a")), client.hkeys(keys.errors)) == (2, 0, [b"y"])
-
-
-@pytest.mark.parametrize("case", ["ab leaves cd", "a leaves bcd", "abcd leaves ", "bc leaves abcd", "acb leaves bcd"])
-def test_purge_takes_only_the_messages_that_are_still_the_oldest_of_a_list(case, publish, purge, where):
-    asked, _, rest = case.partition(" leaves ")
-    publish(*"abcd")
-
-    assert purge("ready", *asked) == 4 - len(rest)
-
-    assert where().get("ready", []) == list(rest)
 
 
 # ---- tidy -------------------------------------------------------------------
@@ -143,21 +86,6 @@ def test_tidy_pulls_back_a_lease_that_ends_too_far_ahead(publish, claim, run, ke
 
     assert {due(keys.unack, id) for id in where()["unack"]} == {millis(1000)}
     assert len(where()["unack"]) == 3
-
-
-def test_tidy_leaves_a_lease_that_was_extended_for_longer_than_claimed(publish, claim, run, keys, due):
-    publish("m", "cancelled")
-    held = claim(lease_ms=1000)
-    run(t.cancel(keys, ["cancelled"]))
-    for lease_ms in (HOUR_MS, 2000, HOUR_MS):
-        assert run(t.extend(keys, held, lease_ms=lease_ms, clock=NOON)).lost == ()
-
-    assert run(t.tidy(keys, clock=NOON)) == (0, 0, 0, 0)
-    assert {due(keys.unack, one.id) for one in held} == {millis(HOUR_MS)}
-
-    assert run(t.tidy(keys, clock=micros(-HOUR_MS)))[2] == 2
-    assert {due(keys.unack, one.id) for one in held} == {millis(0)}
-    assert run(t.ack(keys, [(one, None) for one in held], clock=NOON)).lost == ()
 
 
 @pytest.mark.foreign_hands

@@ -1,7 +1,7 @@
 """Redis keeps the last ends of a queue: abnormal ones always, acked ones on request, each stream with its own cap."""
 
 import pytest
-from held_clock import micros
+from held_clock import NOON
 
 from reliq import transitions as t
 
@@ -15,17 +15,6 @@ def remembered(client, keys):
         return [tuple(end[name].decode() for name in (b"id", b"kind", b"note")) for _, end in rows]
 
     return look
-
-
-@pytest.fixture
-def fail(run, keys):
-    """Nack messages, to be delivered again at once; the error is kept with them."""
-
-    def make(held):
-        run(t.nack(keys, [(one, 0, "failed 1 boom", b"") for one in held], clock=micros()))
-        run(t.reclaim(keys, clock=micros()))
-
-    return make
 
 
 def test_history_has_the_last_acked_messages_and_how_long_they_ran(publish, claim, run, client, keys, remembered):
@@ -43,14 +32,14 @@ def test_history_has_the_last_acked_messages_and_how_long_they_ran(publish, clai
     assert remembered() == [("off", "cancelled", "")]
 
 
-def test_abnormal_ends_are_kept_with_the_last_error(publish, claim, bury, fail, run, keys, remembered):
-    bury("dead")
-    run(t.collect(keys, ["dead"], letters_max=0, letters_ms=10**12))
+def test_abnormal_ends_are_kept_with_the_last_error(publish, claim, die, nack, run, keys, remembered):
+    die("dead")
     publish("expired", "backoff")
-    fail(claim())
+    nack(*claim(), note="failed 1 boom")
+    run(t.reclaim(keys, clock=NOON))
     backoff, expired = sorted(claim(), key=lambda one: one.id)
     run(t.ack(keys, [(expired, None)], kind="expired"))
-    run(t.nack(keys, [(backoff, 60_000, "failed 2 boom", b"")]))
+    nack(backoff, delay_ms=60_000, note="failed 2 boom")
     run(t.cancel(keys, ["backoff"]))
     publish("purged", "revived", window_ms=1000)
     run(t.purge(keys, ["purged"], state="ready"))
@@ -67,18 +56,6 @@ def test_abnormal_ends_are_kept_with_the_last_error(publish, claim, bury, fail, 
         ("revived", "cancelled", ""),
         ("delayed", "cancelled", ""),
     ]
-
-
-def test_a_message_cancelled_in_a_list_is_remembered_by_the_claim_that_meets_it(
-    publish, claim, fail, run, keys, remembered
-):
-    publish("m")
-    fail(claim())
-    run(t.cancel(keys, ["m"]))
-    assert remembered() == []
-
-    assert claim() == []
-    assert remembered() == [("m", "cancelled", "failed 1 boom")]
 
 
 def test_the_last_thousand_ends_are_remembered_and_no_more(publish, run, keys, remembered):

@@ -2,7 +2,6 @@
 
 import pytest
 from held_clock import NOON, micros, millis
-from msgspec.structs import replace
 
 from reliq import transitions as t
 from reliq.failure_note import FailureNote
@@ -16,18 +15,6 @@ SETTLE = {
     "release": lambda keys, *held: t.release(keys, held, clock=NOON),
     "snooze": lambda keys, *held: t.snooze(keys, [(one, 9) for one in held], clock=NOON),
 }
-every_settle = pytest.mark.parametrize("settle", SETTLE.values(), ids=SETTLE)
-
-
-@pytest.fixture
-def settles(run, keys, dump):
-    """Try a receipt of `m` with each verb; return those that took it or changed anything."""
-
-    def make(receipt):
-        before = dump()
-        return [name for name, call in SETTLE.items() if run(call(keys, receipt)).lost != ("m",) or dump() != before]
-
-    return make
 
 
 @pytest.fixture
@@ -37,7 +24,7 @@ def notes(client, keys):
 
 
 @pytest.mark.foreign_hands
-@every_settle
+@pytest.mark.parametrize("settle", SETTLE.values(), ids=SETTLE)
 def test_a_held_message_is_settled_after_its_lease_an_extension_and_a_lost_count(
     settle, publish, claim, run, client, keys, dump
 ):
@@ -49,35 +36,6 @@ def test_a_held_message_is_settled_after_its_lease_an_extension_and_a_lost_count
 
     assert run(settle(keys, held)).lost == ()
     assert dump() != before
-
-
-def test_a_receipt_of_another_delivery_changes_nothing(publish, claim, run, keys, settles):
-    publish("m")
-    (first,) = claim(lease_ms=1000)
-    assert settles(replace(first, nonce="worker.9:1000")) == []
-    run(t.reclaim(keys, clock=micros(1000)))
-    assert settles(first) == []
-    (second,) = claim()
-    assert second.nonce != first.nonce
-    assert settles(first) == []
-    run(t.nack(keys, [(second, 5, "failed 1 x", b"")], clock=NOON))
-    assert settles(second) == []
-    run(t.reclaim(keys, clock=micros(5)))
-    (third,) = claim()
-    run(t.ack(keys, [(third, None)]))
-    assert settles(third) == []
-    publish("m", window_ms=1000)
-    assert settles(third) == []
-
-
-@pytest.mark.foreign_hands
-def test_a_receipt_of_a_message_that_a_foreign_consumer_listed_changes_nothing(publish, claim, client, keys, settles):
-    publish("m")
-    (held,) = claim()
-    client.zrem(keys.unack, "m")
-    client.lpush(keys.retry, "m")
-
-    assert settles(held) == []
 
 
 @pytest.mark.parametrize(("verb", "event"), [("ack", "Acked"), ("nack", "Nacked"), ("release", "Released")])
@@ -93,31 +51,7 @@ def test_a_late_receipt_beside_the_valid_one_of_its_message_hides_no_outcome(ver
     assert reported == [(event, ("m",)), ("Lost", ("m",))]
 
 
-@every_settle
-def test_a_receipt_counts_once_in_a_call_and_each_stands_for_itself(settle, publish, claim, run, keys, where):
-    publish("m", "n", "o")
-    m, n, o = claim()
-
-    assert run(settle(keys, m, replace(n, nonce="x"), o, m)).lost == ("n", "m")
-
-    assert "n" in where()["unack"]
-    assert run(t.counts(keys)).alive == (1 if settle in (SETTLE["ack"], SETTLE["expired"]) else 3)
-
-
 # ---- leases that are spared ---------------------------------------------------
-
-
-def test_a_reclaim_that_spares_leases_takes_only_what_no_worker_can_renew(publish, claim, run, keys, where):
-    publish("nacked", "cancelled", "leased")
-    nacked, _, leased = claim(lease_ms=1000)
-    run(t.nack(keys, [(nacked, 1000, "failed 1 x", b"")], clock=NOON))
-    run(t.cancel(keys, ["cancelled"]))
-
-    answer = run(t.reclaim(keys, spare_leases=True, clock=micros(1000)))
-
-    assert (answer.again, answer.cancelled, answer.overdue) == (("nacked",), ("cancelled",), ())
-    assert where() == {"unack": ["leased"], "retry": ["nacked"]}
-    assert run(t.extend(keys, [leased], lease_ms=1000, clock=micros(1000))).lost == ()
 
 
 def test_a_reclaim_passes_over_ten_times_its_limit_of_spared_leases(publish, claim, run, keys):
@@ -131,35 +65,6 @@ def test_a_reclaim_passes_over_ten_times_its_limit_of_spared_leases(publish, cla
 
 
 # ---- retries --------------------------------------------------------------------
-
-
-def test_settling_spends_no_retry_but_reclaim_spends_one(publish, claim, run, keys, left):
-    publish("m", retries=2)
-
-    run(t.release(keys, claim()))
-    run(t.snooze(keys, [(one, 0) for one in claim()], clock=NOON))
-    run(t.promote(keys, clock=micros(1)))
-    (held,) = claim()
-    run(t.extend(keys, [held], lease_ms=5, clock=NOON))
-    run(t.nack(keys, [(held, 0, "failed 1 x", b"")], clock=NOON))
-    assert left("m") == "2"
-
-    run(t.reclaim(keys, clock=micros(5)))
-    assert left("m") == "1"
-
-
-def test_a_message_is_delivered_once_more_than_it_has_retries(publish, claim, run, keys, where, client, notes):
-    publish("m", retries=2)
-
-    lefts = []
-    for minute in range(3):
-        run(t.reclaim(keys, clock=micros(60_000 * minute)))  # after its second death it has waited
-        lefts += [one.left for one in claim(lease_ms=1, clock=micros(60_000 * minute))]
-        answer = run(t.reclaim(keys, clock=micros(60_000 * minute + 1)))
-
-    assert (lefts, answer.buried, where()) == ([2, 1, 0], ("m",), {"garbage": ["m"]})
-    assert notes("m")[0].summary == "lease"
-    assert client.hkeys(keys.retries_left) == client.hkeys(keys.lease) == []
 
 
 @pytest.mark.foreign_hands

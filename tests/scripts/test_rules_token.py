@@ -6,29 +6,6 @@ from held_clock import NOON, micros
 
 from reliq import transitions as t
 
-#: Each way for a message to be delivered again: it ends a delivery, and has the message wait in a list.
-AGAIN = {
-    "reclaim": lambda keys, _: [t.reclaim(keys, clock=micros(ms=30_000))],
-    "nack": lambda keys, one: [
-        t.nack(keys, [(one, 0, "failed 1 x", b"")], clock=NOON),
-        t.reclaim(keys, clock=micros(ms=1)),
-    ],
-    "snooze": lambda keys, one: [t.snooze(keys, [(one, 1)], clock=NOON), t.promote(keys, clock=micros(ms=2))],
-    "release": lambda keys, one: [t.release(keys, [one])],
-}
-
-
-@pytest.mark.parametrize("way", AGAIN)
-def test_the_token_rises_with_each_delivery_of_a_message(publish, claim, run, keys, way):
-    for clock in (NOON - 60_000_000, NOON, NOON + 60_000_000):
-        publish("m")
-        [first] = claim(clock=NOON)
-        for call in AGAIN[way](keys, first):
-            run(call)
-        [second] = claim(clock=clock)
-        assert second.token > first.token
-        run(t.ack(keys, [(second, None)]))
-
 
 def test_the_token_is_the_time_so_that_a_replica_that_lags_behind_goes_on_above_it(publish, claim, client, keys):
     """A failover takes the last writes back, that of the token too."""
@@ -42,16 +19,12 @@ def test_the_token_is_the_time_so_that_a_replica_that_lags_behind_goes_on_above_
     assert [one.token for one in claim(limit=1, clock=micros(us=1))] == [NOON + 1]
 
 
-def test_a_repeated_claim_has_its_first_token_and_a_forgotten_queue_has_none(publish, run, client, keys):
+def test_a_forgotten_queue_has_no_token(publish, claim, ack, run, client, keys):
     publish("m")
-    call = lambda clock: t.claim(keys, t.CallNumber("w", 1), limit=1, lease_ms=1000, clock=clock)  # noqa: E731
-    [first] = run(call(NOON)).claimed
+    ack(*claim())
 
-    [again] = run(call(micros(ms=5))).claimed
-    assert again.token == first.token
-
-    run(t.ack(keys, [(again, None)]))
     run(t.forget(keys, letters=False))
+
     assert client.exists(keys.token) == 0
 
 

@@ -38,72 +38,52 @@ def test_queue_in_the_go_layout_accepts_any_printable_name():
             assert Keys(name, layout).name == name
 
 
-TEXTS = {
-    "reliq": Layout.RELIQ,
-    "hdt3213": Layout.hdt3213(),
-    "hdt3213:tag": Layout.hdt3213(hash_tag=True),
-    "hdt3213:prefix=shop:eu": Layout.hdt3213(prefix="shop:eu"),
-    "hdt3213:tag,prefix=a=b": Layout.hdt3213(hash_tag=True, prefix="a=b"),
+LAYOUTS = {
+    "reliq": (Layout.RELIQ, "{reliq:q}:msg:1", "{reliq:q}:pending"),
+    "hdt3213": (Layout.hdt3213(), "dp:q:msg:1", "dp:q:pending"),
+    "hdt3213:tag": (Layout.hdt3213(hash_tag=True), "{dp:q}:msg:1", "{dp:q}:pending"),
+    "hdt3213:prefix=a:b": (Layout.hdt3213(prefix="a:b"), "dp:q:msg:1", "a:b:q:pending"),
+    "hdt3213:tag,prefix=a=b": (Layout.hdt3213(hash_tag=True, prefix="a=b"), "{dp:q}:msg:1", "{a=b:q}:pending"),
 }
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_layout_is_parsed_from_its_own_text(text):
-    assert Layout.parse(text) == TEXTS[text]
-    assert str(TEXTS[text]) == text
-    assert Keys.registered(Keys("q", TEXTS[text]).entry).pending == Keys("q", TEXTS[text]).pending
+@pytest.mark.parametrize("text", LAYOUTS)
+def test_layout_is_parsed_from_its_own_text_and_spells_every_redis_key(text):
+    layout, body, pending = LAYOUTS[text]
+    keys = Keys("q", layout)
+
+    assert (Layout.parse(text), str(layout)) == (layout, text)
+    assert (keys.msg("1"), keys.pending, Keys.registered(keys.entry).pending) == (body, pending, pending)
+    assert keys.ready == pending.replace("pending", "ready")
+    assert layout.bare is (layout is not Layout.RELIQ)
     assert Layout.parse("hdt3213:no-tag") == Layout.parse("hdt3213:prefix=dp,no-tag") == Layout.hdt3213()
 
 
-BAD_LAYOUTS = ("", "RELIQ", "reliq:tag", "hdt", "hdt3213:", "hdt3213:tag,", "hdt3213:tag,tag", "hdt3213:tag,no-tag")
-BAD_LAYOUTS += (
-    "hdt3213:prefix",
-    "hdt3213:prefix=",
-    "hdt3213:prefix=a b",
-    "hdt3213:prefix=a,prefix=b",
-    "hdt3213:prefix=\x1b",
+BAD_LAYOUTS = (
+    *("", "RELIQ", "reliq:tag", "hdt", "hdt3213:", "hdt3213:tag,", "hdt3213:tag,tag", "hdt3213:tag,no-tag"),
+    *("hdt3213:prefix", "hdt3213:prefix=", "hdt3213:prefix=a b", "hdt3213:prefix=a,prefix=b", "hdt3213:prefix=\x1b"),
 )
 
 
-def test_bad_layout_is_refused():
+def test_bad_layout_is_refused_and_a_registry_entry_without_a_queue_name_skipped():
     for text in BAD_LAYOUTS:
         with pytest.raises(ConfigurationError, match="layout"):
             Layout.parse(text)
     for fields in ({"prefix": "mine"}, {"hash_tag": False}, {"prefix": "", "bare": True}):
         with pytest.raises(ConfigurationError, match="layout"):
             Layout(**fields)
-
-
-def test_registry_entry_without_a_queue_name_is_skipped():
     assert [Keys.registered(entry) for entry in ("a b", "a:b", "", "hdt3213 ", "reliq a:b")] == [None] * 5
 
 
-@pytest.mark.parametrize(
-    ("layout", "body", "pending"),
-    [
-        (Layout.RELIQ, "{reliq:q}:msg:1", "{reliq:q}:pending"),
-        (Layout.hdt3213(), "dp:q:msg:1", "dp:q:pending"),
-        (Layout.hdt3213(hash_tag=True), "{dp:q}:msg:1", "{dp:q}:pending"),
-        (Layout.hdt3213(prefix="shop"), "dp:q:msg:1", "shop:q:pending"),
-        (Layout.hdt3213(hash_tag=True, prefix="shop"), "{dp:q}:msg:1", "{shop:q}:pending"),
-    ],
-    ids=str,
-)
-def test_layout_spells_every_redis_key(layout, body, pending):
-    keys = Keys("q", layout)
-
-    assert (keys.msg("1"), keys.pending) == (body, pending)
-    assert layout.bare is (layout is not Layout.RELIQ)
-
-
-def test_redis_keys_of_a_queue_share_a_slot_and_differ():
-    keys = Keys("q")
+def test_redis_keys_of_a_queue_share_a_slot_and_no_two_are_the_same():
     others = {"name", "layout", "shard", "bare"}
-    plain = [getattr(keys, name) for name in Keys.__slots__ if not name.startswith("_") and name not in others]
-    every = [*plain, keys.msg("1"), keys.dedup("1"), keys.lane("1")]
+    every = {}
+    for keys in (Keys("q"), Keys("q-more")):
+        plain = [getattr(keys, name) for name in Keys.__slots__ if not name.startswith("_") and name not in others]
+        every[keys.name] = [*plain, keys.msg("1"), keys.dedup("1"), keys.lane("1")]
+        assert {key.partition("}")[0] for key in every[keys.name]} == {f"{{reliq:{keys.name}"}
 
-    assert len(set(every)) == len(every)
-    assert {key.partition("}")[0] for key in every} == {"{reliq:q"}
+    assert len({*every["q"], *every["q-more"]}) == len(every["q"]) + len(every["q-more"])
 
 
 def test_bad_id_is_refused_with_what_is_allowed():
@@ -364,22 +344,15 @@ def clock(monkeypatch):
     return clock
 
 
-def test_quick_retries_continue_to_the_end_of_the_time(clock):
+def test_retries_use_the_whole_time_and_a_call_that_hangs_is_tried_once_more(clock):
     for each in (0.0001, 0.01) * 50:
         began = clock.tries(each)
-
         assert 1.98 - each <= began[-1] <= 2.0 - each + 0.001
         assert len(began) < 16
-
-
-def test_retries_reach_a_redis_that_returns_within_the_time(clock):
     for tenths in range(20):
         assert clock.tries(0.001, back_at=tenths / 10)[-1] >= tenths / 10
-
-
-def test_call_that_hangs_is_tried_once_more(clock):
-    assert clock.tries(0.9) == pytest.approx([0, 0.9])
-    assert clock.tries(5.0) == pytest.approx([0, 5.0])
+    for each in (0.9, 5.0):
+        assert clock.tries(each) == pytest.approx([0, each])
 
 
 def test_errors_can_be_pickled():

@@ -102,7 +102,7 @@ MUTANTS = (
         "lua/extend.lua",
         "run('HSET', lease, longer)\n",
         "",
-        "tests/scripts/test_rules_ends.py",
+        examples=200,
     ),
     Mutant("what comes due wakes nobody", "lua/promote.lua", "then push_token() end", "then end", examples=200),
     Mutant(

@@ -16,8 +16,8 @@ sys.path[:0] = [str(TESTS / "scripts"), str(TESTS)]
 def main(which: str, examples: str) -> None:
     from held_clock import NOON
     from held_server import held_clock
-    from test_keyed_model import check_keyed_model
-    from test_model import check_model
+    from keyed_machine import KeyedMachine
+    from test_model import QueueMachine, check_model
 
     from tests.harness.mutants.mutant import MODEL
 
@@ -26,8 +26,8 @@ def main(which: str, examples: str) -> None:
         server = EmbeddedRedis(server=held.server(find_server()) if held else None)
         with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
             options = {"max_examples": int(examples), "derandomize": True, "phases": [Phase.generate]}
-            check = check_model if which == MODEL else check_keyed_model
-            check(client, held, stateful_step_count=50, **options)
+            machine = QueueMachine if which == MODEL else KeyedMachine
+            check_model(machine, client, held, stateful_step_count=50, **options)
 
 
 if __name__ == "__main__":
