@@ -2,15 +2,18 @@
 
 import sys
 import time
+from itertools import count
 from typing import NamedTuple
 
 import msgspec
 import pytest
+from handling import bury_all
 
 from reliq import Layout, Queue, commands
 from reliq.admin import Admin
 from reliq.cli.app import main
 from reliq.roster import Worker
+from reliq.transitions import CallNumber
 from reliq.transport.connection import Connection
 
 
@@ -69,9 +72,19 @@ def die(queue):
     def make(*ids, error="bad card", **options):
         for id in ids:
             queue.publish({"id": id}, id=id, **options)
-            with queue.receive() as [job]:
-                job.reject(reason=error)
-            queue.moves.collect([id], letters_max=1000, letters_ms=10**9)
+            bury_all(queue, error)
+
+    return make
+
+
+@pytest.fixture
+def claim():
+    """Claim messages of a queue as a worker does; return them."""
+    turns = count(1)
+
+    def make(queue, limit=1, lease_ms=60_000, **options):
+        call = CallNumber("w", next(turns))
+        return queue.moves.claim(call, limit=limit, lease_ms=lease_ms, **options).claimed
 
     return make
 

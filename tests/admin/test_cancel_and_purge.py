@@ -4,7 +4,6 @@ import pytest
 from handling import handle_all
 
 from reliq import Queue
-from reliq.transitions import CallNumber
 
 STATES = ("pending", "ready", "retry", "unack", "garbage")
 
@@ -16,7 +15,7 @@ def the_account_balances(queue):
 
 
 @pytest.fixture
-def fill(queue):
+def fill(queue, claim):
     """Put messages into a state; those with even numbers belong to acme."""
 
     def make(state, number=6):
@@ -26,7 +25,7 @@ def fill(queue):
             queue.publish({"n": at}, id=f"m{at}", delay=delay, headers={"tenant": tenant})
         if state in ("pending", "ready"):
             return
-        claimed = queue.moves.claim(CallNumber("w", 1), limit=number, lease_ms=60_000).claimed
+        claimed = claim(queue, number)
         if state == "garbage":
             start = 'RELIQ/1 {"d":1,"r":1,"h":{"tenant":"%s"}}\n{"n":%d}'
             values = [(start % (tenant, at)).encode() for at, tenant in enumerate(tenants)]
@@ -49,9 +48,9 @@ def work(queue):
     return [body["n"] for body in handle_all(queue)]
 
 
-def test_cancel_by_id_reports_unknown_and_running_ids(command, queue):
+def test_cancel_by_id_reports_unknown_and_running_ids(command, queue, claim):
     queue.publish({"n": 1}, id="runs")
-    queue.moves.claim(CallNumber("w", 1), limit=1, lease_ms=60_000)
+    claim(queue)
     queue.publish({"n": 2}, id="waits")
     queue.publish({"n": 3}, id="stays")
 

@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from handling import bury_all
 
 from reliq import Queue
 from reliq.admin import LetterFilter, RedriveOptions
@@ -132,34 +133,29 @@ def test_id_of_a_copy_belongs_to_one_death_and_does_not_grow(queue, die):
 def test_messages_that_die_again_during_a_redrive_stay_dead(queue, die, admin):
     die("a", "b")
 
-    def die_again(_looked, _sum):
-        with queue.receive(limit=10) as jobs:
-            for job in jobs:
-                job.reject()
-        queue.moves.collect(["a", "b"], letters_max=100, letters_ms=10**9)
-
-    done = admin.redrive("q", LetterFilter(), RedriveOptions(rate=1000), on_step=die_again)
+    done = admin.redrive("q", LetterFilter(), RedriveOptions(rate=1000), on_step=lambda _looked, _sum: bury_all(queue))
 
     assert (done.redriven, queue.counts().dead) == (2, 2)
 
 
 def test_many_letters_are_redriven_in_bounded_steps(queue, admin):
     queue.publish_many([{"n": n} for n in range(700)])
-    for _ in range(2):
-        with queue.receive(limit=500) as jobs:
-            for job in jobs:
-                job.reject()
-        queue.moves.collect([job.id for job in jobs], letters_max=1000, letters_ms=10**9)
+    bury_all(queue)
     steps = []
 
-    found = admin.count_letters("q", on_step=lambda looked, _sum: steps.append(looked))
     done = admin.redrive("q", LetterFilter(), RedriveOptions(), on_step=lambda looked, _sum: steps.append(looked))
 
-    assert (found, done.redriven, queue.counts().ready) == (700, 700, 700)
+    assert (done.redriven, queue.counts().ready) == (700, 700)
     assert max(steps) <= 500
 
 
-def test_rate_is_kept_by_waiting(monkeypatch):
+def test_rate_is_parsed_and_kept_by_waiting(monkeypatch):
+    rates = {"50/s": 50, "120/m": 2, "1800/h": 0.5, "3": 3, "0.5/s": 0.5}
+    assert {text: per_second(text) for text in rates} == rates
+    for text in ("0/s", "fast", "-1/s", "50/d", "50 / s", ""):
+        with pytest.raises(ConfigurationError, match="50/s"):
+            per_second(text)
+
     clock = SimpleNamespace(now=100.0)
     clock.monotonic, clock.sleep = lambda: clock.now, lambda seconds: setattr(clock, "now", clock.now + seconds)
     monkeypatch.setattr("reliq.admin.redrive.time", clock)
@@ -180,19 +176,9 @@ def test_dead_purge_deletes_letters_and_keeps_the_account(command, queue, letter
     assert queue.counts().totals["dead"] == 4
 
 
-def test_rate_is_parsed():
-    rates = {"50/s": 50, "120/m": 2, "1800/h": 0.5, "3": 3, "0.5/s": 0.5}
-
-    assert {text: per_second(text) for text in rates} == rates
-    for text in ("0/s", "fast", "-1/s", "50/d", "50 / s", ""):
-        with pytest.raises(ConfigurationError, match="50/s"):
-            per_second(text)
-
-
 def test_large_letters_are_read_one_at_a_time(queue, admin, client):
     for number in range(12):
-        fields = {"id": f"large-{number}", "value": b"x" * 1_000_000, "note": "failed 1 x"}
-        client.xadd(queue.keys.dead, fields)
+        client.xadd(queue.keys.dead, {"id": f"large-{number}", "value": b"x" * 1_000_000, "note": "failed 1 x"})
     client.hset(queue.keys.totals, mapping={"published": 12, "dead": 12})
     steps = []
 

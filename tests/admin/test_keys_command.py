@@ -2,7 +2,7 @@
 
 import pytest
 
-from reliq import ConfigurationError, Outgoing, Queue, transitions
+from reliq import ConfigurationError, Outgoing, Queue
 from reliq.cli.watch import line_of
 from reliq.shardmap import WITNESSES
 
@@ -18,15 +18,9 @@ def tenants(queue):
 
 
 @pytest.fixture
-def serve(queue):
+def serve(queue, claim):
     """Claim as a worker that serves keys does; return the ids."""
-    turns = (transitions.CallNumber("w", number) for number in range(1, 99))
-
-    def claim(limit):
-        claimed = queue.moves.claim(next(turns), limit=limit, lease_ms=60_000, keyed=True).claimed
-        return [one.id for one in claimed]
-
-    return claim
+    return lambda limit: [one.id for one in claim(queue, limit, keyed=True)]
 
 
 def test_keys_lists_the_largest_keys_first_with_their_state(tenants, command):

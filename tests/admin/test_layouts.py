@@ -6,10 +6,11 @@ from itertools import cycle
 
 import pytest
 from go_original import GoProgram
+from handling import bury_all
 from test_every_command import COMMANDS, options
 from waiting import eventually
 
-from reliq import Admin, Layout, PublishFailed, Queue
+from reliq import Layout, PublishFailed, Queue
 from reliq.keys import QUEUES_KEY, Keys
 
 LAYOUTS = (
@@ -48,31 +49,19 @@ CALLS = (
 )
 
 
-@pytest.fixture
-def buried(url, client):
-    """Make a queue, and leave in it nothing but a dead letter and a periodic entry."""
-    made = []
-
-    def make(name="orders", layout=LAYOUTS[0], letters=1):
-        queue = Queue(name, bytes, url=url, layout=layout)
-        made.append(queue)
-        for number in range(letters):
-            queue.publish(b"body", id=f"dead-{number}", retries=0)
-            with queue.receive() as [job]:
-                job.reject(reason="no route")
-            queue.moves.collect([f"dead-{number}"], letters_max=9, letters_ms=10**9)
-        client.hset(queue.keys.cron, "daily schedule", "every 60")
-        return queue
-
-    yield make
-    for queue in made:
-        queue.close()
+def buried(url, client, name, layout):
+    """Leave in a queue nothing but a dead letter and a periodic entry; return it."""
+    queue = Queue(name, bytes, url=url, layout=layout)
+    queue.publish(b"body", id="dead-0")
+    bury_all(queue)
+    client.hset(queue.keys.cron, "daily schedule", "every 60")
+    return queue
 
 
 @pytest.mark.parametrize(("name", "layout"), EACH_NAME, ids=str)
-def test_every_command_reaches_a_queue_of_go(command, buried, client, layout, name):
-    buried(name, layout)
-    buried("other", layout)
+def test_every_command_reaches_a_queue_of_go(command, url, client, layout, name):
+    buried(url, client, name, layout)
+    buried(url, client, "other", layout)
 
     for call in CALLS:
         words = [name if word == "QUEUE" else word for word in call.split()]
@@ -80,10 +69,10 @@ def test_every_command_reaches_a_queue_of_go(command, buried, client, layout, na
         assert ran.code == 0, (call, ran)
 
     client.delete(QUEUES_KEY)
-    [view] = [
-        one for one in command("queues", "--scan", "--interval", "0", "--json").json["queues"] if one["queue"] == name
-    ]
-    assert view["layout"] == str(layout), "a scan finds a queue that has nothing but its totals"
+    views = command("queues", "--scan", "--interval", "0", "--json").json["queues"]
+    assert (name, str(layout)) in {(view["queue"], view["layout"]) for view in views}, (
+        "a scan finds a queue that has nothing but its totals"
+    )
 
     for state in ("pending", "ready"):
         command("purge", name, "--layout", layout, "--state", state, "--yes")
@@ -128,9 +117,9 @@ def test_command_with_the_wrong_layout_names_the_right_one(command, url, layout)
     assert f"there is no queue 'nobodys' here in the layout {layout}; `reliq queues --scan` lists" in unknown.err
 
 
-def test_pause_prints_a_command_that_resumes_the_queue(command, buried):
+def test_pause_prints_a_command_that_resumes_the_queue(command, url, client):
     for name in NAMES:
-        queue = buried(name, LAYOUTS[3])
+        queue = buried(url, client, name, LAYOUTS[3])
         said = command("pause", name, "--layout", LAYOUTS[3]).out
 
         [line] = re.findall("`(.*)`", said)
@@ -138,18 +127,13 @@ def test_pause_prints_a_command_that_resumes_the_queue(command, buried):
         assert not queue.counts().paused
 
 
-def test_acl_for_a_name_with_wildcards_allows_that_queue_only(url, client):
+def test_acl_for_a_name_with_wildcards_allows_that_queue_only(login):
     layout = Layout.hdt3213()
-    rule = Admin(url, layout=layout).acl(["producer"], ["a b*"], user="narrow")
-    client.execute_command("ACL", "SETUSER", "narrow", "reset", *rule.rules, "on", ">secret")
-    try:
-        narrow = url.replace("redis://", "redis://narrow:secret@")
-        assert Queue("a b*", bytes, url=narrow, layout=layout).publish(b"x").status == "published"
-        with pytest.raises(PublishFailed):
-            Queue("a bc", bytes, url=narrow, layout=layout).publish(b"x")
-        client.execute_command(*shlex.split(str(rule)))
-    finally:
-        client.acl_deluser("narrow")
+    narrow = login("producer", "a b*", layout=layout)
+
+    assert Queue("a b*", bytes, url=narrow, layout=layout).publish(b"x").status == "published"
+    with pytest.raises(PublishFailed):
+        Queue("a bc", bytes, url=narrow, layout=layout).publish(b"x")
 
 
 @pytest.fixture

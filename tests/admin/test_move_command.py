@@ -5,7 +5,6 @@ from handling import handle_all
 from waiting import eventually
 
 from reliq import Consumer, Layout, Queue
-from reliq.transitions import CallNumber
 from reliq.wireformat import open_envelope
 
 KEPT = "kept: their ids are in use there, or it cannot have them\n"
@@ -52,10 +51,10 @@ def test_ready_messages_move_in_order_with_all_their_fields(command, queue, othe
     assert bodies(other) == [0, 1, 2]
 
 
-def test_messages_in_backoff_move_and_running_messages_stay(command, queue, other, client):
+def test_messages_in_backoff_move_and_running_messages_stay(command, queue, other, client, claim):
     queue.publish({"n": 1}, id="waits")
     queue.publish({"n": 2}, id="runs")
-    waits, _runs = queue.moves.claim(CallNumber("w", 1), limit=2, lease_ms=60_000).claimed
+    waits, _runs = claim(queue, 2)
     queue.moves.nack([(waits, 600_000, "failed 1 x", b"")])
     again = client.zscore(queue.keys.unack, "waits")
 

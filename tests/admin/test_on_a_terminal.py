@@ -4,6 +4,7 @@ import signal
 from contextlib import ExitStack
 
 import pytest
+from handling import bury_all
 from terminal import Terminal
 from waiting import eventually
 
@@ -26,10 +27,7 @@ def person(url):
 def test_redrive_asks_first_and_an_interrupted_redrive_can_be_continued(person, command, url):
     orders = Queue("orders", url=url)
     orders.publish_many([{}] * 200)
-    with orders.receive(limit=500) as jobs:
-        for job in jobs:
-            job.reject()
-    orders.moves.collect([job.id for job in jobs], letters_max=1000, letters_ms=10**9)
+    bury_all(orders)
 
     for answer, said in (("n", ""), ("y", "interrupted: ")):
         redrive = person("dead", "redrive", "orders", "--all", "--rate", "10/s")
