@@ -7,17 +7,15 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from io import StringIO
 
 import pytest
-from rich.console import Console
 from terminal import PATIENCE_SECONDS, Terminal
 
 from reliq import Admin, Pause, Queue
 from reliq.admin import Failure, Moment, Overview, QueueView
 from reliq.admin.ends import End
 from reliq.cli.screen import Screen
-from reliq.cli.watch import Interrupts, line_of, show
+from reliq.cli.watch import Interrupts, show
 from reliq.embedded import EmbeddedRedis
 from reliq.roster import Slot, Worker
 
@@ -190,16 +188,3 @@ def test_screen_shows_who_paused_a_queue_and_that_no_worker_is_alive():
     assert any("paused by anna@db1 " in line and "gateway down" in line for line in lines)
     assert not any("█" in line for line in lines)
     assert "no worker is alive" in lines
-
-
-def test_screen_and_lines_escape_control_characters():
-    evil = [Failure("q", End("\x1b[2J", "dead", 0.0, "failed", 1, "\x1b]0;title\x07"), "failed", "\x1b]0;title\x07")]
-    errors = [Failure("q", None, "failed", "\x1b[31m", 1, 2)]
-    workers = [Worker("w", "h", 1, "1", ("q",), 1, 1, 0, 0, 0, (Slot("q", "\x1b[2J", 1, 0.0),))]
-    seen, drawn = moment([view("q\x9b2J")], workers, evil, errors), StringIO()
-
-    Console(file=drawn, width=200, height=50).print(Screen(seen, "redis://\x1b[2J", 1.0))
-
-    for text in (drawn.getvalue(), line_of(seen)):
-        assert not {"\x1b", "\x9b", "\x07"} & {*text}
-    assert "q\N{REPLACEMENT CHARACTER}2J" in drawn.getvalue()
