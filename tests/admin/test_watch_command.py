@@ -15,7 +15,7 @@ from reliq import Admin, Pause, Queue
 from reliq.admin import Failure, Moment, Overview, QueueView
 from reliq.admin.ends import End
 from reliq.cli.screen import Screen
-from reliq.cli.watch import Interrupts, show
+from reliq.cli.watch import Interrupts, line_of, show
 from reliq.embedded import EmbeddedRedis
 from reliq.roster import Slot, Worker
 
@@ -182,7 +182,8 @@ def test_screen_never_cuts_a_queue_name(names):
             assert any(re.search(rf" {at + 7} ", line) for line in lines[here : here + 2])
 
 
-def test_screen_shows_who_paused_a_queue_and_that_no_worker_is_alive():
+def test_screen_and_lines_show_a_pause_as_text_and_that_no_worker_is_alive():
+    assert "\x9b" not in line_of(moment([view("q\x9b", pause=Pause("anna@db1", 0.0, "gateway down"))]))
     lines = screen_lines(moment([view("q", ready=3, pause=Pause("anna@db1", 0.0, "gateway down"))]))
 
     assert any("paused by anna@db1 " in line and "gateway down" in line for line in lines)
