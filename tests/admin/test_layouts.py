@@ -13,12 +13,7 @@ from waiting import eventually
 from reliq import Layout, PublishFailed, Queue
 from reliq.keys import QUEUES_KEY, Keys
 
-LAYOUTS = (
-    Layout.hdt3213(),
-    Layout.hdt3213(hash_tag=True),
-    Layout.hdt3213(prefix="shop"),
-    Layout.hdt3213(hash_tag=True, prefix="shop:eu"),
-)
+LAYOUTS = [Layout.parse(f"hdt3213{of}") for of in ("", ":tag", ":prefix=shop", ":tag,prefix=shop:eu")]
 #: Names as the original takes them.
 NAMES = ("orders", "order:timeout", "orders/v2", "订单", "a b*", "{x}y", "[red]!")
 EACH_NAME = tuple(zip(NAMES, cycle(LAYOUTS)))
@@ -98,10 +93,8 @@ def test_scan_tells_a_prefix_with_colons_from_a_name_with_colons(command, url, c
 
     views = command("queues", "--scan", "--interval", "0", "--json").json["queues"]
 
-    assert {(view["queue"], view["layout"]) for view in views} == {
-        ("a:b", "hdt3213:prefix=x"),
-        ("b", "hdt3213:prefix=y:a"),
-    }
+    found = {view["queue"]: view["layout"] for view in views}
+    assert found == {"a:b": "hdt3213:prefix=x", "b": "hdt3213:prefix=y:a"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:2], ids=str)
@@ -109,10 +102,8 @@ def test_command_with_the_wrong_layout_names_the_right_one(command, url, layout)
     Queue("orders", bytes, url=url, layout=layout).publish(b"body")
 
     for words in (["account"], ["check"], ["check", "--repair"], ["list"], ["show", "m"], ["pause"]):
-        assert command(words[0], "orders", *words[1:]) == (
-            *(2, ""),
-            f"reliq: there is no queue 'orders' here; there is one with --layout {layout}\n",
-        )
+        said = f"reliq: there is no queue 'orders' here; there is one with --layout {layout}\n"
+        assert command(words[0], "orders", *words[1:]) == (2, "", said)
     unknown = command("check", "nobodys", "--layout", layout)
     assert f"there is no queue 'nobodys' here in the layout {layout}; `reliq queues --scan` lists" in unknown.err
 
@@ -152,7 +143,6 @@ def test_account_of_a_queue_shared_with_go_exits_0_without_a_verdict(command, go
 
     assert (ran.code, told.code) == (0, 0)
     assert "A program in Go that shares the queue counts nothing" in ran.out
-    assert "add up." not in ran.out.replace("need not add up.", "")
     assert told.json | {"published": 0, "alive": 2, "missing": None, "balanced": None} == told.json
 
 

@@ -46,11 +46,8 @@ def test_list_pages_each_state_in_order(command, queue, die):
     bodies += [one["body"] for one in command("list", "q", "--limit", 10, "--offset", 3, "--json").json]
 
     assert bodies == [f'{{"n":{number}}}' for number in range(7)]
-    for state, found in {
-        "pending": ["in-10", "in-20", "in-30"],
-        "garbage": ["waste"],
-        "dead": ["dead-1", "dead-2"],
-    }.items():
+    states = {"pending": ["in-10", "in-20", "in-30"], "garbage": ["waste"], "dead": ["dead-1", "dead-2"]}
+    for state, found in states.items():
         assert ids(command("list", "q", "--state", state, "--json")) == found
         assert ids(command("list", "q", "--state", state, "--offset", 1, "--limit", 1, "--json")) == found[1:2]
     assert command("list", "q", "--state", "dead", "--json").json[0]["error"] == "rejected: bad card"
@@ -108,12 +105,8 @@ def test_list_shows_bare_and_empty_bodies_of_go(command, url, client):
 
     found = command("list", "q", "--layout", "hdt3213", "--json").json
 
-    assert [(one["id"], one["size"], one["body"]) for one in found] == [
-        ("one", 2, "{}"),
-        ("two", 0, ""),
-        ("gone", None, ""),
-    ]
-    assert [one["retries_left"] for one in found] == [3, 3, None]
+    rows = [(one["id"], one["size"], one["body"], one["retries_left"]) for one in found]
+    assert rows == [("one", 2, "{}", 3), ("two", 0, "", 3), ("gone", None, "", None)]
 
 
 def test_list_without_messages_prints_a_sentence(command, queue):
@@ -128,6 +121,7 @@ def test_list_without_messages_prints_a_sentence(command, queue):
         "list q --key k": "no waiting messages in q that match",
         "dead list q --error card": "no dead letters in q that match",
         "dead list q --group": "no dead letters in q",
+        "cron list q": "There is no periodic entry; @consumer.cron(…) makes one, and a worker brings it here.",
     }.items():
         assert command(*words.split()).out == f"{said}\n"
         assert command(*words.split(), "--json").json in ([], {"groups": [], "looked": 0, "of": 0})

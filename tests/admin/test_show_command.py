@@ -122,9 +122,8 @@ def test_raw_prints_the_body_only_and_show_escapes_it(command, url):
     body = b"\x00\xff\r\n\x1b[2J"
     Queue("q", bytes, url=url).publish(body, id="m")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "reliq", "show", "q", "m", "--raw", "--url", url], capture_output=True, check=False
-    )
+    words = [sys.executable, "-m", "reliq", "show", "q", "m", "--raw", "--url", url]
+    done = subprocess.run(words, capture_output=True, check=False)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, body, b"")
     assert "\x1b" not in command("show", "q", "m").out
@@ -134,36 +133,28 @@ def test_show_of_a_dead_message_has_its_end_and_dead_letter(command, show, queue
     queue.publish({}, id="order-42", retries=0)
     with queue.receive() as [job]:
         job.reject(reason="no such card")
-    names = ("state", "reason", "error")
-    assert [show("order-42")[name] for name in names] == ["garbage", "rejected", "no such card"]
-    queue.moves.collect(["order-42"], letters_max=1000, letters_ms=10**9)
+    for state in ("garbage", "dead"):
+        told = show("order-42")
+        names = ("state", "reason", "error", "deliveries")
+        assert [told[name] for name in names] == [state, "rejected", "no such card", 1]
+        queue.moves.collect(["order-42"], letters_max=1000, letters_ms=10**9)
 
-    told = show("order-42")
-
-    assert [told[name] for name in (*names, "deliveries")] == ["dead", "rejected", "no such card", 1]
     (end,), (letter,) = told["ends"], told["letters"]
     assert (end["kind"], end["letter"]) == ("dead", letter["letter"])
     assert "dead" in command("show", "q", "order-42").out
 
 
-def test_show_finds_a_dead_message_without_its_end_among_the_dead_letters(show, queue, die, client):
+def test_show_finds_a_dead_letter_without_an_end_or_exits_2(command, show, queue, die, client, monkeypatch):
     die(*(f"m{number}" for number in range(60)))
     client.delete(queue.keys.ends, *client.keys(queue.keys.dedup("*")))
-
     told = show("m3")
-
     assert (told["state"], told["ends"], told["searched_all"]) == ("dead", [], True)
     assert [letter["id"] for letter in told["letters"]] == ["m3"]
 
-
-def test_show_of_an_unknown_id_or_after_a_long_search_exits_2(command, queue, die, client, monkeypatch):
-    die("m")
     unknown = command("show", "q", "order-43")
     assert (unknown.code, unknown.out, "knows no message 'order-43'" in unknown.err) == (2, "", True)
-
     monkeypatch.setattr("reliq.admin.ends.SEARCH_SECONDS", 0.0)
-    client.delete(queue.keys.ends, queue.keys.dedup("m"))
-    done = command("show", "q", "m")
+    done = command("show", "q", "m3")
     assert (done.code, "among too many to look through" in done.err) == (2, True)
 
 
