@@ -2,12 +2,14 @@
 
 import sys
 import time
+from contextlib import ExitStack, closing
 from itertools import count
 from typing import NamedTuple
 
 import msgspec
 import pytest
 from handling import bury_all
+from terminal import Terminal
 
 from reliq import Layout, Queue, commands
 from reliq.admin import Admin
@@ -47,6 +49,22 @@ def command(url, monkeypatch, capsys):
         return Ran(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def terminal(url):
+    """Run a command, or another program, on a terminal; it ends with the test."""
+    with ExitStack() as stack:
+
+        def start(*words, url=url, **options):
+            return stack.enter_context(closing(Terminal(*words, url=url, **options)))
+
+        yield start
+
+
+@pytest.fixture(params=[Layout.RELIQ, Layout.hdt3213(), Layout.hdt3213(hash_tag=True)], ids=str)
+def layout(request):
+    return request.param
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from reliq import Admin, ConfigurationError, Layout, PublishFailed, Queue, RedisRefusedError, commands
+from reliq import Admin, ConfigurationError, PublishFailed, Queue, RedisRefusedError, commands
 from reliq.admin.acl import roles
 from reliq.admin.fsck.ids import CHECK, CHECK_KEYS
 from reliq.client.client import Client
@@ -52,11 +52,6 @@ REFUSED_BY_SELECTORS = {
     "producer": (f"GET {BODY}", f"ZREM {Q.pending} x", f"DEL {BODY}", f"DEL {Q.ready}", f"ZADD {Q.unack} 1 m"),
     "consumer": ("HGETALL reliq:queues", f"SET {Q.paused} 1", f"DEL {Q.ready}"),
 }
-
-
-@pytest.fixture(params=[Layout.RELIQ, Layout.hdt3213(), Layout.hdt3213(hash_tag=True)], ids=str)
-def layout(request):
-    return request.param
 
 
 @pytest.fixture

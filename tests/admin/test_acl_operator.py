@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from reliq import Queue, transitions as t
+from reliq import Outgoing, Queue
 from reliq.roster import Slot
 
 #: Rights that these calls do not need: to watch, to continue a page, to repair other faults.
@@ -38,20 +38,17 @@ def operator(client, rule, url):
 
 
 @pytest.fixture
-def scene(url, client, alive):
+def scene(url, client, alive, queue, claim, die):
     """Messages in every state, dead letters, one message that got lost, and a worker."""
-    queue, other = Queue("q", url=url, retries=3), Queue("other", url=url)
+    other = Queue("other", url=url)
     other.publish({}, delay=600)
-    for at in range(3):
-        other.publish({"at": at}, id=f"keyed{at}", key="tenant")
-    for id in ("d1", "d2", "d3", "d4", "failing", "redelivered", "lost", "held"):
-        queue.publish({"id": id}, id=id, retries=0 if id.startswith("d") else 3)
-    claimed = queue.moves.claim(t.CallNumber("w", 1), limit=9, lease_ms=600_000).claimed
-    by_id = {one.id: one for one in claimed}
-    dead = [(by_id[id], 0, "rejected 1 no such card", b'{"id":"%s"}' % id.encode()) for id in ("d1", "d2", "d3", "d4")]
-    queue.moves.nack(dead)
-    queue.moves.nack([(by_id["failing"], 600_000, "failed 1 gateway down", b"{}")])
-    queue.moves.collect(["d1", "d2", "d3"], letters_max=9, letters_ms=10**12)
+    other.publish_many(Outgoing(body={}, id=f"keyed{at}", key="tenant") for at in range(3))
+    die("d1", "d2", "d3", error="no such card")
+    for id in ("d4", "failing", "redelivered", "lost", "held"):
+        queue.publish({"id": id}, id=id)
+    ended, failing, *_ = claim(queue, 9, lease_ms=600_000)
+    queue.moves.nack([(ended, 0, "rejected 1 no such card", b"{}")])
+    queue.moves.nack([(failing, 600_000, "failed 1 gateway down", b"{}")])
     client.zrem(queue.keys.unack, "lost", "redelivered")
     client.rpush(queue.keys.retry, "redelivered")
     client.hset(queue.keys.lease, "redelivered", "suspect")

@@ -7,35 +7,27 @@ from pathlib import Path
 import pytest
 from handling import handle_all
 
-from reliq import Admin, Layout, Outgoing, Queue, transitions as t
+from reliq import Admin, Layout, Outgoing, Queue
 from reliq.admin.fsck.ids import check_ids
 
-TAGGED, PLAIN = Layout.hdt3213(hash_tag=True), Layout.hdt3213()
 HOUR = 3600
 
 
-@pytest.fixture(params=[Layout.RELIQ, TAGGED, PLAIN], ids=str)
-def layout(request):
-    return request.param
-
-
 @pytest.fixture
-def queue(url, layout, client):
+def queue(url, layout, client, claim):
     """A queue with messages in every place: waiting, due, held, nacked, to be retried, ended, dead."""
     queue = Queue("q", bytes, url=url, layout=layout)
-    for at, place in enumerate(("over", "dead", "retried", "held", "nacked")):
+    for place in ("over", "dead", "retried", "held", "nacked"):
         queue.publish(b"body", id=place, retries=0 if place in ("over", "dead") else 3)
-        lease_ms = 1 if place == "retried" else HOUR * 1000
-        [one] = queue.moves.claim(t.CallNumber(f"lane-{place}", 1), limit=1, lease_ms=lease_ms).claimed
+        [one] = claim(queue, lease_ms=1 if place == "retried" else HOUR * 1000)
         if place in ("over", "dead"):
             queue.moves.nack([(one, 0, "rejected 1 x", b"body")])
-        if place == "dead":
-            queue.moves.collect(["dead"], letters_max=9, letters_ms=10**12)
-        if place == "nacked":
+        elif place == "nacked":
             queue.moves.nack([(one, HOUR * 1000, "failed 1 x", b"")])
-        if place == "retried":
+        elif place == "retried":
             later = (client.time()[0] + 2) * 1_000_000
-            assert queue.moves.reclaim(clock=later).overdue == ("retried",), at
+            assert queue.moves.reclaim(clock=later).overdue == ("retried",)
+    queue.moves.collect(["dead"], letters_max=9, letters_ms=10**12)
     queue.publish_many([Outgoing(body=b"body", id=f"ready-{n}") for n in range(3)])
     queue.publish_many([Outgoing(body=b"body", id=f"late-{n}", delay=HOUR) for n in range(3)])
     yield queue
@@ -156,7 +148,7 @@ def test_redis_key_of_another_type_is_put_aside_and_its_messages_are_restored(na
 
 
 def test_wrong_due_time_is_repaired_from_the_envelope_or_makes_a_dead_letter(url, client):
-    ours, bare = (Queue("q", bytes, url=url, layout=one) for one in (Layout.RELIQ, TAGGED))
+    ours, bare = (Queue("q", bytes, url=url, layout=one) for one in (Layout.RELIQ, Layout.hdt3213()))
     due = ours.publish(b"body", id="m", delay=HOUR).due
     bare.publish(b"body", id="m", delay=HOUR)
     for queue in (ours, bare):

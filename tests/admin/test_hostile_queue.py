@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from hostile import NAMES, TEXTS, complaints, spoil
 from ports import free_port
-from terminal import Terminal
 from test_every_command import COMMANDS, options
 from waiting import eventually
 from worker_process import Command
@@ -136,16 +135,15 @@ def test_watch_over_a_pipe_prints_json(hostile, url):
     assert strict(line)["queues"]
 
 
-def test_screen_of_watch_in_80_columns_shows_text_only(hostile, url):
+def test_screen_of_watch_in_80_columns_shows_text_only(hostile, terminal):
     hostile()
-    with closing(Terminal("watch", columns=80, lines=40, url=url)) as terminal:
-        terminal.wait_for("failures", "retrying, ", "pid 1000000000")
-        code = terminal.end(signal.SIGINT)
-    shown = terminal.raw.decode("utf-8", "strict")
+    watch = terminal("watch", columns=80, lines=40)
+    watch.wait_for("failures", "retrying, ", "pid 1000000000")
+    code = watch.end(signal.SIGINT)
 
-    styles = re.compile(r"\x1b\[[0-9;]*[mHKJ]|\x1b\[\?(25|1049)[hl]|\r")
-    assert (code, complaints(styles.sub("", shown))) == (0, [])
-    assert b"\x1b[2J\x1b[31m" not in terminal.raw
+    shown = re.sub(r"\x1b\[[0-9;]*[mHKJ]|\x1b\[\?(25|1049)[hl]|\r", "", watch.raw.decode("utf-8", "strict"))
+    assert (code, complaints(shown)) == (0, [])
+    assert b"\x1b[2J\x1b[31m" not in watch.raw
 
 
 def test_exporter_serves_metrics_of_a_hostile_queue(hostile, url):

@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from functools import partial
 
 import pytest
-from terminal import PATIENCE_SECONDS, Terminal
+from terminal import PATIENCE_SECONDS
 
 from reliq import Admin, Pause, Queue
 from reliq.admin import Failure, Moment, Overview, QueueView
@@ -26,16 +26,9 @@ ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 @pytest.fixture
-def watch(url):
-    """Watch in a terminal of a size; the command ends with the test."""
-    with ExitStack() as stack:
-
-        def start(*words, at=url, columns=80, **size):
-            terminal = Terminal("watch", "--interval", "100ms", *words, url=at, columns=columns, **size)
-            stack.callback(terminal.close)
-            return terminal
-
-        yield start
+def watch(terminal):
+    """Watch in a terminal of a size."""
+    return partial(terminal, "watch", "--interval", "100ms")
 
 
 @pytest.fixture
@@ -106,7 +99,7 @@ def test_interrupt_during_a_redraw_leaves_the_terminal_clean(queue, url, monkeyp
 def test_watch_without_redis_keeps_the_last_look_and_says_so(watch, server_path):
     with EmbeddedRedis(server=server_path) as server:
         Queue("here", url=server.url).publish({})
-        terminal = watch(at=server.url)
+        terminal = watch(url=server.url, columns=80)
         terminal.wait_for("here ")
 
     rows = terminal.wait_for("Redis does not answer, this is old")
