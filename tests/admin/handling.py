@@ -46,3 +46,8 @@ def searches(admin, state, where, **options):
         after = found[-1].after if found else None
         found.append(admin.search("q", state, where, after=after, **options))
     return found
+
+
+def lasting(client):
+    """Return the Redis keys of queue `q` and its shards that do not expire by themselves."""
+    return {key for key in client.scan_iter("{reliq:q[#}]*") if client.pttl(key) < 0}

@@ -138,9 +138,8 @@ def test_cron_resume_skips_and_counts_the_ticks_of_a_pause_without_workers(ticke
     [hourly] = [one for one in admin.crons() if one.name == "hourly"]
     assert (hourly.skipped["paused"], hourly.missed, client.exists("{reliq:reports}:ready")) == (5, 0, 0)
     assert hourly.next == (last // 3600 + 1) * 3600
-    assert [view.queue for view in admin.queues(interval=0).queues] == ["reports"], (
-        "a queue that only ticks is registered"
-    )
+    registered = [view.queue for view in admin.queues(interval=0).queues]
+    assert registered == ["reports"], "a queue that only ticks"
 
 
 def test_cron_forget_is_refused_while_a_worker_has_the_entry(ticker, command, client, admin, gone):
