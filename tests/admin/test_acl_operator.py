@@ -134,7 +134,7 @@ def test_operator_may_watch_and_ask_the_doctor(scene, operator, refused, client,
         watch.send_signal(signal.SIGINT)
 
     assert ({one["queue"] for one in look["queues"]}, look["unreadable"]) == ({"q", "other"}, {})
-    assert look["workers"][0]["id"] == "w"
+    assert look["workers"][0]["running"][0]["id"] == "held"
     assert {one["error"] for one in look["errors"]} == {"gateway down", "no such card"}
     assert look["ends"]
 

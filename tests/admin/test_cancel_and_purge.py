@@ -90,6 +90,7 @@ def test_purge_of_a_state_obeys_its_filter_or_deletes_all(state, fill, command, 
     assert (queue.counts().alive, work(queue)) == (0, [])
     totals = queue.counts().totals
     assert totals.get("purged", 0) + totals.get("cancelled", 0) == 6
+    assert queue.publish({}, id="m0").status == ("published" if state == "unack" else "duplicate")
 
 
 def test_purge_in_the_middle_of_a_list_frees_the_body_and_counts_once(fill, command, queue, client):

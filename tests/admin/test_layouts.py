@@ -140,9 +140,11 @@ def test_account_of_a_queue_shared_with_go_exits_0_without_a_verdict(command, go
     go.ack(go.claim(now))
 
     ran, told = (command("account", "orders", "--layout", "hdt3213", *more) for more in ((), ("--json",)))
+    running = command("running", "orders", "--layout", "hdt3213").out
 
     assert (ran.code, told.code) == (0, 0)
     assert "A program in Go that shares the queue counts nothing" in ran.out
+    assert "What programs in Go run, nobody tells." in running
     assert told.json | {"published": 0, "alive": 2, "missing": None, "balanced": None} == told.json
 
 
@@ -162,11 +164,3 @@ def test_lateness_of_a_message_of_go_is_unknown_at_first(command, go, client, ad
     go.publish(due=client.time()[0] - 100)
     [view] = command("queues", "--interval", "0", "--json").json["queues"]
     assert 100 <= view["late"] < 200, "a pending message has its due time"
-
-
-def test_running_says_that_programs_in_go_report_nothing(command, go, queue, client):
-    go.publish(due=1)
-    queue.publish({})
-
-    assert "What programs in Go run, nobody tells." in command("running", "orders", "--layout", "hdt3213").out
-    assert "Go" not in command("running", "q").out
