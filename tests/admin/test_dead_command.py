@@ -5,7 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from handling import bury_all
+from handling import bury_all, handle_all
 
 from reliq import Queue
 from reliq.admin import LetterFilter, RedriveOptions
@@ -71,14 +71,16 @@ def test_dead_show_prints_the_whole_letter(command, queue, die):
     assert command("dead", "show", "q", "m", "--json").json["headers"] == {"tenant": "acme"}
 
 
-def test_redrive_publishes_matching_letters_only(command, queue, letters):
-    dry = command("dead", "redrive", "q", "--error", "declined", "--dry-run")
-    ran = command("dead", "redrive", "q", "--error", "declined")
+def test_redrive_and_purge_take_matching_letters_only(command, queue, letters):
+    redrive = ("dead", "redrive", "q", "--error", "declined")
+    purge = ("dead", "purge", "q", "--match", '"id":"d"')
+    assert command(*redrive, "--dry-run").out == "2 would be redriven\n"
+    assert command(*redrive).out == "2 redriven\n"
+    assert (listed(command), [body["id"] for body in handle_all(queue)]) == ("bd", ["a", "c"])
 
-    assert (dry.out, ran.out) == ("2 would be redriven\n", "2 redriven\n")
-    assert listed(command) == "bd"
-    with queue.receive(limit=10) as jobs:
-        assert [job.id for job in jobs] == ["a", "c"]
+    assert command(*purge, "--dry-run").out == "1 would be deleted\n"
+    assert command(*purge, "--yes").out == "1 deleted\n"
+    assert (listed(command), queue.counts().totals["dead"]) == ("b", 4)
 
 
 def test_redrive_obeys_retries_delay_and_limit(command, queue, letters, client):
@@ -162,15 +164,6 @@ def test_rate_is_parsed_and_kept_by_waiting(monkeypatch):
         pace.wait(10)
 
     assert 0.4 < clock.now - 100 <= 0.6
-
-
-def test_dead_purge_deletes_letters_and_keeps_the_account(command, queue, letters):
-    dry = command("dead", "purge", "q", "--error", "declined", "--dry-run")
-    ran = command("dead", "purge", "q", "--error", "declined", "--yes")
-
-    assert (dry.out, ran.out) == ("2 would be deleted\n", "2 deleted\n")
-    assert listed(command) == "bd"
-    assert queue.counts().totals["dead"] == 4
 
 
 def test_large_letters_are_read_one_at_a_time(queue, admin, client):
