@@ -172,6 +172,9 @@ def test_demo_that_cannot_use_the_redis_exits_with_a_sentence(demo, url, client)
     finally:
         client.replicaof("NO", "ONE")
         client.config_set("maxmemory", 0)
+    client.hset("reliq:queues", "demo", 1)
+    refused("has a queue 'demo' already")
+    client.flushall()
     Queue("demo", url=url).publish({}, id="theirs")
     refused("has a queue 'demo' already")
 

@@ -75,6 +75,7 @@ BESIDE = [
     ({"hosts": ["127.0.0.1", "::1", "localhost"]}, "tls", "ok"),
     ({"client_retries": 3}, "client retries", "warning"),
     ({"denied": {"consumer": ["ZADD"]}}, "rights: consumer", "bad"),
+    ({"denied": {"consumer": None}}, "rights: consumer", "unknown"),
 ]
 
 
