@@ -2,15 +2,20 @@
 
 import sys
 import time
+from contextlib import ExitStack, closing
+from itertools import count
 from typing import NamedTuple
 
 import msgspec
 import pytest
+from handling import bury_all
+from terminal import Terminal
 
 from reliq import Layout, Queue, commands
 from reliq.admin import Admin
 from reliq.cli.app import main
 from reliq.roster import Worker
+from reliq.transitions import CallNumber
 from reliq.transport.connection import Connection
 
 
@@ -47,6 +52,22 @@ def command(url, monkeypatch, capsys):
 
 
 @pytest.fixture
+def terminal(url):
+    """Run a command, or another program, on a terminal; it ends with the test."""
+    with ExitStack() as stack:
+
+        def start(*words, url=url, **options):
+            return stack.enter_context(closing(Terminal(*words, url=url, **options)))
+
+        yield start
+
+
+@pytest.fixture(params=[Layout.RELIQ, Layout.hdt3213(), Layout.hdt3213(hash_tag=True)], ids=str)
+def layout(request):
+    return request.param
+
+
+@pytest.fixture
 def admin(url):
     """The methods behind the commands."""
     admin = Admin(url)
@@ -69,9 +90,19 @@ def die(queue):
     def make(*ids, error="bad card", **options):
         for id in ids:
             queue.publish({"id": id}, id=id, **options)
-            with queue.receive() as [job]:
-                job.reject(reason=error)
-            queue.moves.collect([id], letters_max=1000, letters_ms=10**9)
+            bury_all(queue, error)
+
+    return make
+
+
+@pytest.fixture
+def claim():
+    """Claim messages of a queue as a worker does; return them."""
+    turns = count(1)
+
+    def make(queue, limit=1, lease_ms=60_000, **options):
+        call = CallNumber("w", next(turns))
+        return queue.moves.claim(call, limit=limit, lease_ms=lease_ms, **options).claimed
 
     return make
 

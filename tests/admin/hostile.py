@@ -22,17 +22,7 @@ TEXTS = [
 NAMES = [r"x\$(ls)", "x$(ls)", "x`ls`", "x;ls", "x'y", 'x"y', "x y", "*", "?", "~root", "=ls", "%1", "x:y", "--yes"]
 NUMBERS = [b"3", b"-1", b"9" * 400, b"9" * 4301, b"\xc2\xb2", b"-" + b"9" * 30, b"", b"nan", b"1e999"]
 SCORES = ["+inf", "-inf", "1e300", "-1e300", "0", "99999999999", "4000000000000", "9223372036854775807", "1795300000"]
-WORDS = [
-    b"nacked",
-    b"suspect",
-    b"!",
-    b"@" + b"9" * 400,
-    b"@" + b"9" * 17,
-    b"@4000000000001",
-    b"\x1b[2J",
-    b"",
-    b"n.1:30000",
-]
+WORDS = [b"nacked", b"suspect", b"!", b"@" + b"9" * 400, b"@" + b"9" * 17, b"@4000000000001", b"\x1b[2J", b"", b"n.1:3"]
 NOTES = [
     b"failed \xc2\xb2 x",
     b"failed " + b"9" * 400 + b" x",
@@ -43,40 +33,26 @@ NOTES = [
 ]
 
 
-def _headers(text):
-    return json.dumps({text.decode("latin-1"): text.decode("latin-1")}).encode()
-
-
 def bodies():
     """Yield values of messages: bare bodies and envelopes, each with what no message of ours has."""
     for text in TEXTS:
         yield text
-        yield (
-            b'RELIQ/1 {"d":1795300000000,"r":3}\n'
-            + json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False).encode()
-        )
-        yield b'RELIQ/1 {"d":1795300000000,"r":3,"h":' + _headers(text) + b"}\n" + text
+        header = json.dumps({text.decode("latin-1"): text.decode("latin-1")})
+        said = json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False)
+        yield b'RELIQ/1 {"d":1795300000000,"r":3}\n' + said.encode()
+        yield b'RELIQ/1 {"d":1795300000000,"r":3,"h":' + header.encode() + b"}\n" + text
     for number in (b"-1", b"9" * 400, b"9" * 4301, b"9007199254740991", b"1e999", b"true"):
         for name in (b"d", b"r", b"e", b"w"):
             fields = {b"d": b"1795300000000", b"r": b"3", b"e": b"1", b"w": b"1"} | {name: number}
             yield b"RELIQ/1 {" + b",".join(b'"%b":%b' % pair for pair in fields.items()) + b"}\n{}"
-    yield from (
-        b"[" * 5000 + b"]" * 5000,
-        b"[" * 900 + b"]" * 900,
-        b'"\\ud800"',
-        b"9" * 5000,
-        b"1e999",
-        b"",
-        b"null",
-        b"RELIQ/1 {",
-    )
+    yield from (b"[" * 5000 + b"]" * 5000, b"[" * 900 + b"]" * 900, b'"\\ud800"', b"9" * 5000)
+    yield from (b"1e999", b"", b"null", b"RELIQ/1 {")
 
 
 def complaints(text):
     """What in a text a terminal obeys, hides or shows elsewhere."""
-    return sorted(
-        {repr(one) for one in text if one != "\n" and unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
-    )
+    bad = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return sorted({repr(one) for one in text if one != "\n" and unicodedata.category(one) in bad})
 
 
 def spoil(client, name="q", number=300):
@@ -89,24 +65,13 @@ def spoil(client, name="q", number=300):
             many.hset(keys.retries_left, id, NUMBERS[at % len(NUMBERS)])
             many.hset(keys.lease, id, WORDS[at // 5 % len(WORDS)])
             many.hset(keys.errors, id, NOTES[at % len(NOTES)])
-            _place(many, keys, id, at)
+            score = SCORES[at // 5 % len(SCORES)]
+            places = [("ZADD", keys.pending, score), ("RPUSH", keys.ready), ("ZADD", keys.unack, score)]
+            places += [("RPUSH", keys.retry), ("SADD", keys.garbage)]
+            many.execute_command(*places[at % 5], id)
         _beside(many, keys, ids)
         many.execute()
     return ids
-
-
-def _place(many, keys, id, at):
-    match at % 5:
-        case 0:
-            many.execute_command("ZADD", keys.pending, SCORES[at // 5 % len(SCORES)], id)
-        case 1:
-            many.rpush(keys.ready, id)
-        case 2:
-            many.execute_command("ZADD", keys.unack, SCORES[at // 5 % len(SCORES)], id)
-        case 3:
-            many.rpush(keys.retry, id)
-        case 4:
-            many.sadd(keys.garbage, id)
 
 
 def _beside(many, keys, ids):
@@ -129,9 +94,7 @@ def _beside(many, keys, ids):
     many.set(keys.moving, TEXTS[0])
     _of_keys(many, keys, ids)
     for at, text in enumerate(TEXTS):
-        numbers = {
-            f"{field}".encode(): NUMBERS[at] for field in ("seen", "last", "ticked", "missed", "paused", "asked")
-        }
+        numbers = dict.fromkeys((b"seen", b"last", b"ticked", b"missed", b"paused", b"asked"), NUMBERS[at])
         row = {b"schedule": text, b"id": ids[at], b"pause": json.dumps(pause), **numbers}
         many.hset(keys.cron, mapping={text + b" " + field: value for field, value in row.items()})
     many.hset(keys.cron, mapping={"daily schedule": "0 6 * * * Nowhere", "daily last": NUMBERS[2], "": "", " ": " "})

@@ -1,7 +1,6 @@
 """An operator with exactly the rule that `reliq acl` prints runs every command of an operator, and no more than that."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -9,13 +8,10 @@ import sys
 import time
 
 import pytest
-import redis
 
-from reliq import Queue, transitions as t
+from reliq import Outgoing, Queue
 from reliq.roster import Slot
 
-#: What the doctor asks on the off chance; what it is not told, it calls unknown.
-OFF_CHANCE = ("client", "info", "config", "slowlog", "acl")
 #: Rights that these calls do not need: to watch, to continue a page, to repair other faults.
 ELSEWHERE = {"HRANDFIELD", "LREM", "RENAMENX", "EVAL", "ZCOUNT", "ZRANK"}
 #: What moves messages between the shards of a queue, as tests/admin/test_shards_command.py has it.
@@ -42,20 +38,17 @@ def operator(client, rule, url):
 
 
 @pytest.fixture
-def scene(url, client, alive):
+def scene(url, client, alive, queue, claim, die):
     """Messages in every state, dead letters, one message that got lost, and a worker."""
-    queue, other = Queue("q", url=url, retries=3), Queue("other", url=url)
+    other = Queue("other", url=url)
     other.publish({}, delay=600)
-    for at in range(3):
-        other.publish({"at": at}, id=f"keyed{at}", key="tenant")
-    for id in ("d1", "d2", "d3", "d4", "failing", "redelivered", "lost", "held"):
-        queue.publish({"id": id}, id=id, retries=0 if id.startswith("d") else 3)
-    claimed = queue.moves.claim(t.CallNumber("w", 1), limit=9, lease_ms=600_000).claimed
-    by_id = {one.id: one for one in claimed}
-    dead = [(by_id[id], 0, "rejected 1 no such card", b'{"id":"%s"}' % id.encode()) for id in ("d1", "d2", "d3", "d4")]
-    queue.moves.nack(dead)
-    queue.moves.nack([(by_id["failing"], 600_000, "failed 1 gateway down", b"{}")])
-    queue.moves.collect(["d1", "d2", "d3"], letters_max=9, letters_ms=10**12)
+    other.publish_many(Outgoing(body={}, id=f"keyed{at}", key="tenant") for at in range(3))
+    die("d1", "d2", "d3", error="no such card")
+    for id in ("d4", "failing", "redelivered", "lost", "held"):
+        queue.publish({"id": id}, id=id)
+    ended, failing, *_ = claim(queue, 9, lease_ms=600_000)
+    queue.moves.nack([(ended, 0, "rejected 1 no such card", b"{}")])
+    queue.moves.nack([(failing, 600_000, "failed 1 gateway down", b"{}")])
     client.zrem(queue.keys.unack, "lost", "redelivered")
     client.rpush(queue.keys.retry, "redelivered")
     client.hset(queue.keys.lease, "redelivered", "suspect")
@@ -65,12 +58,6 @@ def scene(url, client, alive):
     alive("w", running=(Slot("q", "held", 1, time.time()),))
     client.persist("reliq:worker:w")
     return queue
-
-
-@pytest.fixture
-def refused(client):
-    """What the operator was refused since it was made, but for what the doctor asks on the off chance."""
-    return lambda: sorted({one["object"] for one in client.acl_log() if not one["object"].startswith(OFF_CHANCE)})
 
 
 def ran(client):
@@ -142,12 +129,12 @@ def test_operator_may_run_every_command_and_needs_every_right(
 
 def test_operator_may_watch_and_ask_the_doctor(scene, operator, refused, client, command):
     words = [sys.executable, "-m", "reliq", "watch", "--json", "--interval", "30s", "--url", operator]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as watch:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
         look = json.loads(watch.stdout.readline())
         watch.send_signal(signal.SIGINT)
 
     assert ({one["queue"] for one in look["queues"]}, look["unreadable"]) == ({"q", "other"}, {})
-    assert look["workers"][0]["id"] == "w"
+    assert look["workers"][0]["running"][0]["id"] == "held"
     assert {one["error"] for one in look["errors"]} == {"gateway down", "no such card"}
     assert look["ends"]
 
@@ -155,19 +142,9 @@ def test_operator_may_watch_and_ask_the_doctor(scene, operator, refused, client,
 
     verdicts = {one["name"]: one["verdict"] for one in done.json}
     knows = "unknown" if client.info("server")["redis_version"].startswith("6.") else "ok"
-    assert (done.code, done.err, refused()) == (0, "", [])
+    assert (done.code, done.err) == (0, "")
+    assert {one.partition("|")[0] for one in refused()} <= {"config", "slowlog", "acl"}, "what it calls unknown"
     assert (verdicts["rights: operator"], verdicts["slow scripts"]) == (knows, "unknown")
-
-
-def test_operator_may_not_change_the_server_or_other_queues(operator):
-    server = ("FLUSHALL", "FLUSHDB", "CONFIG SET maxmemory 1", "KEYS *", "ACL LIST", "MONITOR")
-    third = ("GET KEY:msg:m", "LRANGE KEY:ready 0 -1", "DEL KEY:ready", "SET KEY:paused 1", "HGETALL KEY:totals")
-    own = ("RPOP {reliq:q}:ready", "RENAME {reliq:q}:ready {reliq:q}:gone")
-
-    with redis.Redis.from_url(operator) as user:
-        for command in (*server, *(one.replace("KEY", "{reliq:third}") for one in third), *own):
-            with pytest.raises(redis.exceptions.NoPermissionError):
-                user.execute_command(*command.split())
 
 
 def test_operator_of_other_queues_sees_a_queue_as_unreadable(scene, operator, url, command):
@@ -175,8 +152,5 @@ def test_operator_of_other_queues_sees_a_queue_as_unreadable(scene, operator, ur
 
     for words in ("pause third", "list third --state ready", "publish third {}", "check third", "account third"):
         done = command(*words.split(), url=operator)
-        assert done.code == 1
-        assert re.search("permission|NOPERM", done.err)
-    seen = command("queues", "--json", "--interval", "0", url=operator).json
-    assert [*seen["unreadable"]] == ["third"]
-    assert {one["queue"] for one in seen["queues"]} == {"q", "other"}
+        assert (done.code, bool(re.search("permission|NOPERM", done.err))) == (1, True), words
+    assert [*command("queues", "--json", "--interval", "0", url=operator).json["unreadable"]] == ["third"]

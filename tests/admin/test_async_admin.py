@@ -55,16 +55,20 @@ def test_progress_is_reported_on_the_event_loop(ask, die):
     assert (sum(looked for _, looked, _ in seen), seen[-1][2].redriven) == (20, 20)
 
 
+async def begun(twin, rate):
+    """Begin a redrive; return its task after the first step."""
+    step, options = asyncio.Event(), RedriveOptions(rate=rate)
+    task = asyncio.create_task(twin.redrive("q", LetterFilter(), options, on_step=lambda *_: step.set()))
+    await step.wait()
+    return task
+
+
 @pytest.mark.parametrize("rate", [None, 2.0], ids=["without a rate", "with a rate"])
 def test_cancelled_redrive_ends_between_two_steps_and_can_be_continued(ask, queue, die, rate):
-    ids = [f"m{number}" for number in range(40)]
-    die(*ids)
+    die(*(f"m{number}" for number in range(40)))
 
     async def code(twin):
-        begun = asyncio.Event()
-        options = RedriveOptions(rate=rate)
-        task = asyncio.create_task(twin.redrive("q", LetterFilter(), options, on_step=lambda *_: begun.set()))
-        await begun.wait()
+        task = await begun(twin, rate)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -79,18 +83,15 @@ def test_cancelled_redrive_ends_between_two_steps_and_can_be_continued(ask, queu
     assert queue.counts().ready == 40
 
 
-def test_aclose_ends_a_long_redrive(url, die, queue):
-    die(*(f"m{number}" for number in range(40)))
+def test_aclose_ends_a_long_redrive(ask, die, queue):
+    die("a", "b")
 
-    async def main():
-        twin, begun = AsyncAdmin(url), asyncio.Event()
-        options = RedriveOptions(rate=0.001)
-        task = asyncio.create_task(twin.redrive("q", LetterFilter(), options, on_step=lambda *_: begun.set()))
-        await begun.wait()
+    async def code(twin):
+        task = await begun(twin, 0.001)
         await twin.aclose()
         with pytest.raises(RuntimeError, match="ended between two steps"):
             await task
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    ask(code)
 
     assert queue.counts().ready == 1

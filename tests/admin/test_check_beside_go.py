@@ -7,7 +7,6 @@ from reliq import Admin, Layout, Queue
 from reliq.admin.fsck.check import Checker
 from reliq.admin.session import QueueSession
 from reliq.keys import Keys
-from reliq.transitions import CallNumber
 from reliq.transport.connection import Connection
 
 LAYOUTS = (Layout.hdt3213(), Layout.hdt3213(hash_tag=True))
@@ -33,8 +32,8 @@ def check(url, go):
     """Check and repair; while the check lets time pass, `meanwhile` is called. Return the report."""
     connection = Connection.to(url)
 
-    def make(meanwhile=lambda: None, keys=go.keys):
-        session = QueueSession(connection.wire(), keys)
+    def make(meanwhile=lambda: None):
+        session = QueueSession(connection.wire(), go.keys)
         return Checker(session, repair=True, progress=lambda *_: None, wait=meanwhile).run()
 
     yield make
@@ -124,11 +123,10 @@ def test_fault_of_another_kind_after_the_wait_is_not_repaired(go, now, check, cl
     assert client.hexists(go.keys.retries_left, id)
 
 
-def test_state_word_left_by_a_go_consumer_is_reported_as_passing(go, now, check, client, url):
+def test_state_word_left_by_a_go_consumer_is_reported_as_passing(go, now, check, claim, client, url):
     queue = Queue("orders", bytes, url=url, layout=go.keys.layout)
     queue.publish(b"body", id="m")
-    [one] = queue.moves.claim(CallNumber("w", 1), limit=1, lease_ms=60_000).claimed
-    queue.moves.nack([(one, 0, "failed 1 x", b"")])
+    queue.moves.nack([(*claim(queue), 0, "failed 1 x", b"")])
     client.zadd(go.keys.unack, {"m": now})
     go.ack("m")
     queue.publish(b"beside")
@@ -140,15 +138,3 @@ def test_state_word_left_by_a_go_consumer_is_reported_as_passing(go, now, check,
     assert [(fault.name, fault.mended) for fault in check().faults] == [("stray-word", 1)]
     assert check().faults == ()
     queue.close()
-
-
-def test_check_waits_only_for_faults_of_a_queue_that_go_may_share(go, now, check, client):
-    go.publish(due=now)
-    waited = []
-
-    check(lambda: waited.append(1))
-
-    ours = Keys("q")
-    client.hset(ours.retries_left, "ghost", "3")
-    report = check(lambda: waited.append(1), ours)
-    assert (report.faults[0].name, waited) == ("stray-count", [])

@@ -103,13 +103,11 @@ def test_fault_of_a_busy_queue_is_repaired_and_nothing_else(url, pieces, client)
 
     with busy(url) as queue:
         client.hset(queue.keys.retries_left, mapping=strays)
-        [*others] = [fault for _ in range(3) for fault in wrong(admin.check("busy"))]
+        others = [fault for _ in range(3) for fault in wrong(admin.check("busy"))]
         mended = wrong(admin.check("busy", repair=True))
         after = [fault for _ in range(3) for fault in wrong(admin.check("busy"))]
 
     assert {(fault.name, fault.count) for fault in others} == {("stray-count", 20)}
-    assert [(fault.name, fault.count, fault.mended) for fault in mended if fault.name != "account"] == [
-        ("stray-count", 20, 20)
-    ]
+    assert {(fault.name, fault.mended) for fault in mended} - {("account", 0)} == {("stray-count", 20)}
     # The strays were never published: ended, they are too many, and nothing else is.
     assert {(fault.name, fault.count) for fault in after} == {("account", 20)}

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from hostile import NAMES
 from required import must_run_in_ci
-from terminal import Terminal
 
 from reliq import Layout, Queue
 from reliq.cli.app import main
@@ -78,7 +77,7 @@ def test_completion_of_random_queue_names_offers_only_plain_names(shell, complet
 
 
 @every_shell
-def test_completion_of_hostile_queue_names_in_a_real_shell_runs_no_command(shell, known, client, url, tmp_path):
+def test_completion_of_hostile_queue_names_in_a_real_shell_runs_no_command(shell, known, client, terminal, tmp_path):
     """Tab lists the names; the next Tab completes a file where a queue's name would have run a command."""
     if not shutil.which(shell):
         must_run_in_ci(f"{shell} is not installed (Debian: apt-get install {shell})")
@@ -86,39 +85,33 @@ def test_completion_of_hostile_queue_names_in_a_real_shell_runs_no_command(shell
     (tmp_path / "evil-file").touch()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {"PATH": path, "HOME": str(tmp_path), "LANG": "C.UTF-8"}
-    terminal = Terminal(program=(*ON_TERMINAL, *SHELLS[shell]), url=url, folder=tmp_path, **environment)
-    try:
-        start = "autoload -Uz compinit; compinit -u -D; " if shell == "zsh" else ""
-        terminal.type(f"{start}env _RELIQ_COMPLETE=source_{shell} reliq > s; source ./s; echo rea''dy\n")
-        terminal.wait_for_text("ready")
-        terminal.type("reliq show \t\t" if shell == "bash" else "reliq show \t")
-        terminal.wait_for_text("order-deadlines")
-        terminal.type("evi\t")
-        terminal.wait_for_text("evil-file|evil.?;")
-        terminal.type("\n")
-        terminal.wait_for_text("see reliq show --help")
-        terminal.type("exit\n")
-        terminal.end()
-    finally:
-        terminal.close()
+    start = "autoload -Uz compinit; compinit -u -D; " if shell == "zsh" else ""
+    typed = terminal(program=(*ON_TERMINAL, *SHELLS[shell]), folder=tmp_path, **environment)
 
-    assert not (tmp_path / "ran").exists(), terminal.text
+    typed.type(f"{start}env _RELIQ_COMPLETE=source_{shell} reliq > s; source ./s; echo rea''dy\n")
+    typed.wait_for_text("ready")
+    typed.type("reliq show \t\t" if shell == "bash" else "reliq show \t")
+    typed.wait_for_text("order-deadlines")
+    typed.type("evi\t")
+    typed.wait_for_text("evil-file|evil.?;")
+    typed.type("\n")
+    typed.wait_for_text("see reliq show --help")
+    typed.type("exit\n")
+    typed.end()
+
+    assert not (tmp_path / "ran").exists(), typed.text
 
 
-def test_completion_reads_no_url_from_a_file(completed, known, url, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pyproject.toml").write_text(f"[tool.reliq]\nurl = {url!r}\n")
-    monkeypatch.delenv("RELIQ_URL")
-
-    assert completed("reliq show ") == []
-
-
-def test_completion_without_redis_offers_and_prints_nothing(completed, known, monkeypatch):
+def test_completion_without_redis_or_with_a_url_in_a_file_offers_nothing(completed, known, url, tmp_path, monkeypatch):
     assert completed("reliq show --url redis://127.0.0.1:1/0 ") == [], "the URL of the line is the one"
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        for url in ("redis://127.0.0.1:1/0", "no URL", f"redis://127.0.0.1:{silent.getsockname()[1]}/0"):
-            monkeypatch.setenv("RELIQ_URL", url)
+        for away in ("redis://127.0.0.1:1/0", "no URL", f"redis://127.0.0.1:{silent.getsockname()[1]}/0"):
+            monkeypatch.setenv("RELIQ_URL", away)
             assert completed("reliq show ") == []
+    monkeypatch.delenv("RELIQ_URL")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text(f"[tool.reliq]\nurl = {url!r}\n")
+    assert completed("reliq show ") == []
 
 
 def test_commands_options_and_their_words_are_completed(completed):

@@ -62,12 +62,12 @@ def written(tmp_path, monkeypatch):
     return write
 
 
-def shown(command, **environment):
+def run(*words):
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+
+def shown(command):
     return {name: (row["value"], row["origin"]) for name, row in command("config", "--json").json.items()}
-
-
-def test_settings_are_the_options_of_the_worker():
-    assert {one.name.replace("_", "-") for one in Commands.load("worker").params} == OTHERS.keys()
 
 
 def test_every_worker_option_is_an_environment_variable(command, written, monkeypatch):
@@ -76,6 +76,7 @@ def test_every_worker_option_is_an_environment_variable(command, written, monkey
 
     values = shown(command)
 
+    assert {one.name.replace("_", "-") for one in Commands.load("worker").params} == OTHERS.keys()
     assert {name: value for name, (value, _) in values.items()} == {name: value for name, (_, value) in OTHERS.items()}
     assert values["max-jobs"][1] == "RELIQ_MAX_JOBS"
 
@@ -136,30 +137,21 @@ def test_bad_setting_is_one_line_that_names_its_origin(command, written, monkeyp
 
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
         assert said in done.err
+    if "RELIQ_GRACE" in environment:
+        assert command("worker", "jobs:consumer", "--grace", "x").err.endswith("see reliq worker --help\n")
 
 
-def test_bad_option_is_not_blamed_on_the_environment(command, written, monkeypatch):
-    monkeypatch.setenv("RELIQ_GRACE", "60")
-
-    done = command("worker", "jobs:consumer", "--grace", "long")
-
-    assert done.err.endswith("see reliq worker --help\n")
-
-
-def test_command_without_a_url_uses_that_of_the_settings_file(command, written, queue, url):
+def test_command_uses_the_url_of_the_settings_file_or_reads_none(command, written, queue, url):
     queue.publish({})
     path = written(f"url = {url!r}")
 
     done = command("queues", "--interval", "0")
+    os.mkfifo("pyproject.toml")  # reading it would hang
+    with_a_url = command("queues", "--interval", "0", "--url", url)
 
     assert done.out.splitlines()[1].split()[0] == "q"
     assert done.err == f"reliq: using the Redis URL of [tool.reliq] in {path}\n"
-
-
-def test_command_with_a_url_reads_no_settings_file(command, written, queue, url):
-    os.mkfifo(Path(written("")).parent / "inner" / "pyproject.toml")
-
-    assert command("queues", "--interval", "0", "--url", url).err == ""
+    assert (with_a_url.code, with_a_url.err) == (0, "")
 
 
 def make_foreign(path):
@@ -193,39 +185,28 @@ def test_untrusted_or_unreadable_settings_file_is_a_one_line_error(command, writ
         assert done.err.startswith(f"reliq: {said.format(path=path)}")
 
 
-@pytest.fixture
-def config_locked():
-    """Run `reliq config` as a user who may not read a file or folder."""
+def test_settings_file_that_cannot_be_read_is_an_error_unless_its_folder_is_locked(written):
     restrict = []
     if not os.geteuid():  # root may read anything
         restrict = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"]
         if shutil.which("setpriv") is None:
             must_run_in_ci("setpriv is not installed")
+    path = Path(written("concurrency = 'many'"))
 
-    def run(path):
+    def config_locked(path):
         mode = path.stat().st_mode
         path.chmod(0)
-        command = [*restrict, sys.executable, "-P", "-m", "reliq", "config"]
-        try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        finally:
-            path.chmod(mode)
-
-    return run
-
-
-def test_settings_file_that_cannot_be_read_is_an_error_unless_its_folder_is_locked(config_locked, written):
-    path = Path(written("concurrency = 'many'"))
+        done = run(*restrict, sys.executable, "-P", "-m", "reliq", "config")
+        path.chmod(mode)
+        return done
 
     done = config_locked(path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith(f"reliq: {path} cannot be read: ")
-
-    done = config_locked(path.parent)
-    assert (done.returncode, done.stderr) == (0, ""), "the folder above is locked"
-    os.chdir(path.parent)
-    done = config_locked(path.parent)
-    assert (done.returncode, done.stderr) == (0, ""), "the working folder is locked"
+    for folder in (path.parent / "inner", path.parent):  # the folder above is locked, then the working folder
+        os.chdir(folder)
+        done = config_locked(path.parent)
+        assert (done.returncode, done.stderr) == (0, ""), folder
 
 
 def test_command_in_a_deleted_folder_is_a_one_line_error(command, written):
@@ -252,9 +233,8 @@ def test_worker_without_options_obeys_the_settings_file(written, queue, url, tmp
     written(f"consumer = 'jobs:consumer'\nburst = true\nconcurrency = 3\nurl = {url!r}")
     (tmp_path / "jobs.py").write_text(JOBS)
 
-    done = subprocess.run(
-        [sys.executable, "-m", "reliq", "worker"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
+    os.chdir(tmp_path)
+    done = run(sys.executable, "-m", "reliq", "worker")
 
     assert (done.returncode, done.stdout) == (0, "worked {'n': 1}\n")
     assert "1 process of 3 on " in done.stderr

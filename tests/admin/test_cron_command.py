@@ -67,13 +67,6 @@ def test_cron_list_shows_next_and_last_ticks(ticking, command, admin, client):
     assert "(alive)" in command("cron", "list").out.splitlines()[2], "the message that its overlap waits for"
 
 
-def test_cron_list_without_entries_prints_a_hint(command, reports):
-    reports.publish({})
-
-    assert command("cron", "list", "reports").out.startswith("There is no periodic entry; @consumer.cron(…) makes one")
-    assert command("cron", "list", "--json").json == []
-
-
 def test_cron_list_and_watch_show_entries_with_problems(ticker, command, admin, client, gone):
     def watched():
         moment = admin.watch().look()
@@ -101,8 +94,7 @@ def test_cron_run_of_a_paused_entry_is_published_by_a_worker(ticking, command, r
 
     assert re.fullmatch(r"published cron\.daily\.run\.\d{13} to reports\n", said)
     with reports.receive() as [job]:
-        assert job.id == said.split()[1]
-        assert job.headers["reliq-tick"].startswith("20")
+        assert (job.id, job.headers["reliq-tick"][:2]) == (said.split()[1], "20")
     assert command("cron", "run", "daily", "--json").json["id"].startswith("cron.daily.run.")
 
 
@@ -127,8 +119,6 @@ def test_cron_run_repeated_before_its_publish_is_published_once(ticker, admin, c
 
 def test_cron_pause_ends_with_resume(ticker, command, admin):
     assert command("cron", "pause", "daily").out == "daily is paused; `reliq cron resume daily` ends it\n"
-    assert admin.crons()[0].pause is not None
-
     assert command("cron", "resume", "daily").out == "daily is resumed\n"
     assert command("cron", "resume", "daily").out == "daily was not paused\n"
     assert command("cron", "resume", "daily", "--json").json == {"was_paused": False, "queue": "reports"}
@@ -147,9 +137,8 @@ def test_cron_resume_skips_and_counts_the_ticks_of_a_pause_without_workers(ticke
     [hourly] = [one for one in admin.crons() if one.name == "hourly"]
     assert (hourly.skipped["paused"], hourly.missed, client.exists("{reliq:reports}:ready")) == (5, 0, 0)
     assert hourly.next == (last // 3600 + 1) * 3600
-    assert [view.queue for view in admin.queues(interval=0).queues] == ["reports"], (
-        "a queue that only ticks is registered"
-    )
+    registered = [view.queue for view in admin.queues(interval=0).queues]
+    assert registered == ["reports"], "a queue that only ticks"
 
 
 def test_cron_forget_is_refused_while_a_worker_has_the_entry(ticker, command, client, admin, gone):

@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from handling import bury_all, handle_all
 
 from reliq import Queue
 from reliq.admin import LetterFilter, RedriveOptions
@@ -49,12 +50,10 @@ def test_dead_list_filters(command, letters):
 
 
 def test_dead_list_filters_by_age(command, queue, client, letters):
-    hours = {b"a": 5, b"b": 3, b"c": 2, b"d": 0}
-    found = [fields for _, fields in client.xrange(queue.keys.dead)]
+    found = client.xrange(queue.keys.dead)
     client.delete(queue.keys.dead)
-    now = int(time.time() * 1000)
-    for fields in found:
-        client.xadd(queue.keys.dead, fields, id=f"{now - hours[fields[b'id']] * 3_600_000}-0")
+    for hours, (_, fields) in zip((5, 3, 2, 0), found, strict=True):
+        client.xadd(queue.keys.dead, fields, id=f"{int((time.time() - hours * 3600) * 1000)}-0")
 
     assert listed(command, "--older-than", "150m") == "ab"
     assert listed(command, "--newer-than", "150m") == "cd"
@@ -64,23 +63,24 @@ def test_dead_list_filters_by_age(command, queue, client, letters):
 def test_dead_show_prints_the_whole_letter(command, queue, die):
     die("m", error="card declined", headers={"tenant": "acme"})
 
-    shown, raw = command("dead", "show", "q", "m"), command("dead", "show", "q", "m", "--raw")
+    shown = command("dead", "show", "q", "m").out
 
-    assert shown.code == 0
-    assert all(part in shown.out for part in ("card declined", "acme", '{\n  "id": "m"\n}'))
-    assert re.search(r"^ +died  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC$", shown.out, re.MULTILINE)
-    assert raw.out == '{"id":"m"}'
+    assert all(part in shown for part in ("card declined", "acme", '{\n  "id": "m"\n}'))
+    assert re.search(r"^ +died  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC$", shown, re.MULTILINE)
+    assert command("dead", "show", "q", "m", "--raw").out == '{"id":"m"}'
     assert command("dead", "show", "q", "m", "--json").json["headers"] == {"tenant": "acme"}
 
 
-def test_redrive_publishes_matching_letters_only(command, queue, letters):
-    dry = command("dead", "redrive", "q", "--error", "declined", "--dry-run")
-    ran = command("dead", "redrive", "q", "--error", "declined")
+def test_redrive_and_purge_take_matching_letters_only(command, queue, letters):
+    redrive = ("dead", "redrive", "q", "--error", "declined")
+    purge = ("dead", "purge", "q", "--match", '"id":"d"')
+    assert command(*redrive, "--dry-run").out == "2 would be redriven\n"
+    assert command(*redrive).out == "2 redriven\n"
+    assert (listed(command), [body["id"] for body in handle_all(queue)]) == ("bd", ["a", "c"])
 
-    assert (dry.out, ran.out) == ("2 would be redriven\n", "2 redriven\n")
-    assert listed(command) == "bd"
-    with queue.receive(limit=10) as jobs:
-        assert [job.id for job in jobs] == ["a", "c"]
+    assert command(*purge, "--dry-run").out == "1 would be deleted\n"
+    assert command(*purge, "--yes").out == "1 deleted\n"
+    assert (listed(command), queue.counts().totals["dead"]) == ("b", 4)
 
 
 def test_redrive_obeys_retries_delay_and_limit(command, queue, letters, client):
@@ -132,34 +132,29 @@ def test_id_of_a_copy_belongs_to_one_death_and_does_not_grow(queue, die):
 def test_messages_that_die_again_during_a_redrive_stay_dead(queue, die, admin):
     die("a", "b")
 
-    def die_again(_looked, _sum):
-        with queue.receive(limit=10) as jobs:
-            for job in jobs:
-                job.reject()
-        queue.moves.collect(["a", "b"], letters_max=100, letters_ms=10**9)
-
-    done = admin.redrive("q", LetterFilter(), RedriveOptions(rate=1000), on_step=die_again)
+    done = admin.redrive("q", LetterFilter(), RedriveOptions(rate=1000), on_step=lambda _looked, _sum: bury_all(queue))
 
     assert (done.redriven, queue.counts().dead) == (2, 2)
 
 
 def test_many_letters_are_redriven_in_bounded_steps(queue, admin):
     queue.publish_many([{"n": n} for n in range(700)])
-    for _ in range(2):
-        with queue.receive(limit=500) as jobs:
-            for job in jobs:
-                job.reject()
-        queue.moves.collect([job.id for job in jobs], letters_max=1000, letters_ms=10**9)
+    bury_all(queue)
     steps = []
 
-    found = admin.count_letters("q", on_step=lambda looked, _sum: steps.append(looked))
     done = admin.redrive("q", LetterFilter(), RedriveOptions(), on_step=lambda looked, _sum: steps.append(looked))
 
-    assert (found, done.redriven, queue.counts().ready) == (700, 700, 700)
+    assert (done.redriven, queue.counts().ready) == (700, 700)
     assert max(steps) <= 500
 
 
-def test_rate_is_kept_by_waiting(monkeypatch):
+def test_rate_is_parsed_and_kept_by_waiting(monkeypatch):
+    rates = {"50/s": 50, "120/m": 2, "1800/h": 0.5, "3": 3, "0.5/s": 0.5}
+    assert {text: per_second(text) for text in rates} == rates
+    for text in ("0/s", "fast", "-1/s", "50/d", "50 / s", ""):
+        with pytest.raises(ConfigurationError, match="50/s"):
+            per_second(text)
+
     clock = SimpleNamespace(now=100.0)
     clock.monotonic, clock.sleep = lambda: clock.now, lambda seconds: setattr(clock, "now", clock.now + seconds)
     monkeypatch.setattr("reliq.admin.redrive.time", clock)
@@ -171,28 +166,9 @@ def test_rate_is_kept_by_waiting(monkeypatch):
     assert 0.4 < clock.now - 100 <= 0.6
 
 
-def test_dead_purge_deletes_letters_and_keeps_the_account(command, queue, letters):
-    dry = command("dead", "purge", "q", "--error", "declined", "--dry-run")
-    ran = command("dead", "purge", "q", "--error", "declined", "--yes")
-
-    assert (dry.out, ran.out) == ("2 would be deleted\n", "2 deleted\n")
-    assert listed(command) == "bd"
-    assert queue.counts().totals["dead"] == 4
-
-
-def test_rate_is_parsed():
-    rates = {"50/s": 50, "120/m": 2, "1800/h": 0.5, "3": 3, "0.5/s": 0.5}
-
-    assert {text: per_second(text) for text in rates} == rates
-    for text in ("0/s", "fast", "-1/s", "50/d", "50 / s", ""):
-        with pytest.raises(ConfigurationError, match="50/s"):
-            per_second(text)
-
-
 def test_large_letters_are_read_one_at_a_time(queue, admin, client):
     for number in range(12):
-        fields = {"id": f"large-{number}", "value": b"x" * 1_000_000, "note": "failed 1 x"}
-        client.xadd(queue.keys.dead, fields)
+        client.xadd(queue.keys.dead, {"id": f"large-{number}", "value": b"x" * 1_000_000, "note": "failed 1 x"})
     client.hset(queue.keys.totals, mapping={"published": 12, "dead": 12})
     steps = []
 

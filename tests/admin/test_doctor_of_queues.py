@@ -94,9 +94,8 @@ def test_doctor_reports_a_producer_that_knows_no_shards(admin, sharded, client):
         return [(one.verdict, one.what) for one in admin.doctor() if one.name == "producers"]
 
     assert found() == []
-    call = transitions.publish(
-        sharded.keys, [(AWAY, b"x")], transitions.CallNumber("old", 1), ttl_ms=60_000, retries=3
-    )  # into the first shard, whatever the map says
+    old = transitions.CallNumber("old", 1)
+    call = transitions.publish(sharded.keys, [(AWAY, b"x")], old, ttl_ms=60_000, retries=3)  # into the first shard
     call.read(client.execute_command(*call.command_in_full))
 
     assert found() == [("bad", f"1 message of other shards of q in shard 0, such as {AWAY!r}")]

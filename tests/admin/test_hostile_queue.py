@@ -12,13 +12,15 @@ import sys
 import threading
 import time
 import urllib.request
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 from hostile import NAMES, TEXTS, complaints, spoil
 from ports import free_port
-from terminal import Terminal
 from test_every_command import COMMANDS, options
 from waiting import eventually
+from worker_process import Command
 
 from reliq import Layout, Queue
 from reliq.cli.app import Commands
@@ -66,15 +68,6 @@ ERRANDS = {
     "dead redrive": "0 q --all --yes --to other; 2 q \x9b; 0 q --all --yes",
     "dead purge": "2 q \x9b --yes; 0 q --all --yes",
 }
-
-
-def get(port, path):
-    """Return a page of this machine, nothing when it is not served."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
-            return answer.read().decode()
-    except OSError:
-        return ""
 
 
 def strict(text):
@@ -142,35 +135,31 @@ def test_watch_over_a_pipe_prints_json(hostile, url):
     assert strict(line)["queues"]
 
 
-def test_screen_of_watch_in_80_columns_shows_text_only(hostile, url):
+def test_screen_of_watch_in_80_columns_shows_text_only(hostile, terminal):
     hostile()
-    terminal = Terminal("watch", columns=80, lines=40, url=url)
-    try:
-        terminal.wait_for("failures", "retrying, ", "pid 1000000000")
-        code = terminal.end(signal.SIGINT)
-        shown = terminal.raw.decode("utf-8", "strict")
-    finally:
-        terminal.close()
+    watch = terminal("watch", columns=80, lines=40)
+    watch.wait_for("failures", "retrying, ", "pid 1000000000")
+    code = watch.end(signal.SIGINT)
 
-    styles = re.compile(r"\x1b\[[0-9;]*[mHKJ]|\x1b\[\?(25|1049)[hl]|\r")
-    assert (code, complaints(styles.sub("", shown))) == (0, [])
-    assert b"\x1b[2J\x1b[31m" not in terminal.raw
+    shown = re.sub(r"\x1b\[[0-9;]*[mHKJ]|\x1b\[\?(25|1049)[hl]|\r", "", watch.raw.decode("utf-8", "strict"))
+    assert (code, complaints(shown)) == (0, [])
+    assert b"\x1b[2J\x1b[31m" not in watch.raw
 
 
 def test_exporter_serves_metrics_of_a_hostile_queue(hostile, url):
     hostile()
     port = free_port()
-    exporter = subprocess.Popen(
-        [sys.executable, "-m", "reliq", "exporter", "--url", url, "--port", str(port)], stderr=subprocess.PIPE
-    )
-    try:
-        eventually(lambda: get(port, "/live"), "the exporter serves")
-        page, ready = get(port, "/metrics"), get(port, "/ready")
-    finally:
-        exporter.terminate()
-        _, err = exporter.communicate(timeout=60)
+    words = ["exporter", "--url", url, "--port", str(port)]
 
-    assert (ready, complaints(page), complaints(err.decode())) == ("ok\n", [], [])
+    def get(path):
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.read().decode()
+
+    with closing(Command(Path.cwd(), dict(os.environ), *words)) as exporter:
+        page = eventually(lambda: get("/metrics"), "the exporter serves")
+        ready = get("/ready")
+
+    assert (ready, complaints(page), complaints("".join(exporter.lines))) == ("ok\n", [], [])
     assert "reliq_redis_up 1\n" in page
     assert 'reliq_queues_left_out{reason="unreadable"} 1\n' in page
 
@@ -179,12 +168,9 @@ def test_exporter_serves_metrics_of_a_hostile_queue(hostile, url):
 def test_health_prints_the_answer_as_text(status, command):
     class Hostile(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(status)
+            self.send_response_only(status)
             self.end_headers()
             self.wfile.write(b"\n".join(TEXTS))
-
-        def log_message(self, *_):
-            pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Hostile) as server:
         answering = threading.Thread(target=server.handle_request)
@@ -212,26 +198,23 @@ def test_move_continues_past_bad_messages_and_counts_them(state, hostile, comman
     for id in orders:
         queue.publish({"id": id}, id=id, delay=3600 if state == "pending" else 0)
 
-    done = command("move", "q", "other", "--state", state, "--yes", "--json")
+    told = command("move", "q", "other", "--state", state, "--yes", "--json").json
 
     other = Queue("other", url=url)
     assert [other.reschedule(id, delay=7200) for id in orders] == ["rescheduled"] * 50
-    other.close()
-    assert done.code == 0
-    assert done.json["kept"] > 0
-    assert done.json["found"] == sum(done.json[name] for name in ("moved", "kept", "running", "gone"))
+    assert told["kept"] > 0
+    assert told["found"] == sum(told[name] for name in ("moved", "kept", "running", "gone"))
 
 
 def test_redrive_continues_past_bad_letters_and_counts_them(hostile, command, die):
     die(*(f"good-{number}" for number in range(20)))
     hostile()
 
-    done = command("dead", "redrive", "q", "--all", "--to", "other", "--yes", "--json")
+    told = command("dead", "redrive", "q", "--all", "--to", "other", "--yes", "--json").json
 
-    assert done.code == 0
-    assert done.json["kept"] > 0
-    assert done.json["redriven"] > 20
-    assert done.json["found"] == sum(done.json[name] for name in ("redriven", "kept", "alive", "gone"))
+    assert told["kept"] > 0
+    assert told["redriven"] > 20
+    assert told["found"] == sum(told[name] for name in ("redriven", "kept", "alive", "gone"))
 
 
 LAYOUTS = Layout.hdt3213(prefix="a;b"), Layout.RELIQ

@@ -1,6 +1,5 @@
 """`reliq init` writes an application that works: its tests pass, its job is published and done."""
 
-import os
 import subprocess
 import sys
 
@@ -16,16 +15,11 @@ def started(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert command("init", "shop").code == 0
 
+    monkeypatch.chdir(tmp_path / "shop")
+    monkeypatch.setenv("PYTHONPATH", "")
+
     def run(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", *words],
-            cwd=tmp_path / "shop",
-            env={**os.environ, "PYTHONPATH": ""},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -41,7 +35,7 @@ def test_application_runs_and_passes_its_tests_and_a_linter(started):
     started("ruff", "check", "--isolated", *rules, ".")
 
 
-def test_compose_file_has_a_durable_redis_and_a_worker(started):
+def test_compose_file_has_a_durable_redis_and_a_worker():
     services = yaml.safe_load(FILES["compose.yaml"])["services"]
 
     assert "ports" not in services["redis"]  # a Redis of this machine may have the port

@@ -5,7 +5,6 @@ import pytest
 from reliq import Queue
 from reliq.admin.filters import Filter
 from reliq.keys import Layout
-from reliq.transitions import CallNumber
 
 
 def ids(ran):
@@ -13,14 +12,10 @@ def ids(ran):
     return [one["id"] for one in ran.json]
 
 
-def turns(count):
-    return (CallNumber("a", number + 1) for number in range(count))
-
-
-def test_list_shows_attempt_error_headers_and_body(command, queue, client):
+def test_list_shows_attempt_error_headers_and_body(command, queue, client, claim):
     queue.publish({"n": 0}, id="held")
     queue.publish({"n": 1}, id="nacked", retries=3, headers={"tenant": "acme"})
-    held, nacked = (queue.moves.claim(turn, limit=1, lease_ms=60_000).claimed[0] for turn in turns(2))
+    _held, nacked = claim(queue, 2)
     queue.moves.nack([(nacked, 60_000, "failed 1 no route", b"")])
 
     queue.publish({}, id="cancelled")
@@ -36,7 +31,6 @@ def test_list_shows_attempt_error_headers_and_body(command, queue, client):
     assert first["when"] * 1000 == pytest.approx(client.zscore(queue.keys.unack, "held") * 1000, abs=1)
     assert (second["id"], second["mark"], second["error"]) == ("nacked", "nacked", "failed: no route")
     assert (second["headers"], second["body"], second["size"]) == ({"tenant": "acme"}, '{"n":1}', 7)
-    assert held.id == "held"
 
 
 def test_list_pages_each_state_in_order(command, queue, die):
@@ -52,11 +46,8 @@ def test_list_pages_each_state_in_order(command, queue, die):
     bodies += [one["body"] for one in command("list", "q", "--limit", 10, "--offset", 3, "--json").json]
 
     assert bodies == [f'{{"n":{number}}}' for number in range(7)]
-    for state, found in {
-        "pending": ["in-10", "in-20", "in-30"],
-        "garbage": ["waste"],
-        "dead": ["dead-1", "dead-2"],
-    }.items():
+    states = {"pending": ["in-10", "in-20", "in-30"], "garbage": ["waste"], "dead": ["dead-1", "dead-2"]}
+    for state, found in states.items():
         assert ids(command("list", "q", "--state", state, "--json")) == found
         assert ids(command("list", "q", "--state", state, "--offset", 1, "--limit", 1, "--json")) == found[1:2]
     assert command("list", "q", "--state", "dead", "--json").json[0]["error"] == "rejected: bad card"
@@ -95,19 +86,13 @@ def test_list_skips_no_message_in_many_steps(state, url, admin):
     assert max(looks) <= 250
 
 
-def test_list_skips_no_waiting_message_during_claims(url, admin):
+def test_list_skips_no_waiting_message_during_claims(url, admin, claim):
     queue = Queue("q", int, url=url)
     queue.publish_many(range(1000))
-    claims = turns(100)
 
-    def look(_count):
-        queue.moves.claim(next(claims), limit=100, lease_ms=60_000)
+    found = admin.messages("q", "ready", limit=10_000, where=Filter(match="9"), on_look=lambda _: claim(queue, 100))
 
-    found = admin.messages("q", "ready", limit=10_000, where=Filter(match="9"), on_look=look)
-
-    met = {int(one.body) for one in found}
-    still = {number for number in range(500, 1000) if "9" in str(number)}
-    assert still <= met
+    assert {number for number in range(500, 1000) if "9" in str(number)} <= {int(one.body) for one in found}
 
 
 def test_list_shows_bare_and_empty_bodies_of_go(command, url, client):
@@ -120,12 +105,8 @@ def test_list_shows_bare_and_empty_bodies_of_go(command, url, client):
 
     found = command("list", "q", "--layout", "hdt3213", "--json").json
 
-    assert [(one["id"], one["size"], one["body"]) for one in found] == [
-        ("one", 2, "{}"),
-        ("two", 0, ""),
-        ("gone", None, ""),
-    ]
-    assert [one["retries_left"] for one in found] == [3, 3, None]
+    rows = [(one["id"], one["size"], one["body"], one["retries_left"]) for one in found]
+    assert rows == [("one", 2, "{}", 3), ("two", 0, "", 3), ("gone", None, "", None)]
 
 
 def test_list_without_messages_prints_a_sentence(command, queue):
@@ -140,6 +121,7 @@ def test_list_without_messages_prints_a_sentence(command, queue):
         "list q --key k": "no waiting messages in q that match",
         "dead list q --error card": "no dead letters in q that match",
         "dead list q --group": "no dead letters in q",
+        "cron list q": "There is no periodic entry; @consumer.cron(…) makes one, and a worker brings it here.",
     }.items():
         assert command(*words.split()).out == f"{said}\n"
         assert command(*words.split(), "--json").json in ([], {"groups": [], "looked": 0, "of": 0})

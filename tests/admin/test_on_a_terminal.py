@@ -1,38 +1,20 @@
 """The commands on a real terminal: a confirmation, Ctrl-C, a progress bar."""
 
 import signal
-from contextlib import ExitStack
 
-import pytest
-from terminal import Terminal
+from handling import bury_all
 from waiting import eventually
 
 from reliq import Queue
 
 
-@pytest.fixture
-def person(url):
-    """Type a command; `person(…)` returns its terminal."""
-    with ExitStack() as stack:
-
-        def run(*words):
-            terminal = Terminal(*words, url=url)
-            stack.callback(terminal.close)
-            return terminal
-
-        yield run
-
-
-def test_redrive_asks_first_and_an_interrupted_redrive_can_be_continued(person, command, url):
+def test_redrive_asks_first_and_an_interrupted_redrive_can_be_continued(terminal, command, url):
     orders = Queue("orders", url=url)
     orders.publish_many([{}] * 200)
-    with orders.receive(limit=500) as jobs:
-        for job in jobs:
-            job.reject()
-    orders.moves.collect([job.id for job in jobs], letters_max=1000, letters_ms=10**9)
+    bury_all(orders)
 
     for answer, said in (("n", ""), ("y", "interrupted: ")):
-        redrive = person("dead", "redrive", "orders", "--all", "--rate", "10/s")
+        redrive = terminal("dead", "redrive", "orders", "--all", "--rate", "10/s")
         redrive.wait_for_text(r"Redrive all 200 dead letters of orders\?")
         redrive.type(f"{answer}\n")
         if answer == "n":
@@ -51,14 +33,14 @@ def test_redrive_asks_first_and_an_interrupted_redrive_can_be_continued(person, 
     assert orders.counts().ready == 200
 
 
-def test_bulk_publish_shows_a_progress_bar_on_a_terminal(person, url, tmp_path):
+def test_bulk_publish_shows_a_progress_bar_on_a_terminal(terminal, url, tmp_path):
     file = tmp_path / "orders.jsonl"
     file.write_text('{"n":1}\n' * 2000)
 
-    terminal = person("publish", "orders", "--jsonl", str(file))
+    publish = terminal("publish", "orders", "--jsonl", str(file))
 
-    assert terminal.end() == 0
-    assert b"\x1b[" in terminal.raw
-    assert "bytes" in terminal.text
-    assert terminal.text.splitlines()[-1] == "2000 published, 0 were before"
+    assert publish.end() == 0
+    assert b"\x1b[" in publish.raw
+    assert "bytes" in publish.text
+    assert publish.text.splitlines()[-1] == "2000 published, 0 were before"
     assert Queue("orders", url=url).counts().ready == 2000

@@ -3,11 +3,11 @@
 import base64
 
 import pytest
+from handling import pages, raised, searches
 from hostile import spoil
 
 from reliq.admin import Filter, LetterFilter, RedriveOptions, cursor, page
 from reliq.errors import ConfigurationError
-from reliq.transitions import CallNumber
 
 STATES = ("pending", "ready", "unack", "retry", "garbage", "dead")
 
@@ -37,76 +37,57 @@ def fill(queue, client, die):
     return make
 
 
-def pages(admin, state, limit, between=lambda: None):
-    """Read page after page; return the ids of each."""
-    found, after = [], None
-    while True:
-        one = admin.page("q", state, after=after, limit=limit)
-        found.append([entry.id for entry in one.items])
-        after = one.after
-        if after is None:
-            return found
-        between()
-
-
-def claim(queue, count):
-    return [one.id for one in queue.moves.claim(CallNumber("w", claim.number()), limit=count, lease_ms=60_000).claimed]
-
-
-claim.number = iter(range(1, 10**6)).__next__
+def ids_of(pages):
+    return [entry.id for page in pages for entry in page]
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_pages_have_every_message_of_a_state_once_in_its_order(admin, fill, queue, state):
     queue.publish({}, id="gone", delay=60)
     queue.cancel("gone")
-    empty = admin.page("q", state)
-    assert (list(empty.items), empty.after) == ([], None)
+    assert ids_of(pages(admin, state, 7)) == []
     ids = fill(state, 20)
 
     found = pages(admin, state, 7)
 
     assert [len(one) for one in found] == [7, 7, 6]
-    seen = [id for one in found for id in one]
+    seen = ids_of(found)
     assert (sorted(seen) if state == "garbage" else seen) == ids
 
 
-def test_pages_of_a_moving_list_show_each_waiting_message_once(admin, queue, fill):
+def test_pages_of_a_moving_list_show_each_waiting_message_once(admin, queue, fill, claim):
     ids = fill("ready", 30)
 
     def work():
         claim(queue, 3)
-        queue.publish({}, id=f"new{claim.number()}")
+        queue.publish({})
 
-    found = [id for one in pages(admin, "ready", 5, work) for id in one]
+    found = ids_of(pages(admin, "ready", 5, work))
 
     assert [id for id in found if id in ids] == ids
     assert len(set(found)) == len(found)
 
 
-def test_cursor_whose_message_was_removed_or_claimed_skips_nothing(admin, queue, client, fill):
+def test_cursor_whose_message_was_removed_or_claimed_skips_nothing(admin, queue, client, fill, claim):
     ids = fill("ready", 40)
     first = admin.page("q", "ready", limit=20)
     client.lrem(queue.keys.ready, 1, ids[19])
     claim(queue, 3)
-    second = admin.page("q", "ready", after=first.after, limit=40)
-    assert [entry.id for entry in second.items][-20:] == ids[20:]
+    assert ids_of([admin.page("q", "ready", after=first.after, limit=40).items])[-20:] == ids[20:]
 
     claim(queue, 22)  # with the last message of the first page
-    assert [entry.id for entry in admin.page("q", "ready", after=first.after).items] == ids[26:]
+    assert ids_of([admin.page("q", "ready", after=first.after).items]) == ids[26:]
 
 
-@pytest.mark.parametrize("far", [200_000, 1], ids=["within reach", "out of reach"])
-def test_cursor_is_found_far_from_its_old_place(admin, queue, fill, monkeypatch, far):
+def test_cursor_is_found_far_from_its_old_place(admin, queue, fill, claim, monkeypatch):
     monkeypatch.setattr(cursor, "NEAR", 2)
-    monkeypatch.setattr(cursor, "FAR", far)
     ids = fill("ready", 40)
     first = admin.page("q", "ready", limit=20)
     claim(queue, 12)
 
-    second = admin.page("q", "ready", after=first.after, limit=2)
-
-    assert [entry.id for entry in second.items] == ids[20:22]
+    for far in (200_000, 1):  # within reach, and out of reach
+        monkeypatch.setattr(cursor, "FAR", far)
+        assert ids_of([admin.page("q", "ready", after=first.after, limit=2).items]) == ids[20:22]
 
 
 def test_every_cursor_among_messages_of_one_due_time_is_found(admin, queue, client):
@@ -161,10 +142,11 @@ def test_page_reads_the_start_of_bodies_and_whole_headers(admin, queue, client):
 def test_page_of_large_dead_letters_is_limited_in_bytes(admin, queue, fill, monkeypatch):
     monkeypatch.setattr(page, "LETTERS_BYTES", 30)
 
-    found = pages(admin, "dead", 50) if fill("dead", 9) else []
+    ids = fill("dead", 9)
 
-    assert [id for one in found for id in one] == [f"m{number:03}" for number in range(8, -1, -1)]
-    assert len(found) == 3
+    found = pages(admin, "dead", 50)
+
+    assert (ids_of(found), len(found)) == (ids, 3)
 
 
 @pytest.mark.parametrize("state", ["ready", "pending"])
@@ -206,37 +188,17 @@ def test_search_finds_by_header_and_text_up_to_a_limit(admin, queue):
 @pytest.mark.parametrize("state", STATES)
 def test_search_out_of_time_continues_and_finds_each_message_once(admin, fill, state):
     ids = fill(state, 40)
-    found, looked, after = [], [], None
-    while not looked or after is not None:
-        result = admin.search("q", state, Filter(match="5"), after=after, for_seconds=0)
-        found += [entry.id for entry in result.items]
-        looked.append(result.looked)
-        after = result.after
 
-    assert sorted(found) == ["m005", "m015", "m025", "m035"]
-    assert (sum(looked), len(looked) > 5, result.of) == (len(ids), True, len(ids))
+    found = searches(admin, state, Filter(match="5"), for_seconds=0)
+
+    assert sorted(ids_of(one.items for one in found)) == ["m005", "m015", "m025", "m035"]
+    assert {one.of for one in found} == {sum(one.looked for one in found)} == {len(ids)}
+    assert len(found) > 5
 
 
-@pytest.fixture
-def fail(queue):
-    """Have messages die of an exception, each with the line that raised it."""
-
-    def make(*ids, error):
-        for id in ids:
-            queue.publish({"secret": "canary"}, id=id, retries=0)
-            with queue.receive() as [job]:
-                try:
-                    raise error
-                except Exception as caught:
-                    job.reject(reason=caught)
-            queue.moves.collect([id], letters_max=1000, letters_ms=10**9)
-
-    return make
-
-
-def test_dead_letters_are_grouped_found_and_redriven_by_reason_and_line(admin, fail, die, queue):
-    fail("a", "b", "c", error=KeyError("canary"))
-    fail("d", error=ValueError("canary"))
+def test_dead_letters_are_grouped_found_and_redriven_by_reason_and_line(admin, die, queue):
+    die("a", "b", "c", error=raised(KeyError("canary")))
+    die("d", error=raised(ValueError("canary")))
     die("e", "f")
 
     told = admin.dead_groups("q")
@@ -244,9 +206,9 @@ def test_dead_letters_are_grouped_found_and_redriven_by_reason_and_line(admin, f
     assert (told.looked, told.of) == (6, 6)
     seen = [(one.reason, one.raised.partition(":")[0], one.count, one.example) for one in told.groups]
     assert seen == [
-        ("rejected", "KeyError at test_paging.py", 3, "c"),
+        ("rejected", "KeyError at handling.py", 3, "c"),
         ("rejected", "", 2, "f"),
-        ("rejected", "ValueError at test_paging.py", 1, "d"),
+        ("rejected", "ValueError at handling.py", 1, "d"),
     ]
     assert "canary" not in repr(told)
     [of_reason] = admin.dead_groups("q", by=["reason"]).groups
@@ -269,14 +231,11 @@ def test_pages_searches_and_stories_of_a_hostile_queue_end(admin, client):
     ids = spoil(client)
 
     for state in STATES:
-        met = [id for one in pages(admin, state, 50) for id in one]
-        found, after, searches = 0, None, 0
-        while searches == 0 or after is not None:
-            result = admin.search("q", state, Filter(match="a"), after=after, limit=20)
-            found, after, searches = found + len(result.items), result.after, searches + 1
+        met = ids_of(pages(admin, state, 50))
+        found = searches(admin, state, Filter(match="a"), limit=20)
 
-        assert found <= len(met) <= len(ids) + 500
-        assert searches <= len(met) + 1
+        assert len(ids_of(one.items for one in found)) <= len(met) <= len(ids) + 500
+        assert len(found) <= len(met) + 1
     groups = admin.dead_groups("q")
     assert sum(group.count for group in groups.groups) == groups.looked == groups.of
     assert all(admin.story("q", id.decode("utf-8", "surrogateescape")).events for id in ids[:40])

@@ -17,22 +17,17 @@ def file(tmp_path):
     return path
 
 
-def take(url):
-    return [body["n"] for body in handle_all(Queue("q", url=url))]
-
-
-def test_file_is_published_once_to_each_queue(command, url, file):
+def test_file_is_published_once_to_each_queue(command, queue, file):
     first = command("publish", "q", "--jsonl", file)
     assert first == (0, "1202 published, 0 were before\n", "")
-    handled = take(url)
-    assert handled == [line["n"] for line in LINES]
+    assert handle_all(queue) == LINES
     again = command("publish", "q", "--jsonl", file, "--json")
     assert (again.code, again.json["published"], again.json["before"], again.json["lines"]) == (0, 0, 1202, 1202)
 
     assert command("publish", "other", "--jsonl", file, "--json").json["published"] == 1202
     file.with_name("orders.jsonl.reliq-progress").unlink()
     again = command("publish", "q", "--jsonl", file, "--json").json
-    assert (again["published"], again["before"], take(url)) == (0, 1202, [])
+    assert (again["published"], again["before"], handle_all(queue)) == (0, 1202, [])
 
 
 def test_changed_file_is_refused(command, queue, file):
@@ -46,22 +41,14 @@ def test_changed_file_is_refused(command, queue, file):
     assert queue.counts().ready == 1202
 
 
-@pytest.fixture
-def flawed(tmp_path):
-    path = tmp_path / "flawed.jsonl"
-    path.write_bytes(b'{"n": 1}\n\n{"n": \r\n[2]\r\n   \n\xff\n"three"')
-    return path
-
-
-def test_malformed_line_is_reported_and_nothing_is_published(command, client, flawed):
+def test_malformed_lines_stop_a_publish_or_are_skipped_on_request(command, client, url, tmp_path):
+    flawed = tmp_path / "flawed.jsonl"
+    flawed.write_bytes(b'{"n": 1}\n\n{"n": \r\n[2]\r\n   \n\xff\n"three"')
     ran = command("publish", "q", "--jsonl", flawed)
-
     assert (ran.code, ran.out) == (2, "")
     assert f"{flawed}: lines 3, 6 are not JSON" in ran.err
-    assert (client.keys("*"), [one.name for one in flawed.parent.iterdir()]) == ([], [flawed.name])
+    assert (client.keys("*"), [one.name for one in tmp_path.iterdir()]) == ([], [flawed.name])
 
-
-def test_malformed_lines_are_skipped_on_request(command, url, flawed):
     ran = command("publish", "q", "--jsonl", flawed, "--on-error", "skip", "--header", "source=import")
 
     assert ran == (0, "3 published, 0 were before\n", "reliq: 2 malformed lines were skipped: 3, 6\n")

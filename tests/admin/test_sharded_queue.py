@@ -5,10 +5,10 @@ from itertools import count, product
 
 import pytest
 import redis
+from handling import bury_all, lasting, pages, searches
 from test_every_command import COMMANDS, options
-from waiting import eventually
 
-from reliq import Admin, ConfigurationError, Consumer, Queue, WorkerSettings, minutes, transitions
+from reliq import Admin, ConfigurationError, Outgoing, Queue, minutes, transitions
 from reliq.admin import Filter, LetterFilter, RedriveOptions
 from reliq.client.client import Client
 from reliq.client.moves import Moves
@@ -31,36 +31,30 @@ _numbers = count(1)
 
 
 class Shard:
-    """One shard of a queue, filled by hand."""
+    """One shard of a queue, with messages in each state; their generated ids say the shard."""
 
     def __init__(self, client, moves, shard):
-        self._client, self._moves, self.shard, self.keys = client, moves, shard, KEYS.of_shard(shard)
-        self.ids = {}
+        self._moves, self.shard, self.keys = moves, shard, KEYS.of_shard(shard)
+        self.ids = {state: [new_id(shard) for _ in range(number)] for state, number in HELD.items()}
+        claimed = {state: self._claim(state) for state in ("dead", "garbage", "retry", "unack")}
+        ended = [*claimed["dead"], *claimed["garbage"]]
+        moves.nack([(one, 0, "rejected 1 no such card", b"{}") for one in ended])
+        moves.collect(self.ids["dead"], letters_max=9, letters_ms=10**12)
+        moves.nack([(one, 10**8, "failed 1 gateway down", b"") for one in claimed["retry"]])
+        client.zrem(self.keys.unack, *self.ids["retry"])
+        client.rpush(self.keys.retry, *self.ids["retry"])
+        client.hset(self.keys.lease, self.ids["retry"][0], "suspect")
+        self._publish("ready")
+        self._publish("pending", delay_ms=3_600_000 - 1000 * shard)
 
-    def publish(self, state, number, **options):
-        """Publish messages whose generated ids say the shard."""
-        ids = self.ids[state] = [new_id(self.shard) for _ in range(number)]
-        items = [(id, b',"r":3}\n{"number":%d}' % at) for at, id in enumerate(ids)]
+    def _publish(self, state, **options):
+        items = [(id, b',"r":3}\n{"number":%d}' % at) for at, id in enumerate(self.ids[state])]
         self._moves.publish(items, transitions.CallNumber("t", next(_numbers)), ttl_ms=10**8, retries=3, **options)
-        return ids
 
-    def _claim(self, state, lease_ms=10**8):
-        number = len(self.publish(state, HELD[state]))
-        return self._moves.claim(transitions.CallNumber("w", next(_numbers)), limit=number, lease_ms=lease_ms).claimed
-
-    def fill(self):
-        dead = [(one, 0, "rejected 1 no such card", b"{}") for one in self._claim("dead")]
-        self._moves.nack(dead)
-        self._moves.collect(self.ids["dead"], letters_max=9, letters_ms=10**12)
-        self._moves.nack([(one, 0, "rejected 1 no such card", b"{}") for one in self._claim("garbage")])
-        self._moves.nack([(one, 10**8, "failed 1 gateway down", b"") for one in self._claim("retry")])
-        self._client.zrem(self.keys.unack, *self.ids["retry"])
-        self._client.rpush(self.keys.retry, *self.ids["retry"])
-        self._client.hset(self.keys.lease, self.ids["retry"][0], "suspect")
-        self._claim("unack")
-        self.publish("ready", HELD["ready"])
-        self.publish("pending", HELD["pending"], delay_ms=3_600_000 - 1000 * self.shard)
-        return self
+    def _claim(self, state):
+        self._publish(state)
+        call = transitions.CallNumber("w", next(_numbers))
+        return self._moves.claim(call, limit=HELD[state], lease_ms=10**8).claimed
 
 
 @pytest.fixture
@@ -81,7 +75,7 @@ def filled(client, url, map_is):
     map_is(SHARDS)
     Queue("other", bytes, url=url).publish(b"{}")
     caller = Client(Connection.to(url).wire())
-    return [Shard(client, Moves(KEYS.of_shard(shard), lambda: caller), shard).fill() for shard in range(SHARDS)]
+    return [Shard(client, Moves(KEYS.of_shard(shard), lambda: caller), shard) for shard in range(SHARDS)]
 
 
 def ids_of(shards, state):
@@ -98,9 +92,8 @@ ONE_FOR_ALL = {
 
 
 def test_every_command_on_a_queue_has_the_option_shard():
-    assert {name for name in COMMANDS if "--shard" in options(name)} == {
-        name for name in COMMANDS if name not in ONE_FOR_ALL and not name.startswith(("cron", "shards"))
-    }
+    expected = {name for name in COMMANDS if name not in ONE_FOR_ALL and not name.startswith(("cron", "shards"))}
+    assert {name for name in COMMANDS if "--shard" in options(name)} == expected
 
 
 def test_queues_and_account_add_up_the_shards(command, filled):
@@ -126,7 +119,12 @@ def test_list_shows_the_messages_of_all_shards(command, filled):
             assert [row["when"] for row in rows] == sorted(row["when"] for row in rows)
 
 
-def test_show_ends_and_dead_read_all_shards(command, filled):
+def test_running_show_ends_and_dead_read_all_shards_or_one(command, filled, alive):
+    mine, other = (shard.ids["unack"][0] for shard in filled[1:3])
+    alive(running=tuple(Slot("q", id, 1, time.time()) for id in (mine, other)))
+    assert {one["id"] for one in command("running", "q", "--json").json} == {mine, other}
+    assert [one["id"] for one in command("running", "q", "--json", "--shard", "1").json] == [mine]
+
     for shard in filled:
         for state, ids in shard.ids.items():
             assert command("show", "q", ids[0], "--json").json["id"] == ids[0], (shard.shard, state)
@@ -141,14 +139,6 @@ def test_show_ends_and_dead_read_all_shards(command, filled):
     assert (group["reason"], group["count"]) == ("rejected", 2 * SHARDS)
     assert command("dead", "list", "q", "--group", "--json", "--shard", "1").json["looked"] == 2
     assert command("dead", "show", "q", filled[3].ids["dead"][0], "--json").json["reason"] == "rejected"
-
-
-def test_running_with_a_shard_shows_its_messages_only(command, filled, alive):
-    mine, other = (shard.ids["unack"][0] for shard in filled[1:3])
-    alive(running=tuple(Slot("q", id, 1, time.time()) for id in (mine, other)))
-
-    assert {one["id"] for one in command("running", "q", "--json").json} == {mine, other}
-    assert [one["id"] for one in command("running", "q", "--json", "--shard", "1").json] == [mine]
 
 
 def test_pause_and_resume_change_all_shards_or_one(command, filled, client):
@@ -179,43 +169,32 @@ def test_purge_empties_a_state_of_all_shards_or_of_one(command, filled, admin):
         admin.in_shard(1).purge("q", state)
         left = TOTAL[state] if state == "unack" else TOTAL[state] - HELD[state]  # what runs stays
         assert admin.size("q", state) == left
-        done = admin.purge("q", state, on_step=lambda _looked, sum_of, steps=steps: steps.append(sum_of.found))
-
-        assert (done.found, steps[-1]) == (left, left)
-        assert steps == sorted(steps)
+        admin.purge("q", state, on_step=lambda _looked, sum_of, steps=steps: steps.append(sum_of.found))
+        assert (steps[-1], steps) == (left, sorted(steps))
     assert admin.account("q").balanced
 
 
-def test_dead_letters_are_redriven_in_their_shards_up_to_the_limit(command, filled, admin):
-    assert command("dead", "redrive", "q", "--all", "--yes", "--limit", "3", "--json").json["redriven"] == 3
-    assert command("dead", "redrive", "q", "--all", "--yes", "--json", "--shard", "3").json["redriven"] == 2
-    assert command("dead", "redrive", "q", "--all", "--yes", "--json").json["redriven"] == 3
-
+def test_dead_letters_are_redriven_moved_and_purged_up_to_the_limit(command, filled, admin):
+    redrive = ("dead", "redrive", "q", "--all", "--yes", "--json")
+    assert command(*redrive, "--limit", "3").json["redriven"] == 3
+    assert command(*redrive, "--shard", "3").json["redriven"] == 2
     counts = [admin.in_shard(shard).account("q") for shard in range(SHARDS)]
-    assert [(one.redriven, one.balanced) for one in counts] == [(2, True)] * SHARDS
+    assert (sum(one.redriven for one in counts), {one.balanced for one in counts}) == (5, {True})
 
-
-def test_dead_letters_of_all_shards_are_moved_and_purged(command, filled, admin):
-    redrive = ("dead", "redrive", "q", "--all", "--yes", "--limit", "3", "--to", "other", "--json")
-    assert command(*redrive).json["redriven"] == 3
-    assert admin.size("other", "ready") == 4
-    assert command("dead", "purge", "q", "--reason", "rejected", "--yes", "--json").json == {"deleted": 5}
+    assert command(*redrive, "--limit", "2", "--to", "other").json["redriven"] == 2
+    assert admin.size("other", "ready") == 3
+    assert command("dead", "purge", "q", "--reason", "rejected", "--yes", "--json").json == {"deleted": 1}
 
 
 def test_dead_letter_whose_home_shard_changed_is_published_in_the_new_shard(client, url, admin, map_is):
-    letters = Keys("q")
-    id = next(id for id in (f"chosen-{at}" for at in range(99)) if home(id, 2) == 1)
     queue = Queue("q", bytes, url=url)
-    queue.publish(b"{}", id=id, retries=0)
-    with queue.receive() as [job]:
-        job.reject()
-    queue.moves.collect([id], letters_max=9, letters_ms=10**12)
+    queue.publish(b"{}", id=next(id for id in (f"chosen-{at}" for at in range(99)) if home(id, 2) == 1))
+    bury_all(queue)
     map_is(2, was=1)
 
     done = admin.redrive("q", LetterFilter(), RedriveOptions())
 
-    assert (done.redriven, client.xlen(letters.dead)) == (1, 0)
-    assert admin.in_shard(1).size("q", "ready") == 1
+    assert (done.redriven, client.xlen(KEYS.dead), admin.in_shard(1).size("q", "ready")) == (1, 0, 1)
     assert admin.account("q").balanced
 
 
@@ -250,8 +229,7 @@ def test_forget_deletes_all_shards_and_the_map(command, filled, client, admin):
 
     assert command("forget", "q", "--yes", "--letters").code == 0
 
-    families = (":msg:", ":lane:", ":dd:")
-    assert [key for key in client.keys("{reliq:q*") if not any(one in key.decode() for one in families)] == []
+    assert lasting(client) == set()
 
 
 def test_shard_that_does_not_exist_is_refused(command, filled, admin):
@@ -265,21 +243,15 @@ def test_shard_that_does_not_exist_is_refused(command, filled, admin):
 
 def test_pages_cover_all_shards_once(filled, admin):
     for state, limit in product(HELD, (1, 3, 50)):
-        entries, after = [], None
-        while True:
-            page = admin.page("q", state, after=after, limit=limit)
-            entries += page.items
-            after = page.after
-            if after is None:
-                break
-            assert len(page.items) == limit
+        found = pages(admin, state, limit)
+        entries = [entry for page in found for entry in page]
 
+        assert all(len(page) == limit for page in found[:-1])
         assert {entry.id for entry in entries} == ids_of(filled, state)
         assert len(entries) == TOTAL[state]
         if state in ("pending", "unack", "dead"):
-            assert [entry.when for entry in entries] == sorted(
-                (entry.when for entry in entries), reverse=state == "dead"
-            )
+            times = [entry.when for entry in entries]
+            assert times == sorted(times, reverse=state == "dead")
     for after in ("", "x", "9.", "-1.", "1"):
         with pytest.raises(ConfigurationError, match="after must be the `after` of an earlier page"):
             admin.page("q", "ready", after=after)
@@ -287,40 +259,27 @@ def test_pages_cover_all_shards_once(filled, admin):
 
 def test_dead_letters_of_the_same_time_in_two_shards_appear_once(client, map_is, admin):
     map_is(SHARDS)
-    for shard in range(SHARDS):
-        for number in (1, 2):
-            told = {"id": f"s{shard}-{number}", "value": b"RELIQ/1 {}\n{}", "note": "failed 1 x"}
-            client.xadd(KEYS.of_shard(shard).dead, told, id=f"1700000000000-{number}")
+    for shard, number in product(range(SHARDS), (1, 2)):
+        told = {"id": f"s{shard}-{number}", "value": b"RELIQ/1 {}\n{}", "note": "failed 1 x"}
+        client.xadd(KEYS.of_shard(shard).dead, told, id=f"1700000000000-{number}")
 
-    seen, after = [], None
-    for _ in range(SHARDS * 2):
-        page = admin.page("q", "dead", after=after, limit=1)
-        seen += [entry.id for entry in page.items]
-        after = page.after
+    seen = [entry.id for page in pages(admin, "dead", 1) for entry in page]
 
     assert seen == [f"s{shard}-{number}" for number in (2, 1) for shard in range(SHARDS)]
-    assert after is None
 
 
 def test_search_continues_from_shard_to_shard(filled, admin):
     for state in ("pending", "ready", "unack", "dead"):
-        found, after, looked = [], None, 0
-        for _ in range(99):
-            some = admin.search("q", state, Filter(match="number"), after=after, limit=2)
-            found, looked, after = [*found, *(entry.id for entry in some.items)], looked + some.looked, some.after
-            assert some.of == TOTAL[state]
-            if after is None:
-                break
+        found = searches(admin, state, Filter(match="number"), limit=2)
 
-        assert state == "dead" or sorted(found) == sorted(ids_of(filled, state))
-        assert looked == TOTAL[state]
+        ids = {entry.id for some in found for entry in some.items}
+        assert state == "dead" or ids == ids_of(filled, state)
+        assert {some.of for some in found} == {sum(some.looked for some in found)} == {TOTAL[state]}
 
 
 def test_message_is_found_in_its_old_shard_during_a_resize(client, url, admin, map_is):
-    ids = [id for id in (f"chosen-{at}" for at in range(99)) if home(id, 2) == 1][:3]
-    queue = Queue("q", bytes, url=url)
-    for id in ids:
-        queue.publish(b"{}", id=id, delay=60)
+    ids = [id for id in (f"chosen-{at}" for at in range(99)) if home(id, 2) == 1][:2]
+    Queue("q", bytes, url=url).publish_many(Outgoing(body=b"{}", id=id, delay=60) for id in ids)
     map_is(2, was=1)
 
     assert admin.show("q", ids[0]).state == "pending"
@@ -370,44 +329,6 @@ def test_exporter_sums_the_shards_and_notices_new_shards(filled, url, map_is, mo
     assert ready() == {("q", "ready"): 3 * SHARDS}
     monkeypatch.setattr("reliq.snapshot.shard_maps.MAPS_SECONDS", 0)
     assert ready() == {("q", "ready"): 6}
-
-
-def test_acl_of_a_role_allows_every_shard(filled, login, refused, url):
-    ids = [shard.ids["ready"][0] for shard in filled]
-
-    assert Admin(login("viewer", "q")).account("q").alive == 4 * ALIVE
-    assert Admin(login("operator", "q")).cancel("q", ids) == dict.fromkeys(ids, "cancelled")
-    queue = Queue("q", dict, url=login("producer", "q"))
-    queue.publish_many([{}] * 8)
-    queue.publish({}, id="chosen")
-    assert refused() == []
-
-
-def test_operator_may_repair_a_corrupt_map_and_fence(filled, login, refused, client):
-    for shard, text in enumerate(("1 4 4", "1 4 4 x", "1 4 4", "1 4 4")):
-        client.set(Keys("q", shard=shard).epoch, text)
-    client.set(KEYS.map, "junk")
-
-    report = Admin(login("operator", "q")).check("q", repair=True)
-
-    assert {"bad-fence", "lost-map"} <= {one.name for one in report.faults if one.mended == one.count}
-    assert ShardMap.parse(client.get(KEYS.map)) == ShardMap(1, SHARDS, SHARDS)
-    assert client.get(Keys("q", shard=1).epoch) == b"1 4 4"
-    assert refused() == []
-
-
-def test_worker_runs_with_the_rights_of_a_consumer_only(map_is, login, refused, url):
-    map_is(SHARDS)
-    as_consumer, queue = login("consumer", "q"), Queue("q", dict, url=url)
-    consumer = Consumer(as_consumer)
-    consumer.handler(Queue("q", dict, url=as_consumer))(lambda body: None)
-    queue.publish_many([{}] * 20)
-    consumer.start(WorkerSettings(concurrency=2))
-    try:
-        eventually(lambda: queue.counts().totals.get("acked") == 20, "all are worked")
-    finally:
-        consumer.stop()
-    assert refused() == []
 
 
 def test_acl_of_a_queue_allows_its_future_shards_and_no_other_queue(command, queue, login):

@@ -25,17 +25,12 @@ SPOILINGS = {
 }
 
 
-@pytest.fixture(params=SPOILINGS)
-def reason(request, queue, client):
-    """Make a sound queue and a corrupt one; return why the corrupt one cannot be read."""
+@pytest.mark.parametrize(("spoiling", "reason"), SPOILINGS.values(), ids=SPOILINGS)
+def test_corrupt_queue_is_shown_with_its_reason_and_hides_no_other(spoiling, reason, command, queue, client, url):
     queue.publish({"n": 1}, id="m")
-    spoiling, why = SPOILINGS[request.param]
     client.hset(QUEUES_KEY, mapping={"spoilt": "1", "no name!": "1"})
     client.execute_command(*spoiling)
-    return why
 
-
-def test_corrupt_queue_is_shown_with_its_reason_and_hides_no_other(reason, command):
     seen = command("queues", "--interval", "10ms", "--json").json
     said = command("queues", "--interval", "0")
 
@@ -48,8 +43,6 @@ def test_corrupt_queue_is_shown_with_its_reason_and_hides_no_other(reason, comma
     assert command("account", "q").code == 0
     assert command("check", "spoilt").err == ""
 
-
-def test_exporter_counts_queues_that_it_cannot_read(reason, url):
     registry = CollectorRegistry()
     collector = queue_collector(Connection.to(url))
     registry.register(collector)

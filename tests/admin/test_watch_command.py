@@ -1,17 +1,14 @@
 """`reliq watch`: a screen that fits its terminal and leaves it clean, or a line for each look over a pipe."""
 
-import json
 import re
 import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
-from io import StringIO
+from functools import partial
 
 import pytest
-from rich.console import Console
-from terminal import PATIENCE_SECONDS, Terminal
+from terminal import PATIENCE_SECONDS
 
 from reliq import Admin, Pause, Queue
 from reliq.admin import Failure, Moment, Overview, QueueView
@@ -28,16 +25,9 @@ ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 @pytest.fixture
-def watch(url):
-    """Watch in a terminal of a size; the command ends with the test."""
-    with ExitStack() as stack:
-
-        def start(*words, at=url, columns=80, **size):
-            terminal = Terminal("watch", "--interval", "100ms", *words, url=at, columns=columns, **size)
-            stack.callback(terminal.close)
-            return terminal
-
-        yield start
+def watch(terminal):
+    """Watch in a terminal of a size."""
+    return partial(terminal, "watch", "--interval", "100ms")
 
 
 @pytest.fixture
@@ -108,7 +98,7 @@ def test_interrupt_during_a_redraw_leaves_the_terminal_clean(queue, url, monkeyp
 def test_watch_without_redis_keeps_the_last_look_and_says_so(watch, server_path):
     with EmbeddedRedis(server=server_path) as server:
         Queue("here", url=server.url).publish({})
-        terminal = watch(at=server.url)
+        terminal = watch(url=server.url, columns=80)
         terminal.wait_for("here ")
 
     rows = terminal.wait_for("Redis does not answer, this is old")
@@ -117,30 +107,18 @@ def test_watch_without_redis_keeps_the_last_look_and_says_so(watch, server_path)
     assert terminal.end(signal.SIGINT) == 0
 
 
-@pytest.mark.parametrize("json_wanted", [False, True], ids=["text", "JSON"])
-def test_watch_over_a_pipe_prints_a_line_for_each_look_until_it_is_closed(scene, url, json_wanted):
-    command = [sys.executable, "-m", "reliq", "watch", "--interval", "100ms", "--url", url]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, "--json"] if json_wanted else [*command, "q"], **pipes) as process:
+def test_watch_over_a_pipe_prints_a_line_for_each_look_until_it_is_closed(scene, url):
+    command = [sys.executable, "-m", "reliq", "watch", "--interval", "100ms", "--url", url, "q"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         lines = [process.stdout.readline() for _ in range(3)]
-        if json_wanted:
-            process.stdout.close()
-        else:
-            process.send_signal(signal.SIGINT)
+        process.stdout.close()
         assert process.wait(PATIENCE_SECONDS) == 0
         assert process.stderr.read() == ""
 
-    if json_wanted:
-        told = json.loads(lines[0])
-        assert [view["queue"] for view in told["queues"]] == ["q"]
-        assert told["workers"][0]["running"][0]["id"] == "order-7"
-        assert [failure["ended"]["id"] for failure in told["ends"]] == ["order-42"]
-        assert [(failure["error"], failure["count"]) for failure in told["errors"]] == [("gateway down", 1)]
-    else:
-        assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ queues=1 late=\d+m", line) for line in lines)
-        assert all("ready=1 pending=1 leased=0 backoff=1 retry=0 dead=1" in line for line in lines)
-        assert "workers=1 busy=1/8" in lines[0]
-        assert "last=q/order-42 dead rejected (delivery 1): no such card" in lines[0]
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ queues=1 late=\d+m", line) for line in lines)
+    assert all("ready=1 pending=1 leased=0 backoff=1 retry=0 dead=1" in line for line in lines)
+    assert "workers=1 busy=1/8" in lines[0]
+    assert "last=q/order-42 dead rejected (delivery 1): no such card" in lines[0]
 
 
 def view(name, **fields):
@@ -184,22 +162,10 @@ def test_screen_never_cuts_a_queue_name(names):
             assert any(re.search(rf" {at + 7} ", line) for line in lines[here : here + 2])
 
 
-def test_screen_shows_who_paused_a_queue_and_that_no_worker_is_alive():
+def test_screen_and_lines_show_a_pause_as_text_and_that_no_worker_is_alive():
+    assert "\x9b" not in line_of(moment([view("q\x9b", pause=Pause("anna@db1", 0.0, "gateway down"))]))
     lines = screen_lines(moment([view("q", ready=3, pause=Pause("anna@db1", 0.0, "gateway down"))]))
 
     assert any("paused by anna@db1 " in line and "gateway down" in line for line in lines)
     assert not any("█" in line for line in lines)
     assert "no worker is alive" in lines
-
-
-def test_screen_and_lines_escape_control_characters():
-    evil = [Failure("q", End("\x1b[2J", "dead", 0.0, "failed", 1, "\x1b]0;title\x07"), "failed", "\x1b]0;title\x07")]
-    errors = [Failure("q", None, "failed", "\x1b[31m", 1, 2)]
-    workers = [Worker("w", "h", 1, "1", ("q",), 1, 1, 0, 0, 0, (Slot("q", "\x1b[2J", 1, 0.0),))]
-    seen, drawn = moment([view("q\x9b2J")], workers, evil, errors), StringIO()
-
-    Console(file=drawn, width=200, height=50).print(Screen(seen, "redis://\x1b[2J", 1.0))
-
-    for text in (drawn.getvalue(), line_of(seen)):
-        assert not {"\x1b", "\x9b", "\x07"} & {*text}
-    assert "q\N{REPLACEMENT CHARACTER}2J" in drawn.getvalue()
