@@ -12,10 +12,12 @@ from reliq import Consumer, Queue, WorkerSettings
 from reliq.client.client import Client
 from reliq.embedded import EmbeddedRedis
 from reliq.ids import new_id, token
+from reliq.message import Claimed
 from reliq.shardmap import ShardMap
 from reliq.transitions import CallNumber, publish
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.wireformat import envelope_rest
+from reliq.worker.delivery import deliveries_of
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.inflight import Inflight
 from reliq.worker.scheduler import Scheduler
@@ -87,6 +89,13 @@ def consumer(url, recorder):
 
 
 @pytest.fixture
+def acking(queue, consumer):
+    """Our consumer, whose handler of the queue does nothing."""
+    consumer.handler(queue)(lambda body: None)
+    return consumer
+
+
+@pytest.fixture
 def start(consumer):
     """Start a consumer, ours if none is given; whatever was started is stopped when the test ends."""
     started = []
@@ -109,6 +118,20 @@ def work_until(start, recorder):
     def make(kind, count=1, *, concurrency=16, **fields):
         start(concurrency=concurrency)
         return recorder.wait_for(kind, count, **fields)
+
+    return make
+
+
+@pytest.fixture
+def hold(start, gate):
+    """Start a consumer whose handler of a queue holds message `x` at the gate; return its engine."""
+
+    def make(consumer, queue, concurrency=16, **options):
+        consumer.handler(queue, **options)(lambda body: gate.pass_through())
+        queue.publish("x", id="x")
+        engine = start(consumer, concurrency=concurrency)
+        gate.wait_for()
+        return engine
 
     return make
 
@@ -154,12 +177,29 @@ def caller(url, recorder):
 
 
 @pytest.fixture
-def fetcher_of(caller):
+def inflight_of(consumer):
+    """Make the deliveries that a process of our consumer, or of another, holds: its slots without threads."""
+    return lambda concurrency=1, consumer=consumer: Inflight(consumer.handlers, concurrency)
+
+
+@pytest.fixture
+def new_deliveries(consumer):
+    """Make deliveries of messages that are not in Redis, of the consumer's first handler if none is given."""
+
+    def make(amount=1, handler=None, age=0.0):
+        claimed = [Claimed(str(number), "me.1:5000", 3) for number in range(amount)]
+        return deliveries_of(claimed, handler or consumer.handlers[0], time.monotonic() - age)
+
+    return make
+
+
+@pytest.fixture
+def fetcher_of(caller, inflight_of):
     """Make a fetcher whose rounds the test makes, with its parts and the deliveries that it submits."""
 
     def make(consumer, concurrency=4, *, client=caller, served=None, heartbeat=None, submit=None):
         served = served or Served(consumer.handlers)
-        inflight, held = Inflight(consumer.handlers, concurrency), []
+        inflight, held = inflight_of(concurrency, consumer), []
         scheduler = Scheduler(client, consumer.handlers, lambda: None, is_keyed=served.is_keyed)
         heartbeat = heartbeat or SimpleNamespace(soon=list, workers=lambda: 1)
         fetcher = Fetcher(client, served, inflight, scheduler, submit or held.extend, lambda *_: None, heartbeat)

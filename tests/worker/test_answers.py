@@ -201,9 +201,8 @@ def test_a_body_that_does_not_decode_waits_for_a_newer_worker(make_queue, consum
 
 
 def test_a_message_that_expired_before_its_delivery_is_counted_and_keeps_its_id(
-    queue, consumer, work_until, recorder, client
+    queue, acking, work_until, recorder, client
 ):
-    consumer.handler(queue)(lambda body: None)
     queue.publish("gone", id="gone", dedup=300)
     client.delete(queue.keys.msg("gone"))
     queue.publish("here", id="here")

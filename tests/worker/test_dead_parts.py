@@ -24,8 +24,7 @@ def end_by_force(engine, part):
 
 
 @pytest.mark.parametrize("part", [*LOOPS, "event loop"])
-def test_a_process_of_which_a_part_ended_names_it_and_must_be_replaced(queue, consumer, start, part, caplog):
-    consumer.handler(queue)(lambda body: None)
+def test_a_process_of_which_a_part_ended_names_it_and_must_be_replaced(acking, start, part, caplog):
     engine, pulse = start(), Pulse()
     pulse.note(engine.stats())
     assert (engine.dead_parts(), engine.must_be_replaced(), live([pulse])) == ([], False, "")
@@ -37,7 +36,7 @@ def test_a_process_of_which_a_part_ended_names_it_and_must_be_replaced(queue, co
     assert engine.must_be_replaced()
     assert live([pulse]) == "process 0: a part of it ended by itself"
     assert f"the {part} of this process ended by itself" in caplog.text
-    consumer.stop(grace=0)
+    acking.stop(grace=0)
     assert engine.dead_parts() == []
 
 

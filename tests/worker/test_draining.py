@@ -109,12 +109,11 @@ def test_a_worker_in_a_burst_does_not_wait_for_messages_due_later(queue, consume
     assert (seen, queue.counts().pending) == (["now"], 1)
 
 
-def test_a_drain_promotes_messages_though_redis_has_lost_the_script(url, queue, consumer, client):
-    consumer.handler(queue)(lambda body: None)
+def test_a_drain_promotes_messages_though_redis_has_lost_the_script(url, queue, acking, client):
     queue.publish("x", id="x", key="a", delay=LATER)
-    to_redis, served = Client.to(Connection.to(url), LATER), Served(consumer.handlers)
+    to_redis, served = Client.to(Connection.to(url), LATER), Served(acking.handlers)
     served.read(to_redis)
-    drained = Drained(to_redis, served, Inflight(consumer.handlers, 1))
+    drained = Drained(to_redis, served, Inflight(acking.handlers, 1))
     assert drained.look(delayed=False)  # this process has seen that Redis has all
     client.zadd(queue.keys.pending, {"x": time.time() - 1})
     lose(client, "promote")
@@ -127,18 +126,17 @@ def test_a_burst_of_another_kind_is_refused():
         WorkerSettings(burst="all")
 
 
-def test_a_drain_waits_for_a_message_that_another_worker_promotes_beside_it(url, queue, consumer, caller):
+def test_a_drain_waits_for_a_message_that_another_worker_promotes_beside_it(url, queue, acking, caller):
     class Beside(Client):
         def run_all(self, requests, **options):
             if requests[0].command[0] == "ZRANGE":  # the message was counted as pending
                 caller.run(promote(queue.keys, clock=round((time.time() + 1) * 1e6)))
             return super().run_all(requests, **options)
 
-    consumer.handler(queue)(lambda body: None)
     queue.publish("x", delay=0.5)
-    to_redis, served = Client.to(Connection.to(url), LATER), Served(consumer.handlers)
+    to_redis, served = Client.to(Connection.to(url), LATER), Served(acking.handlers)
     served.read(to_redis)
     to_redis.__class__ = Beside
 
-    assert not Drained(to_redis, served, Inflight(consumer.handlers, 1)).look(delayed=False)
+    assert not Drained(to_redis, served, Inflight(acking.handlers, 1)).look(delayed=False)
     assert queue.counts().ready == 1

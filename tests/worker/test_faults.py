@@ -152,12 +152,11 @@ def test_cut_connections_leave_no_unknown_lease_and_no_answer_is_reported_as_los
     assert client.keys(queue.keys.msg("*")) == []
 
 
-def test_an_observer_that_raises_and_a_body_of_a_wrong_type_do_no_harm(queue, consumer, work_until, client):
+def test_an_observer_that_raises_and_a_body_of_a_wrong_type_do_no_harm(queue, acking, work_until, client):
     def breaks(event):
         raise RuntimeError("the dashboard is down")
 
-    consumer.observers.insert(0, breaks)
-    consumer.handler(queue)(lambda body: None)
+    acking.observers.insert(0, breaks)
     queue.publish("x", id="x")
     client.delete(queue.keys.msg("x"))
     client.lpush(queue.keys.msg("x"), "a list")

@@ -44,8 +44,7 @@ def beat_of(caller, consumer):
     return make
 
 
-def test_a_worker_that_starts_writes_its_record(consumer, queue, start, records, client):
-    consumer.handler(queue)(lambda body: None)
+def test_a_worker_that_starts_writes_its_record(acking, start, records, client):
 
     start(concurrency=3)
 
@@ -79,19 +78,17 @@ def test_the_record_has_the_handlers_that_run_up_to_a_limit(consumer, queue, sta
     assert (one.busy, len(one.running)) == (SLOTS_LIMIT + 3, SLOTS_LIMIT)
 
 
-def test_a_clean_stop_takes_the_record_away(consumer, queue, start, records, client):
-    consumer.handler(queue)(lambda body: None)
+def test_a_clean_stop_takes_the_record_away(acking, start, records, client):
     start()
     eventually(records, "its record")
 
-    consumer.stop()
+    acking.stop()
 
     assert client.keys("reliq:worker*") == []
 
 
-def test_a_killed_worker_leaves_the_index_when_its_record_has_expired(consumer, queue, start, records, client):
+def test_a_killed_worker_leaves_the_index_when_its_record_has_expired(acking, start, records, client):
     client.zadd(WORKERS_KEY, {"killed": 1_700_000_000})
-    consumer.handler(queue)(lambda body: None)
 
     start()
 
@@ -106,9 +103,8 @@ def test_a_foreign_record_is_passed_over(records, client):
     assert records() == []
 
 
-def test_a_worker_that_may_not_write_its_record_works_all_the_same(consumer, queue, start, recorder, client):
+def test_a_worker_that_may_not_write_its_record_works_all_the_same(acking, queue, start, recorder, client):
     client.set(WORKERS_KEY, "not a sorted set")
-    consumer.handler(queue)(lambda body: None)
     start()
 
     queue.publish("x", id="m")
@@ -135,12 +131,11 @@ def test_a_registry_that_cannot_be_written_stops_no_publish(make_queue, client):
 
 
 def test_the_record_of_an_idle_worker_goes_along_with_its_wait(
-    consumer, queue, beat_of, records, clock, fetcher_of, monkeypatch
+    acking, beat_of, records, clock, fetcher_of, monkeypatch
 ):
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 3600.0)  # however slow this machine is
-    consumer.handler(queue)(lambda body: None)
     beat = beat_of()
-    fetcher = fetcher_of(consumer, heartbeat=beat)
+    fetcher = fetcher_of(acking, heartbeat=beat)
 
     for _ in range(2):  # the first claim, and a second without a token
         fetcher.step()
@@ -153,8 +148,7 @@ def test_the_record_of_an_idle_worker_goes_along_with_its_wait(
     assert beat.soon() == []
 
 
-def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(consumer, queue, caller, client, beat_of):
-    consumer.handler(queue)(lambda body: None)
+def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(acking, caller, client, beat_of):
     woken = []
     beat = beat_of()
     beat.wake = lambda: woken.append("heartbeat")

@@ -23,11 +23,8 @@ def ran(client, name):
     return client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
 
 
-def test_a_worker_that_was_woken_in_vain_asks_once_whether_the_queue_has_keys(
-    queue, consumer, fetcher_of, client, clock
-):
-    consumer.handler(queue)(lambda body: None)
-    fetcher = fetcher_of(consumer)
+def test_a_worker_that_was_woken_in_vain_asks_once_whether_the_queue_has_keys(queue, acking, fetcher_of, client, clock):
+    fetcher = fetcher_of(acking)
     fetcher.step()  # a claim: nobody said that there is work
     clock.now += POLL_SECONDS * 0.8
     assert ran(client, "hmget") == 0
@@ -71,9 +68,8 @@ def test_a_queue_with_limits_claims_into_free_slots_alone_and_its_poll_takes_not
     assert claims.limit(ROOM) == 2  # also when nothing was passed over
 
 
-def test_a_claim_whose_answer_was_lost_is_made_again_as_it_was(queue, consumer):
-    consumer.handler(queue)(lambda body: None)
-    claims = QueueClaims(consumer.handlers[0])
+def test_a_claim_whose_answer_was_lost_is_made_again_as_it_was(acking):
+    claims = QueueClaims(acking.handlers[0])
     claims.unsure = False
     first = claims.claim(ROOM, "")
 

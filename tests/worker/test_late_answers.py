@@ -30,9 +30,8 @@ def next_step_of(scheduler, clock):
     return clock.now + wait
 
 
-def test_a_due_time_counts_from_when_its_claim_was_sent(queue, consumer, held_up, clock, fetcher_of):
-    consumer.handler(queue)(lambda body: None)
-    fetcher = fetcher_of(consumer, 1, client=held_up)
+def test_a_due_time_counts_from_when_its_claim_was_sent(queue, acking, held_up, clock, fetcher_of):
+    fetcher = fetcher_of(acking, 1, client=held_up)
     queue.publish("x", delay=DELAY)
     clock.now += POLL_SECONDS
     sent_at = clock.now
@@ -42,9 +41,8 @@ def test_a_due_time_counts_from_when_its_claim_was_sent(queue, consumer, held_up
     assert next_step_of(fetcher.scheduler, clock) < sent_at + DELAY + LATE / 2
 
 
-def test_a_due_time_counts_from_when_the_promotion_before_was_sent(queue, consumer, held_up, clock):
-    consumer.handler(queue)(lambda body: None)
-    scheduler = Scheduler(held_up, consumer.handlers, lambda: None)
+def test_a_due_time_counts_from_when_the_promotion_before_was_sent(queue, acking, held_up, clock):
+    scheduler = Scheduler(held_up, acking.handlers, lambda: None)
     queue.publish("x", delay=DELAY)
     scheduler.note(queue.keys, ClaimAnswer(0, NOTHING_DUE, 0, []), clock.now)
     sent_at = clock.now

@@ -14,7 +14,7 @@ from reliq import Consumer, Stopped
 from reliq.events import (
     Acked,
     Cancelled,
-    Claimed as ClaimedEvent,
+    Claimed,
     Handled,
     Lost,
     Reclaimed,
@@ -24,10 +24,7 @@ from reliq.events import (
     RenewalLate,
     Started,
 )
-from reliq.message import Claimed
 from reliq.transitions import NOTHING_DUE, ClaimAnswer
-from reliq.worker.delivery import deliveries_of
-from reliq.worker.inflight import Inflight
 from reliq.worker.renewer import Renewer
 from reliq.worker.scheduler import Scheduler
 
@@ -53,27 +50,18 @@ def test_a_handler_that_blocks_the_event_loop_keeps_every_lease(queue, consumer,
     queue.publish("blocks")
     work_until(Acked, 2)
 
-    assert len(recorder.ids(ClaimedEvent)) == 2
+    assert len(recorder.ids(Claimed)) == 2
     assert recorder.of(Lost) == []
 
 
-def test_the_shortest_lease_is_looked_at_often_enough_to_be_renewed_in_time(queue, consumer, start, gate):
-    consumer.handler(queue, lease=0.05)(lambda body: gate.pass_through())
-    queue.publish("x")
-    engine = start()
-    gate.wait_for()
+def test_the_shortest_lease_is_looked_at_often_enough_to_be_renewed_in_time(queue, consumer, hold):
+    engine = hold(consumer, queue, lease=0.05)
 
-    wait = engine._renewer.step()
-
-    assert wait <= 0.05 / 6  # twice before a renewal is due, and four times before the lease is over
+    assert engine._renewer.step() <= 0.05 / 6  # twice before a renewal is due, and four times before the lease is over
 
 
-def test_a_renewal_that_this_process_makes_late_is_reported(queue, consumer, start, gate, recorder):
-    consumer.handler(queue, lease=60)(lambda body: gate.pass_through())
-    queue.publish("x")
-    engine = start()
-    gate.wait_for()
-    (held,) = engine._renewer._inflight.deliveries()
+def test_a_renewal_that_this_process_makes_late_is_reported(queue, consumer, hold, recorder):
+    (held,) = hold(consumer, queue, lease=60).inflight.deliveries()
 
     held.renew_at, held.lease_until = held.renew_at - 45, held.lease_until - 45  # as if stopped for 45 s
 
@@ -108,25 +96,17 @@ def test_a_blocked_observer_delays_neither_renewals_nor_outcomes(make_queue, con
     overrun.set()
 
 
-def test_a_renewal_is_not_reported_as_late_while_redis_is_away(own_server, own_queue, own_consumer, recorder, gate):
-    own_consumer.handler(own_queue, lease=0.3)(lambda body: gate.pass_through())
-    own_queue.publish("x")
-    own_consumer.start()
-    gate.wait_for()
+def test_a_renewal_is_not_reported_as_late_while_redis_is_away(own_server, own_queue, own_consumer, recorder, hold):
+    hold(own_consumer, own_queue, lease=0.3)
 
     own_server.kill()
     recorder.wait_for(RedisAway, 3, part="renewer")
     own_server.start()
     recorder.wait_for(RedisBack, part="renewer")
 
-    gate.open()
-    own_consumer.stop()
-    told = [
-        type(event)
-        for event in recorder.events
-        if isinstance(event, RenewalLate) or getattr(event, "part", "") == "renewer"
-    ]
-    assert RenewalLate not in told[told.index(RedisAway) : told.index(RedisBack)]
+    events = recorder.events
+    away, back = (events.index(recorder.of(kind, part="renewer")[0]) for kind in (RedisAway, RedisBack))
+    assert not [one for one in events[away:back] if isinstance(one, RenewalLate)]
 
 
 def test_a_coroutine_that_overruns_is_cancelled_under_its_lease_and_retried(queue, consumer, start, recorder):
@@ -279,13 +259,8 @@ def test_a_job_knows_its_message(queue, consumer, work_until, recorder):
     assert recorder.of(Started)[0].lag >= 0
 
 
-def test_a_message_that_this_process_has_claimed_again_keeps_its_new_lease(
-    queue, consumer, start, gate, client, recorder
-):
-    consumer.handler(queue, lease=60)(lambda body: gate.pass_through())
-    queue.publish("x", id="x")
-    engine = start(concurrency=2)
-    gate.wait_for()
+def test_a_message_that_this_process_claims_again_keeps_its_new_lease(queue, consumer, hold, gate, client, recorder):
+    engine = hold(consumer, queue, lease=60)
     client.zadd(queue.keys.unack, {"x": 1})  # its lease is over
     queue.moves.reclaim()
     gate.wait_for()
@@ -301,31 +276,24 @@ def test_a_message_that_this_process_has_claimed_again_keeps_its_new_lease(
     assert recorder.ids(Lost) == ["x"]
 
 
-def test_a_renewal_that_waited_for_a_slow_redis_is_not_blamed_on_this_process(
-    own_server, own_queue, own_consumer, recorder, gate
+def test_a_renewal_that_a_slow_redis_held_up_is_not_blamed_on_the_worker(
+    own_server, own_queue, own_consumer, recorder, hold
 ):
-    own_consumer.handler(own_queue, lease=0.9)(lambda body: gate.pass_through())
-    own_queue.publish("x")
-    own_consumer.start()
-    gate.wait_for()
-    own_consumer.engine()._scheduler._spared_at[own_queue.keys] = math.inf  # nobody takes the lease back meanwhile
+    engine = hold(own_consumer, own_queue, lease=0.9)
+    engine._scheduler._spared_at[own_queue.keys] = math.inf  # nobody takes the lease back meanwhile
 
     with redis.Redis.from_url(own_server.url) as admin:
         admin.client_pause(1500, all=True)  # the renewal after a third of the lease is answered then
 
     assert recorder.wait_for(RenewalLate)[0].cause == "redis"
-    gate.open()
 
 
-def test_a_process_takes_no_lease_back_whose_renewal_it_has_yet_to_send(
-    queue, consumer, start, gate, recorder, caller, client, monkeypatch
+def test_a_process_reclaims_no_lease_that_it_has_yet_to_renew(
+    queue, consumer, hold, gate, recorder, caller, client, monkeypatch
 ):
     """As when Redis hung, or this process, and both a renewal and a look at what is overdue are to be made."""
     held_up = threading.Event()
-    consumer.handler(queue, lease=60)(lambda body: gate.pass_through())
-    queue.publish("x", id="x")
-    engine = start(concurrency=2)
-    gate.wait_for()
+    engine = hold(consumer, queue, lease=60)
     monkeypatch.setattr(engine._renewer._watchdog, "look", lambda now: held_up.wait(60))
     scheduler = Scheduler(caller, consumer.handlers, lambda: None, engine._scheduler._is_behind)
     scheduler._spared_at.clear()  # its start is long ago
@@ -345,12 +313,8 @@ def test_a_process_takes_no_lease_back_whose_renewal_it_has_yet_to_send(
     assert recorder.of(Lost) == []
 
 
-def test_a_process_takes_no_lease_back_whose_outcome_is_on_its_way(own_server, own_queue, own_consumer, recorder, gate):
-    own_consumer.handler(own_queue, lease=CALM_LEASE)(lambda body: gate.pass_through())
-    own_queue.publish("x")
-    own_consumer.start()
-    gate.wait_for()
-    renewer = own_consumer.engine()._renewer
+def test_a_process_reclaims_no_lease_whose_outcome_is_on_its_way(own_server, own_queue, own_consumer, hold, gate):
+    renewer = hold(own_consumer, own_queue, lease=CALM_LEASE)._renewer
     assert not renewer.is_behind(own_queue.keys)
 
     with redis.Redis.from_url(own_server.url) as admin:
@@ -359,23 +323,19 @@ def test_a_process_takes_no_lease_back_whose_outcome_is_on_its_way(own_server, o
         eventually(lambda: renewer.is_behind(own_queue.keys), "the renewal is due")
         admin.client_unpause()
 
-    recorder.wait_for(Acked)
     eventually(lambda: not renewer.is_behind(own_queue.keys), "it is settled")
 
 
-def test_an_outcome_is_waited_for_until_a_third_of_a_lease_after_its_end(queue, consumer, caller):
+def test_an_outcome_is_waited_for_until_a_third_of_a_lease_after_its_end(
+    queue, consumer, caller, inflight_of, new_deliveries
+):
     """Redis may refuse it for longer; then others may have the message."""
     consumer.handler(queue, lease=600)(lambda body: None)
-    (handler,), now = consumer.handlers, time.monotonic()
-    (held,) = deliveries_of([Claimed("m", "n:5000", 3)], handler, now, queue.keys)
-    inflight = Inflight(consumer.handlers, 1)
+    inflight, (held,) = inflight_of(), new_deliveries(age=500)
     inflight.add([held])
+    held.settling, now = True, time.monotonic()
     renewer = Renewer(caller, consumer.handlers, inflight, None, None)
-    held.settling, held.renew_at = True, now - 300
 
-    found = {}
-    for ago in (-100, 100, 300):
+    for ago, is_waited_for in ((-100, True), (100, True), (300, False)):
         held.lease_until = now - ago
-        found[ago] = renewer.is_behind(queue.keys)
-
-    assert found == {-100: True, 100: True, 300: False}
+        assert renewer.is_behind(queue.keys) == is_waited_for, ago

@@ -111,15 +111,14 @@ def claim(queue, number=1):
     return claimed
 
 
-def test_the_token_and_the_watch_of_a_killed_process_go_to_others(consumer, queue, tmp_path, client):
+def test_the_token_and_the_watch_of_a_killed_process_go_to_others(acking, queue, tmp_path, client):
     shards = [queue.keys.of_shard(shard) for shard in range(4)]
     client.set(queue.keys.map, ShardMap(1, 4, 4).text)
-    consumer.handler(queue)(lambda body: None)
     for keys in shards:
         client.set(keys.watch, "the dead one", px=2000)
-    child = Child(0, tmp_path, Pulse(), consumer.handlers)
+    child = Child(0, tmp_path, Pulse(), acking.handlers)
 
-    Recovery(consumer, concurrency=2).give_back(child, 1)
+    Recovery(acking, concurrency=2).give_back(child, 1)
 
     assert not client.exists(*(keys.watch for keys in shards))
     assert [client.llen(keys.wake) for keys in shards] == [1] * 4

@@ -90,12 +90,11 @@ def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, work
     recorder.wait_for(Acked, 300 + 30 + 300)
 
 
-def test_no_more_is_claimed_while_redis_has_yet_to_hear_of_many_that_ended(queue, consumer):
+def test_no_more_is_claimed_while_redis_has_yet_to_hear_of_many_that_ended(acking):
     """Else a settler that cannot keep up lets leases run out, and everything is done twice."""
-    consumer.handler(queue)(lambda body: None)
-    inflight, claims = Inflight(consumer.handlers, 16), QueueClaims(consumer.handlers[0])
+    inflight, claims = Inflight(acking.handlers, 16), QueueClaims(acking.handlers[0])
     claimed = [Claimed(f"m{number}", "me.1", 3) for number in range(UNSETTLED_LIMIT)]
-    deliveries = deliveries_of(claimed, consumer.handlers[0], time.monotonic())
+    deliveries = deliveries_of(claimed, acking.handlers[0], time.monotonic())
     inflight.add(deliveries)
 
     unsettled = inflight.withdraw(deliveries[1:])

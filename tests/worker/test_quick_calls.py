@@ -12,15 +12,14 @@ from reliq.worker.inflight import Inflight
 from reliq.worker.quick_calls import QUICK_SECONDS, STUCK_SECONDS, QuickCalls
 
 
-def test_quick_calls_are_made_by_one_thread_until_one_is_stuck(queue, consumer, monkeypatch):
+def test_quick_calls_are_made_by_one_thread_until_one_is_stuck(queue, acking, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     for place in ("inflight", "quick_calls"):
         monkeypatch.setattr(f"reliq.worker.{place}.time", SimpleNamespace(monotonic=lambda: clock.now))
-    consumer.handler(queue)(lambda body: None)
     queue.publish_many(["x"] * 6)
     claimed = queue.moves.claim(CallNumber("me", 1), limit=10, lease_ms=60_000).claimed
-    deliveries = deliveries_of(claimed, consumer.handlers[0], time.monotonic(), queue.keys)
-    inflight, taken = Inflight(consumer.handlers, 16), []
+    deliveries = deliveries_of(claimed, acking.handlers[0], time.monotonic(), queue.keys)
+    inflight, taken = Inflight(acking.handlers, 16), []
     inflight._quick._means[queue.name] = QUICK_SECONDS / 2
     inflight.add(deliveries)
     inflight.hold(deliveries)

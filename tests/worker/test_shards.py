@@ -25,20 +25,19 @@ def alive(client, shards):
 
 
 def test_a_worker_serves_every_shard_of_a_queue_and_drains_all(
-    queue, consumer, work_until, recorder, spread, put, client
+    queue, acking, work_until, recorder, spread, put, client
 ):
     shards = spread(queue, 16)
     for keys in shards:
         put(keys, [f"{keys.shard}"] * 20)
-    consumer.handler(queue)(lambda body: None)
     work_until(Acked, 320)
     for keys in shards:  # each on its own, when all are idle
         put(keys, ["again"])
     recorder.wait_for(Acked, 336)
-    consumer.stop()
+    acking.stop()
     put(shards[3], ["later"], delay_ms=500)
     put(shards[0], ["now"])
-    consumer.drain()
+    acking.drain()
 
     assert {event.queue for event in recorder.of(Started)} == {"q"}
     assert alive(client, shards) == 0
@@ -85,14 +84,13 @@ def test_a_message_is_promoted_retried_renewed_and_buried_in_its_own_shard(
 @pytest.mark.parametrize("text", [b"", b"junk"], ids=["no map", "a corrupt map"])
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["a worker that runs", "a worker that starts"])
 def test_a_worker_serves_every_shard_after_redis_has_lost_the_map(
-    is_fresh, text, queue, consumer, start, recorder, put, url, client, caplog, monkeypatch
+    is_fresh, text, queue, acking, start, recorder, put, url, client, caplog, monkeypatch
 ):
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
     queue.publish("one")
     Admin(url).resize("q", 8)
     client.set(queue.keys.map, ShardMap(1, 8, 8).text)
     shards = [queue.keys.of_shard(shard) for shard in range(8)]
-    consumer.handler(queue)(lambda body: None)
     if not is_fresh:
         start()
         recorder.wait_for(Acked)
@@ -111,12 +109,11 @@ def test_a_worker_serves_every_shard_after_redis_has_lost_the_map(
 
 
 def test_worker_that_starts_without_a_map_finds_it_by_a_later_fence(
-    queue, consumer, start, recorder, put, client, monkeypatch
+    queue, acking, start, recorder, put, client, monkeypatch
 ):
     """After Redis has lost everything, a publisher that knows the map writes it with the fences."""
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
     monkeypatch.setattr("reliq.worker.served.FENCES_SECONDS", 0.0)
-    consumer.handler(queue)(lambda body: None)
     start()
     queue.publish("one")
     recorder.wait_for(Acked)
@@ -128,7 +125,7 @@ def test_worker_that_starts_without_a_map_finds_it_by_a_later_fence(
 
 
 def test_a_worker_ends_a_change_of_the_number_of_shards_and_serves_new_shards(
-    queue, consumer, start, recorder, spread, put, url, client, monkeypatch
+    queue, acking, start, recorder, spread, put, url, client, monkeypatch
 ):
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", 0.05)
@@ -136,7 +133,6 @@ def test_a_worker_ends_a_change_of_the_number_of_shards_and_serves_new_shards(
     spread(queue, 4)
     queue.publish_many([Outgoing(body="later", delay=3600, id=f"later-{n}") for n in range(40)])
     queue.publish_many(["now"] * 40, chunk=1)
-    consumer.handler(queue)(lambda body: None)
     Admin(url).resize("q", 2)
     start()
 
@@ -216,13 +212,12 @@ def test_one_shard_of_a_round_may_bring_suspects_and_the_others_are_asked_again(
     assert one.hot
 
 
-def test_a_shard_that_another_worker_watches_is_looked_at_seldom(queue, consumer, fetcher_of, spread, client, clock):
+def test_a_shard_that_another_worker_watches_is_looked_at_seldom(queue, acking, fetcher_of, spread, client, clock):
     """Sixteen idle workers that looked at each of sixteen shards once a second made 256 calls a second."""
-    consumer.handler(queue)(lambda body: None)
     shards = spread(queue, 16)
-    served = Served(consumer.handlers)
+    served = Served(acking.handlers)
     served.read(Client.to(Connection.to(queue.target), WORKER_TIMEOUT_SECONDS))
-    fetcher = fetcher_of(consumer, 16, served=served, heartbeat=SimpleNamespace(soon=list, workers=lambda: 16))
+    fetcher = fetcher_of(acking, 16, served=served, heartbeat=SimpleNamespace(soon=list, workers=lambda: 16))
     for keys in shards:
         client.set(keys.watch, "another", px=2000)
 
@@ -234,11 +229,10 @@ def test_a_shard_that_another_worker_watches_is_looked_at_seldom(queue, consumer
 
 @pytest.mark.parametrize("number", [pytest.param(1, id="one shard"), pytest.param(16, id="16 shards")])
 def test_a_message_costs_four_scripts_and_a_wait_however_many_shards_there_are(
-    no_looks, queue, consumer, start, recorder, spread, put, client, monkeypatch, number
+    no_looks, queue, acking, start, recorder, spread, put, client, monkeypatch, number
 ):
     monkeypatch.setattr("reliq.worker.fetcher.RUSH_SECONDS", -1.0)
     shards = spread(queue, number)
-    consumer.handler(queue)(lambda body: None)
     engine = start()
 
     def calls(name):

@@ -239,8 +239,7 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
     assert holding == []
 
 
-def test_last_chances_do_not_wait_for_the_next_look(no_looks, queue, consumer, work_until):
-    consumer.handler(queue)(lambda body: None)
+def test_last_chances_do_not_wait_for_the_next_look(no_looks, queue, acking, work_until):
     queue.publish_many(Outgoing(body="x", id=str(number), retries=0) for number in range(1200))
 
     work_until(Acked, 1200, concurrency=1)

@@ -33,9 +33,8 @@ class Slots(Inflight):
         self.next_async([run])
 
 
-def test_as_many_messages_are_prefetched_as_start_soon(queue, consumer, monkeypatch):
-    consumer.handler(queue)(lambda body: None)
-    (handler,) = consumer.handlers
+def test_as_many_messages_are_prefetched_as_start_soon(acking, monkeypatch):
+    (handler,) = acking.handlers
     for seconds, ahead in ((HOLD_SECONDS / 10, 40), (HOLD_SECONDS / 1000, 1500), (HOLD_SECONDS, 0), (60, 0)):
         slots = Slots([handler], 4)
         assert slots.capacity(handler).ahead == 0  # nobody knows how long it takes

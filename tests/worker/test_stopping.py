@@ -134,15 +134,14 @@ def test_a_running_job_learns_of_the_stop_and_may_give_way_unspent(make_queue, c
     assert gives_way.counts().ready == 1
 
 
-def test_an_idle_worker_ends_its_wait_at_a_stop_and_hands_on_its_watch(queue, consumer, start, recorder, client):
+def test_an_idle_worker_ends_its_wait_at_a_stop_and_hands_on_its_watch(queue, acking, start, recorder, client):
     before = set(threading.enumerate())
-    consumer.handler(queue)(lambda body: None)
     engine = start()
     queue.publish("x")
     recorder.wait_for(Acked)
     queue.publish("later", delay=60)
 
-    consumer.stop()
+    acking.stop()
 
     def ours():
         return [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("reliq")]
@@ -202,18 +201,17 @@ def test_handler_that_stops_its_consumer_ends_the_wait_for_it(queue, consumer, r
     assert queue.counts().ready == 2
 
 
-def test_a_worker_may_be_started_again_after_a_stop_and_not_twice_without(queue, consumer, recorder):
-    assert consumer.stop()  # without a start
+def test_a_worker_may_be_started_again_after_a_stop_and_not_twice_without(queue, acking, recorder):
+    assert acking.stop()  # without a start
     with pytest.raises(ConfigurationError, match="has not been started"):
-        consumer.engine()
-    consumer.handler(queue)(lambda body: None)
+        acking.engine()
     for count in (1, 2, 3):
-        consumer.start()
+        acking.start()
         with pytest.raises(ConfigurationError, match="has been started"):
-            consumer.start()
+            acking.start()
         queue.publish("x")
         recorder.wait_for(Acked, count)
-        consumer.stop()
+        acking.stop()
 
     assert queue.counts().totals["acked"] == 3
 

@@ -60,11 +60,10 @@ def test_an_idle_worker_looks_once_a_second_however_many_queues_it_has(
 
 
 def test_a_look_finds_a_message_without_a_token_and_takes_nothing_itself(
-    queue, consumer, fetcher_of, client, clock, short_waits
+    queue, acking, fetcher_of, client, clock, short_waits
 ):
     """As a publish of the Go original, or one whose token went with the worker that took it."""
-    consumer.handler(queue)(lambda body: None)
-    fetcher = fetcher_of(consumer)
+    fetcher = fetcher_of(acking)
     idle(fetcher, clock)
     queue.publish("x")
     client.delete(queue.keys.wake)
@@ -164,9 +163,8 @@ def test_delayed_messages_are_never_early_and_are_promoted_by_one_watcher(no_loo
     eventually(lambda: sum(event.count for event in recorder.of(Promoted)) == 5, "each is promoted once")
 
 
-def test_one_worker_watches_a_due_time_and_hands_its_token_on_when_it_stops(queue, consumer, fetcher_of, client):
-    consumer.handler(queue)(lambda body: None)
-    workers = [fetcher_of(consumer) for _ in range(5)]
+def test_one_worker_watches_a_due_time_and_hands_its_token_on_when_it_stops(queue, acking, fetcher_of, client):
+    workers = [fetcher_of(acking) for _ in range(5)]
     queue.publish("x", delay=60)
     for one in workers:
         one.step()
@@ -235,7 +233,7 @@ def test_a_worker_that_lost_redis_spares_the_leases_of_all_its_queues(own_server
     assert scheduler._spared_at[None] > 0
 
 
-def test_a_sooner_due_time_of_a_claim_is_not_overruled_by_an_older_answer(queue, consumer, url):
+def test_a_sooner_due_time_of_a_claim_is_not_overruled_by_an_older_answer(queue, acking, url):
     """The promote's answer says: in a day. Before it is taken over, a claim says: in an hour."""
     turns = (CallNumber("me", number) for number in count(1))
 
@@ -249,8 +247,7 @@ def test_a_sooner_due_time_of_a_claim_is_not_overruled_by_an_older_answer(queue,
             queue.publish("sooner", delay=3600)
             claim()
 
-    consumer.handler(queue)(lambda body: None)
-    scheduler = Scheduler(Client(Connection.to(url).wire(), [meanwhile]), consumer.handlers, lambda: None)
+    scheduler = Scheduler(Client(Connection.to(url).wire(), [meanwhile]), acking.handlers, lambda: None)
     queue.publish("later", delay=86_400)
     queue.publish("now", delay=0.01)
     claim()
@@ -303,14 +300,13 @@ def test_worker_with_max_jobs_starts_exactly_so_many(make_queue, consumer, recor
     assert (sum(one.ready for one in counts), sum(one.unack for one in counts)) == (100 * len(queues) - 5, 0)
 
 
-def test_max_jobs_ends_only_a_consumer_that_is_run_and_has_room_for_a_successor(queue, consumer, start, recorder):
-    consumer.handler(queue)(lambda body: None)
-    consumer.must_stay = True
+def test_max_jobs_ends_only_a_consumer_that_is_run_and_has_room_for_a_successor(queue, acking, start, recorder):
+    acking.must_stay = True
     queue.publish_many(["x"] * 100)
-    assert consumer.run(WorkerSettings(max_jobs=5, burst=True)) == 0
+    assert acking.run(WorkerSettings(max_jobs=5, burst=True)) == 0
     assert len(recorder.of(Started)) == 100
 
-    consumer.must_stay = False
+    acking.must_stay = False
     queue.publish_many(["x"] * 20)
     start(max_jobs=5)
 
