@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
+from functools import wraps
 from types import SimpleNamespace
 
 import pytest
@@ -95,6 +96,32 @@ def acking(queue, consumer):
     return consumer
 
 
+@pytest.fixture(params=["plain", "async"])
+def as_kind(request):
+    """Make a handler of either kind of a plain function."""
+
+    def make(function):
+        @wraps(function)
+        async def ahandle(*arguments):
+            return function(*arguments)
+
+        return ahandle if request.param == "async" else function
+
+    return make
+
+
+@pytest.fixture(params=["raised", "returned"])
+def give(request):
+    """Raise an answer of a handler, or return it."""
+
+    def make(answer):
+        if request.param == "raised":
+            raise answer
+        return answer
+
+    return make
+
+
 @pytest.fixture
 def start(consumer):
     """Start a consumer, ours if none is given; whatever was started is stopped when the test ends."""
@@ -162,12 +189,30 @@ def no_looks(monkeypatch):
 
 
 @pytest.fixture
+def quick_beats(monkeypatch):
+    """Have a worker write its record, and read the maps of its queues, many times a second."""
+    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+
+
+@pytest.fixture
 def clock(monkeypatch):
     """The fetcher's clock stands still until the test moves it, so that it is time for a look when the test says so."""
     clock = SimpleNamespace(now=1000.0)
     held = SimpleNamespace(monotonic=lambda: clock.now, sleep=time.sleep)
     monkeypatch.setattr("reliq.worker.fetcher.time", held)
     return clock
+
+
+@pytest.fixture
+def ran(client):
+    """Count the commands of clients that a server has run since its start, by name, without INFO."""
+
+    def count(client=client):
+        stats = client.info("commandstats")
+        stats.pop("cmdstat_info", None)
+        return Counter({name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()})
+
+    return count
 
 
 @pytest.fixture
@@ -203,7 +248,12 @@ def fetcher_of(caller, inflight_of):
         scheduler = Scheduler(client, consumer.handlers, lambda: None, is_keyed=served.is_keyed)
         heartbeat = heartbeat or SimpleNamespace(soon=list, workers=lambda: 1)
         fetcher = Fetcher(client, served, inflight, scheduler, submit or held.extend, lambda *_: None, heartbeat)
-        return SimpleNamespace(fetcher=fetcher, step=fetcher.step, inflight=inflight, scheduler=scheduler, held=held)
+
+        def step(times=1):
+            for _ in range(times):
+                fetcher.step()
+
+        return SimpleNamespace(fetcher=fetcher, step=step, inflight=inflight, scheduler=scheduler, held=held)
 
     return make
 

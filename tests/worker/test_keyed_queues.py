@@ -19,15 +19,13 @@ from reliq.worker.served import Served
 ROOM = Capacity(2, 10, suspects=Suspects(16, 0, 16))
 
 
-def ran(client, name):
-    return client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
-
-
-def test_a_worker_that_was_woken_in_vain_asks_once_whether_the_queue_has_keys(queue, acking, fetcher_of, client, clock):
+def test_a_worker_that_was_woken_in_vain_asks_once_whether_the_queue_has_keys(
+    queue, acking, fetcher_of, client, ran, clock
+):
     fetcher = fetcher_of(acking)
     fetcher.step()  # a claim: nobody said that there is work
     clock.now += POLL_SECONDS * 0.8
-    assert ran(client, "hmget") == 0
+    assert ran()["hmget"] == 0
 
     for asked in (1, 1):  # the second time within the same second
         client.lpush(queue.keys.wake, "1")
@@ -37,7 +35,7 @@ def test_a_worker_that_was_woken_in_vain_asks_once_whether_the_queue_has_keys(qu
         clock.now += POLL_SECONDS / 20
         fetcher.step()  # a wait takes the question along
         reads = client.info("stats")["total_reads_processed"] - before
-        assert (ran(client, "hmget"), reads) == (asked, 2)  # the wait, and this question
+        assert (ran()["hmget"], reads) == (asked, 2)  # the wait, and this question
 
     queue.publish("x", key="a")
     clock.now += POLL_SECONDS

@@ -10,25 +10,22 @@ from tenacity import wait_fixed
 from reliq import Nack, Reject
 from reliq.events import Acked, Handled, Nacked
 from reliq.logs.observer import LogObserver
-from reliq.message import Claimed
 from reliq.settlement import RELEASED
-from reliq.worker.delivery import HandlerCall, deliveries_of
+from reliq.worker.delivery import HandlerCall
 from reliq.worker.runner import Runner
 
 LEASE = 5.0
 
 
-def test_a_message_begins_only_under_its_lease_and_goes_back_otherwise(consumer, queue):
+def test_a_message_begins_only_under_its_lease_and_goes_back_otherwise(consumer, queue, new_deliveries):
     settled = []
     consumer.handler(queue, lease=LEASE)(lambda body: None)
-    handler = consumer.handlers[0]
     runner = Runner(lambda deliveries, outcome: settled.append((deliveries, outcome)), (), (), threading.Event())
 
     def a_run(*ages):
         """A run, to begin now, of messages each claimed so many seconds ago and not renewed since."""
-        now = time.monotonic()
-        deliveries = [one for ago in ages for one in deliveries_of([Claimed("m", "n:5000", 3)], handler, now - ago)]
-        return HandlerCall(deliveries, handler, now, None)
+        deliveries = [one for age in ages for one in new_deliveries(age=age)]
+        return HandlerCall(deliveries, consumer.handlers[0], time.monotonic(), None)
 
     assert runner.begin(a_run(0.0))
     assert settled == []
@@ -86,9 +83,9 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize("kind", ["plain", "async", "batch"])
+@pytest.mark.parametrize("batch", [None, 5], ids=["one", "batch"])
 def test_an_answer_that_makes_no_sense_is_a_failure_and_costs_no_slot(
-    make_queue, consumer, start, recorder, caplog, kind
+    make_queue, consumer, start, recorder, caplog, as_kind, batch
 ):
     caplog.set_level(logging.DEBUG)
     queue = make_queue(retries=0)
@@ -98,15 +95,10 @@ def test_an_answer_that_makes_no_sense_is_a_failure_and_costs_no_slot(
     def handle(body):
         return NONSENSE[body]() if body in NONSENSE else None
 
-    async def ahandle(body):
-        return handle(body)
-
-    if kind == "batch":
-        consumer.handler(queue, batch=5, backoff=wait_fixed(60))(lambda bodies: list(map(handle, bodies)))
-    else:
-        consumer.handler(queue, backoff=wait_fixed(60))(ahandle if kind == "async" else handle)
+    chosen = (lambda bodies: list(map(handle, bodies))) if batch else handle
+    consumer.handler(queue, batch=batch, backoff=wait_fixed(60))(as_kind(chosen))
     # What one message of a batch raises is raised for its neighbours too: another matter.
-    bodies = [one for one in NONSENSE if kind != "batch" or one not in ("no words", "no name", "an exit")]
+    bodies = [one for one in NONSENSE if not batch or one not in ("no words", "no name", "an exit")]
     queue.publish_many(bodies)
     engine = start(concurrency=2)
     recorder.wait_for(Nacked, len(bodies))
