@@ -285,6 +285,12 @@ def gate():
 
 
 @pytest.fixture
+def threads_since():
+    """Return the threads of workers, but those of an earlier call."""
+    return lambda before=(): {one for one in threading.enumerate() if one.name.startswith("reliq")} - set(before)
+
+
+@pytest.fixture
 def own_server(server_path):
     """A server that a test may kill and start again: it writes down everything at once."""
     with EmbeddedRedis(server=server_path, options={"appendonly": "yes", "appendfsync": "always"}) as server:

@@ -137,48 +137,35 @@ def test_a_coroutine_that_overruns_is_cancelled_under_its_lease_and_retried(queu
     assert queue.counts().totals["retried_nack"] == 1
 
 
-def test_a_thread_that_overruns_loses_its_message_to_another_worker(queue, consumer, start, recorder, gate, url):
+def test_a_thread_that_overruns_keeps_its_slot_alone_and_loses_its_message(queue, consumer, start, recorder, gate, url):
     other_recorder = type(recorder)()
     other = Consumer(url, observers=[other_recorder])
     seen = []
 
-    @consumer.handler(queue, timeout=0.1, lease=LEASE)
+    @consumer.handler(queue, timeout=CALM_TIMEOUT, lease=CALM_LEASE)
     def hang(body, job):
-        gate.pass_through()
-        seen.append(job.lost)
+        if body == "hangs":
+            gate.pass_through()
+            seen.append(job.lost)
 
-    other.handler(queue, lease=LEASE)(lambda body: None)
-    queue.publish("x", id="x")
-    engine = start(concurrency=1)
-    gate.wait_for()
+    other.handler(queue)(lambda body: None)
+    engine = start(concurrency=2)
+    queue.publish("hangs", id="hangs")
     recorder.wait_for(Handled, outcome="timeout")
+    queue.publish_many(["x"] * 10)
+    recorder.wait_for(Acked, 10)
+    assert engine.hung_slots == 1
+    assert engine.must_be_replaced()
     start(other)
 
     other_recorder.wait_for(Acked)
-    assert engine.hung_slots == 1
-    assert engine.must_be_replaced()
     gate.open()
     recorder.wait_for(Lost, verb="ack")
     assert seen == [True]
-    assert [e.outcome for e in recorder.of(Handled)] == ["timeout"]
+    assert [e.outcome for e in recorder.of(Handled, id="hangs")] == ["timeout"]
     counts = queue.counts()
-    assert (counts.totals["acked"], counts.missing, counts.alive) == (1, 0, 0)
+    assert (counts.totals["acked"], counts.missing, counts.alive) == (11, 0, 0)
     eventually(lambda: engine.hung_slots == 0, "its slot is free")  # the thread may be told of it after us
-
-
-def test_a_hung_thread_keeps_its_own_slot_alone(queue, consumer, start, recorder, gate):
-    @consumer.handler(queue, timeout=CALM_TIMEOUT, lease=60)
-    def handle(body):
-        if body == "hangs":
-            gate.pass_through()
-
-    engine = start(concurrency=2)
-    queue.publish("hangs")
-    recorder.wait_for(Handled, outcome="timeout")
-    queue.publish_many(map(str, range(10)))
-
-    recorder.wait_for(Acked, 10)
-    assert engine.hung_slots == 1
 
 
 @pytest.mark.parametrize("timeout", [CALM_TIMEOUT, None], ids=["extended", "without a timeout"])

@@ -1,14 +1,10 @@
 """How a worker keeps itself and Redis at work at once: it claims ahead."""
 
-import time
 from types import SimpleNamespace
 
 from reliq.errors import RedisUnavailableError
 from reliq.events import Acked
-from reliq.message import Claimed
 from reliq.worker.claims import QueueClaims
-from reliq.worker.delivery import deliveries_of
-from reliq.worker.inflight import Inflight
 from reliq.worker.slots import UNSETTLED_LIMIT
 
 
@@ -35,15 +31,12 @@ def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(make_q
     fetcher = fetcher_of(consumer, 16, client=client_of(caller, run_all), submit=started)
     be_quick(fetcher.inflight)
 
-    for _ in range(4):
-        fetcher.step()
+    fetcher.step(4)
 
     assert notes == [1, *[2, "500 start"] * 2, 1, "500 start"]  # at last there is no room for more
 
 
-def test_messages_that_were_read_start_though_the_claim_beside_the_read_failed(
-    make_queue, consumer, caller, fetcher_of
-):
+def test_messages_that_were_read_start_though_the_next_claim_failed(make_queue, consumer, caller, fetcher_of):
     queue = make_queue(max_body=1000)
     queue.publish_many(["x"] * 600)
     consumer.handler(queue)(lambda body: None)
@@ -54,8 +47,7 @@ def test_messages_that_were_read_start_though_the_claim_beside_the_read_failed(
 
     fetcher = fetcher_of(consumer, 16, client=client_of(caller, run_all))
     be_quick(fetcher.inflight)
-    fetcher.step()
-    fetcher.step()
+    fetcher.step(2)
 
     assert len(fetcher.held) == 500
 
@@ -68,8 +60,7 @@ def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, fetche
     fetcher = fetcher_of(consumer)
     be_quick(fetcher.inflight)
 
-    for _ in range(3):
-        fetcher.step()
+    fetcher.step(3)
 
     assert len(fetcher.inflight.deliveries()) <= 4 + 3 * 10
 
@@ -90,11 +81,10 @@ def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, work
     recorder.wait_for(Acked, 300 + 30 + 300)
 
 
-def test_no_more_is_claimed_while_redis_has_yet_to_hear_of_many_that_ended(acking):
+def test_no_more_is_claimed_while_redis_has_yet_to_hear_of_many_that_ended(acking, inflight_of, new_deliveries):
     """Else a settler that cannot keep up lets leases run out, and everything is done twice."""
-    inflight, claims = Inflight(acking.handlers, 16), QueueClaims(acking.handlers[0])
-    claimed = [Claimed(f"m{number}", "me.1", 3) for number in range(UNSETTLED_LIMIT)]
-    deliveries = deliveries_of(claimed, acking.handlers[0], time.monotonic())
+    inflight, claims = inflight_of(16), QueueClaims(acking.handlers[0])
+    deliveries = new_deliveries(UNSETTLED_LIMIT)
     inflight.add(deliveries)
 
     unsettled = inflight.withdraw(deliveries[1:])

@@ -1,25 +1,19 @@
 """Quick calls are made by one thread, and none waits for a call that does not end."""
 
 import threading
-import time
 from types import SimpleNamespace
 
 from waiting import eventually
 
-from reliq.transitions import CallNumber
-from reliq.worker.delivery import HandlerCall, deliveries_of
-from reliq.worker.inflight import Inflight
+from reliq.worker.delivery import HandlerCall
 from reliq.worker.quick_calls import QUICK_SECONDS, STUCK_SECONDS, QuickCalls
 
 
-def test_quick_calls_are_made_by_one_thread_until_one_is_stuck(queue, acking, monkeypatch):
+def test_quick_calls_are_made_by_one_thread_until_one_is_stuck(queue, acking, inflight_of, new_deliveries, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     for place in ("inflight", "quick_calls"):
         monkeypatch.setattr(f"reliq.worker.{place}.time", SimpleNamespace(monotonic=lambda: clock.now))
-    queue.publish_many(["x"] * 6)
-    claimed = queue.moves.claim(CallNumber("me", 1), limit=10, lease_ms=60_000).claimed
-    deliveries = deliveries_of(claimed, acking.handlers[0], time.monotonic(), queue.keys)
-    inflight, taken = Inflight(acking.handlers, 16), []
+    deliveries, inflight, taken = new_deliveries(6), inflight_of(16), []
     inflight._quick._means[queue.name] = QUICK_SECONDS / 2
     inflight.add(deliveries)
     inflight.hold(deliveries)

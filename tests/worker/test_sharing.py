@@ -158,6 +158,7 @@ def test_a_worker_keeps_no_slow_jobs_that_another_could_start(queue, url, record
             consumer.handler(queue)(lambda body: gate.pass_through() if body == "slow" else None)
             consumer.start(WorkerSettings(concurrency=8))
             stopped.callback(consumer.stop)
+            stopped.callback(gate.open)
 
         start(recorder)
         if not is_late:
@@ -172,7 +173,6 @@ def test_a_worker_keeps_no_slow_jobs_that_another_could_start(queue, url, record
 
         arecorder.wait_for(Started, marks[1] + 8)
         assert queue.counts().totals.get("retried_lease", 0) == 0
-        gate.open()
     assert queue.counts().alive == 0
 
 

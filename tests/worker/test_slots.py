@@ -6,43 +6,47 @@ from types import SimpleNamespace
 import pytest
 
 from reliq.events import Acked
-from reliq.message import Claimed
 from reliq.worker.claims import QueueClaims
-from reliq.worker.delivery import deliveries_of
-from reliq.worker.inflight import Inflight
 from reliq.worker.slots import HOLD_SECONDS
 
 
-class Slots(Inflight):
-    """The slots of a process that nobody serves."""
+@pytest.fixture
+def slots_of(inflight_of, new_deliveries):
+    """Make the slots of a process that nobody serves."""
 
-    def put(self, handler, amount):
-        claimed = [Claimed(f"{number}", "me.1", 3) for number in range(amount)]
-        deliveries = deliveries_of(claimed, handler, time.monotonic())
-        self.add(deliveries)
-        self.hold(deliveries)
-        return deliveries
+    def make(concurrency):
+        inflight = inflight_of(concurrency)
 
-    def capacity(self, handler):
-        return self.wait_for_capacity([QueueClaims(handler)], 0)[0]
+        def put(handler, amount):
+            deliveries = new_deliveries(amount, handler)
+            inflight.add(deliveries)
+            inflight.hold(deliveries)
+            return deliveries
 
-    def run_one(self, seconds):
-        """Have a call end that took so long."""
-        run = self.next_plain(None)
-        run.started_at -= seconds
-        self.next_async([run])
+        def capacity(handler):
+            return inflight.wait_for_capacity([QueueClaims(handler)], 0)[0]
+
+        def run_one(seconds):
+            """Have a call end that took so long."""
+            run = inflight.next_plain(None)
+            run.started_at -= seconds
+            inflight.next_async([run])
+
+        return SimpleNamespace(inflight=inflight, put=put, capacity=capacity, run_one=run_one)
+
+    return make
 
 
-def test_as_many_messages_are_prefetched_as_start_soon(acking, monkeypatch):
+def test_as_many_messages_are_prefetched_as_start_soon(acking, slots_of, monkeypatch):
     (handler,) = acking.handlers
     for seconds, ahead in ((HOLD_SECONDS / 10, 40), (HOLD_SECONDS / 1000, 1500), (HOLD_SECONDS, 0), (60, 0)):
-        slots = Slots([handler], 4)
+        slots = slots_of(4)
         assert slots.capacity(handler).ahead == 0  # nobody knows how long it takes
         slots.put(handler, 1)
         slots.run_one(seconds)
         assert slots.capacity(handler).ahead == pytest.approx(ahead, rel=0.1)
 
-    slots = Slots([handler], 1)
+    slots = slots_of(1)
     slots.put(handler, 2)
     slots.run_one(0.001)
     assert slots.capacity(handler).ahead > 0
@@ -51,38 +55,38 @@ def test_as_many_messages_are_prefetched_as_start_soon(acking, monkeypatch):
     assert slots.capacity(handler).ahead == 0
 
 
-def test_slots_are_free_beside_a_queue_at_its_own_limit_and_after_a_withdrawal(make_queue, consumer):
+def test_slots_are_free_beside_a_queue_at_its_own_limit_and_after_a_withdrawal(make_queue, consumer, slots_of):
     consumer.handler(make_queue("capped"), concurrency=2)(lambda body: None)
     consumer.handler(make_queue("other"))(lambda body: None)
     capped, other = consumer.handlers
-    slots = Slots(consumer.handlers, 8)
+    slots = slots_of(8)
     slots.put(capped, 100)  # however much it holds ahead
     assert (slots.capacity(capped).slots, slots.capacity(other).slots) == (0, 6)
 
-    slots = Slots(consumer.handlers, 2)
+    slots = slots_of(2)
     deliveries = slots.put(other, 3)
     assert slots.capacity(other).slots == 0
-    assert slots.withdraw(deliveries[:2]) == deliveries[:2]
+    assert slots.inflight.withdraw(deliveries[:2]) == deliveries[:2]
     assert slots.capacity(other).slots == 1
-    assert slots.next_plain(None).deliveries == deliveries[2:]
+    assert slots.inflight.next_plain(None).deliveries == deliveries[2:]
 
 
-def test_a_wait_in_redis_is_ended_once_and_only_when_there_is_room(queue, consumer):
+def test_a_wait_in_redis_is_ended_once_and_only_when_there_is_room(queue, consumer, slots_of):
     consumer.handler(queue, concurrency=1)(lambda body: None)
     (handler,) = consumer.handlers
-    slots, nudges, claims = Slots([handler], 2), [], [QueueClaims(handler)]
-    slots.nudge = lambda: nudges.append("may be over")
-    assert not slots.watch(claims)  # there is room now: no wait
+    slots, nudges, claims = slots_of(2), [], [QueueClaims(handler)]
+    slots.inflight.nudge = lambda: nudges.append("may be over")
+    assert not slots.inflight.watch(claims)  # there is room now: no wait
 
     slots.put(handler, 1)
-    assert slots.watch(claims)
-    assert not slots.wait_is_over()
-    run = slots.next_plain(None)
+    assert slots.inflight.watch(claims)
+    assert not slots.inflight.wait_is_over()
+    run = slots.inflight.next_plain(None)
     assert nudges == []
-    slots.next_async([run])
+    slots.inflight.next_async([run])
 
     assert nudges == ["may be over"]
-    assert [slots.wait_is_over() for _ in range(2)] == [True, False]
+    assert [slots.inflight.wait_is_over() for _ in range(2)] == [True, False]
 
 
 def test_a_batch_that_lingers_beside_busy_threads_has_one_that_waits_for_it(queue, consumer, start, recorder, gate):

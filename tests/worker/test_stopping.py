@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from waiting import eventually
@@ -13,23 +14,17 @@ from reliq.logs.observer import LogObserver
 from reliq.transitions import CallNumber
 
 
-def test_a_stop_lets_handlers_finish_and_logs_how_many_run_and_the_time_left(
-    queue, consumer, gate, recorder, monkeypatch, caplog
+def test_a_stop_lets_handlers_finish_and_logs_running_handlers_and_time_left(
+    queue, consumer, hold, gate, recorder, monkeypatch, caplog
 ):
     monkeypatch.setattr("reliq.worker.engine.STOP_TOLD_SECONDS", 0.05)
     caplog.set_level("INFO", "reliq")
     consumer.observers.insert(0, LogObserver())  # before the one that is waited for
-    consumer.handler(queue)(lambda body: gate.pass_through())
-    queue.publish("x")
-    consumer.start()
-    gate.wait_for()
-    stopped = threading.Thread(target=consumer.stop, args=(7.0,))
-    stopped.start()
-    recorder.wait_for(WorkerStopping, 3)
-
-    gate.open()
-
-    stopped.join()
+    hold(consumer, queue)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(consumer.stop, 7.0)
+        recorder.wait_for(WorkerStopping, 3)
+        gate.open()
     assert (len(recorder.ids(Acked)), queue.counts().alive) == (1, 0)
     assert recorder.of(WorkerReady) == [WorkerReady("", ("q",))]
     told = [(event.running, event.grace) for event in recorder.of(WorkerStopping)]
@@ -52,8 +47,7 @@ def test_prefetched_messages_go_back_unspent_and_in_order(queue, consumer, gate,
         if body == "slow":
             gate.pass_through()
 
-    for _ in range(200):
-        queue.publish("fast")
+    queue.publish_many(["fast"] * 200)
     consumer.start(WorkerSettings(concurrency=1))
     recorder.wait_for(Acked, 200)
     queue.pause()
@@ -62,11 +56,10 @@ def test_prefetched_messages_go_back_unspent_and_in_order(queue, consumer, gate,
     gate.wait_for()
     inflight = consumer.engine().inflight
 
-    stopping = threading.Thread(target=consumer.stop)
-    stopping.start()
-    eventually(lambda: inflight.closed, "nothing more starts")
-    gate.open()
-    stopping.join()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(consumer.stop)
+        eventually(lambda: inflight.closed, "nothing more starts")
+        gate.open()
 
     assert recorder.ids(Acked)[-1] == "s00"
     waiting = [id.decode() for id in client.lrange(queue.keys.ready, 0, -1)][::-1]
@@ -75,11 +68,8 @@ def test_prefetched_messages_go_back_unspent_and_in_order(queue, consumer, gate,
     assert queue.counts().unack == 0
 
 
-def test_a_thread_that_outlasts_the_grace_period_keeps_its_lease(queue, consumer, gate, recorder):
-    consumer.handler(queue)(lambda body: gate.pass_through())
-    queue.publish("x", id="x")
-    consumer.start()
-    gate.wait_for()
+def test_a_thread_that_outlasts_the_grace_period_keeps_its_lease(queue, consumer, hold):
+    hold(consumer, queue)
 
     assert not consumer.stop(grace=0)
 
@@ -134,8 +124,10 @@ def test_a_running_job_learns_of_the_stop_and_may_give_way_unspent(make_queue, c
     assert gives_way.counts().ready == 1
 
 
-def test_an_idle_worker_ends_its_wait_at_a_stop_and_hands_on_its_watch(queue, acking, start, recorder, client):
-    before = set(threading.enumerate())
+def test_an_idle_worker_ends_its_wait_at_a_stop_and_hands_on_its_watch(
+    queue, acking, start, recorder, client, threads_since
+):
+    before = threads_since()
     engine = start()
     queue.publish("x")
     recorder.wait_for(Acked)
@@ -143,10 +135,8 @@ def test_an_idle_worker_ends_its_wait_at_a_stop_and_hands_on_its_watch(queue, ac
 
     acking.stop()
 
-    def ours():
-        return [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("reliq")]
-
-    eventually(lambda: not ours(), "every thread of the worker ends")  # nobody waits for those of the handlers
+    # Nobody waits for the threads of the handlers.
+    eventually(lambda: not threads_since(before), "every thread of the worker ends")
     assert not engine.inflight.deliveries()
     assert not client.exists(queue.keys.watch)
     assert client.llen(queue.keys.wake) <= 1
@@ -178,20 +168,12 @@ def test_a_dead_letter_of_an_expired_lease_is_collected_soon(queue, consumer, wo
 
 
 @pytest.mark.parametrize("way", ["start", "drain", "run"])
-@pytest.mark.parametrize("kind", ["plain", "coroutine"])
-def test_handler_that_stops_its_consumer_ends_the_wait_for_it(queue, consumer, recorder, kind, way):
+def test_handler_that_stops_its_consumer_ends_the_wait_for_it(queue, consumer, recorder, as_kind, way):
     told = []
-
-    def plain(body):
-        told.append(consumer.stop())
-
-    async def coroutine(body):
-        told.append(consumer.stop())
-
-    consumer.handler(queue)({"plain": plain, "coroutine": coroutine}[kind])
+    consumer.handler(queue)(as_kind(lambda body: told.append(consumer.stop())))
     queue.publish_many(["x", "y", "z"])
 
-    {"start": consumer.start, "drain": consumer.drain, "run": consumer.run}[way](WorkerSettings(concurrency=1))
+    getattr(consumer, way)(WorkerSettings(concurrency=1))
 
     recorder.wait_for(Started)
     eventually(lambda: told, "the handler has stopped its consumer")
