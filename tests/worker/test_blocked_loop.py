@@ -84,9 +84,7 @@ def test_odd_task_factories_cost_no_slot(queue, url, start, recorder):
     assert len(recorder.ids(Nacked)) == 20
 
 
-def test_a_handlers_thread_goes_on_after_whatever_is_raised_in_it(
-    queue, consumer, start, recorder, monkeypatch, caplog
-):
+def test_a_handlers_thread_goes_on_after_any_error(queue, consumer, start, recorder, monkeypatch, caplog):
     consumer.handler(queue, lease=1.0)(lambda body: None)
     engine = start(concurrency=1)
     begin, calls = engine._runner.begin, []

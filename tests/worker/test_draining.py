@@ -12,7 +12,6 @@ from reliq.client.client import Client
 from reliq.transitions import promote
 from reliq.transport.connection import Connection
 from reliq.worker.drained import Drained
-from reliq.worker.inflight import Inflight
 from reliq.worker.served import Served
 
 LATER = 3600
@@ -36,6 +35,14 @@ def seen(queue, consumer):
             raise Snooze(LATER)
 
     return bodies
+
+
+@pytest.fixture
+def drained(url, acking, inflight_of):
+    """What a drain of our consumer looks at."""
+    client, served = Client.to(Connection.to(url), LATER), Served(acking.handlers)
+    served.read(client)
+    return Drained(client, served, inflight_of())
 
 
 def test_a_drain_leaves_messages_that_are_due_later_put_off_or_paused(queue, consumer, seen):
@@ -107,13 +114,12 @@ def test_a_worker_in_a_burst_does_not_wait_for_messages_due_later(queue, consume
     assert consumer.run(WorkerSettings(burst=True)) == 0
 
     assert (seen, queue.counts().pending) == (["now"], 1)
+    with pytest.raises(ConfigurationError, match="burst must be True, False or 'delayed', not a str"):
+        WorkerSettings(burst="all")
 
 
-def test_a_drain_promotes_messages_though_redis_has_lost_the_script(url, queue, acking, client):
+def test_a_drain_promotes_messages_though_redis_has_lost_the_script(queue, drained, client):
     queue.publish("x", id="x", key="a", delay=LATER)
-    to_redis, served = Client.to(Connection.to(url), LATER), Served(acking.handlers)
-    served.read(to_redis)
-    drained = Drained(to_redis, served, Inflight(acking.handlers, 1))
     assert drained.look(delayed=False)  # this process has seen that Redis has all
     client.zadd(queue.keys.pending, {"x": time.time() - 1})
     lose(client, "promote")
@@ -121,12 +127,7 @@ def test_a_drain_promotes_messages_though_redis_has_lost_the_script(url, queue, 
     assert not drained.look(delayed=False)
 
 
-def test_a_burst_of_another_kind_is_refused():
-    with pytest.raises(ConfigurationError, match="burst must be True, False or 'delayed', not a str"):
-        WorkerSettings(burst="all")
-
-
-def test_a_drain_waits_for_a_message_that_another_worker_promotes_beside_it(url, queue, acking, caller):
+def test_a_drain_waits_for_a_message_that_another_worker_promotes_beside_it(queue, drained, caller):
     class Beside(Client):
         def run_all(self, requests, **options):
             if requests[0].command[0] == "ZRANGE":  # the message was counted as pending
@@ -134,9 +135,7 @@ def test_a_drain_waits_for_a_message_that_another_worker_promotes_beside_it(url,
             return super().run_all(requests, **options)
 
     queue.publish("x", delay=0.5)
-    to_redis, served = Client.to(Connection.to(url), LATER), Served(acking.handlers)
-    served.read(to_redis)
-    to_redis.__class__ = Beside
+    drained._client.__class__ = Beside
 
-    assert not Drained(to_redis, served, Inflight(acking.handlers, 1)).look(delayed=False)
+    assert not drained.look(delayed=False)
     assert queue.counts().ready == 1

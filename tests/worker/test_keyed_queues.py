@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 from waiting import eventually
 
-from reliq import ConfigurationError, Consumer, Nack
+from reliq import ConfigurationError, Nack, Outgoing
 from reliq.events import Acked, Claimed, Lost, Released
 from reliq.lua import script
 from reliq.transitions import ClaimAnswer, Suspects
@@ -39,8 +39,7 @@ def test_a_worker_that_was_woken_in_vain_asks_once_whether_the_queue_has_keys(
 
     queue.publish("x", key="a")
     clock.now += POLL_SECONDS
-    for _ in range(6):  # a wait, a claim in vain, a wait with the question, a claim, the body, the start
-        fetcher.step()
+    fetcher.step(6)  # a wait, a claim in vain, a wait with the question, a claim, the body, the start
     assert [one.delivery.claimed.key for one in fetcher.held] == ["a"]
 
 
@@ -97,9 +96,7 @@ def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(make
             running.remove(job.key)
             seen[job.key].append(int(body))
 
-    for number in range(40):
-        for key in "abcd":
-            queue.publish(str(number), key=key)
+    queue.publish_many([Outgoing(body=str(number), key=key) for number in range(40) for key in "abcd"])
     workers(2, queue, handle=handle)
     recorder.wait_for(Acked, 160)
 
@@ -107,9 +104,7 @@ def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(make
     assert max(together) > 1
 
 
-def test_a_handler_that_outlived_its_lease_has_a_lower_token_and_its_ack_is_refused(
-    make_queue, consumer, start, recorder, gate
-):
+def test_a_handler_that_outlives_its_lease_has_a_lower_token_than_the_next(make_queue, consumer, start, recorder, gate):
     """The fence of an ordered queue: a store that keeps the greatest token refuses the late one."""
     queue, tokens = make_queue(ordered=True), []
 
@@ -119,11 +114,9 @@ def test_a_handler_that_outlived_its_lease_has_a_lower_token_and_its_ack_is_refu
         if job.attempt == 1 and body == "first":
             gate.pass_through()
 
-    queue.publish("first", key="a")
-    queue.publish("second", key="a")
-    start(concurrency=4)
-    gate.wait_for()
-
+    for body in ("first", "second"):
+        queue.publish(body, key="a")
+    start()
     recorder.wait_for(Acked, 2)
     gate.open()
     recorder.wait_for(Lost, verb="ack")
@@ -134,63 +127,51 @@ def test_a_handler_that_outlived_its_lease_has_a_lower_token_and_its_ack_is_refu
     assert queue.counts().alive == 0
 
 
-def test_a_stop_gives_messages_back_to_the_heads_of_their_key_queues(make_queue, consumer, work_until, recorder):
-    queue = make_queue()
+def test_a_stop_gives_messages_back_to_the_heads_of_their_key_queues(queue, consumer, work_until, recorder):
     consumer.handler(queue, batch=100, linger=60)(lambda bodies: None)
-    for number in range(3):
-        for key in "ab":
-            queue.publish(f"{key}{number}", key=key)
+    queue.publish_many([Outgoing(body=f"{key}{number}", key=key) for number in range(3) for key in "ab"])
     work_until(Claimed, 6, concurrency=1)
 
     consumer.stop()
 
     assert len(recorder.ids(Released)) == 6
     with queue.receive(limit=6) as jobs:
-        assert [job.body for job in jobs if job.key == "a"] == ["a0", "a1", "a2"]
-        assert [job.body for job in jobs if job.key == "b"] == ["b0", "b1", "b2"]
+        for key in "ab":
+            assert [job.body for job in jobs if job.key == key] == [f"{key}{number}" for number in range(3)]
 
 
 # ---- limits that the code declares
 
 
-def limits_of(client, queue):
-    return {name.decode(): value.decode() for name, value in client.hgetall(queue.keys.limits).items()}
-
-
-def test_declared_limits_are_written_and_an_operators_stay_until_the_code_changes(
-    url, make_queue, consumer, start, client, caplog
-):
+def test_declared_limits_are_written_and_an_operators_stay_until_the_code_changes(make_queue, workers, client, caplog):
     caplog.set_level(logging.INFO, "reliq")
-    consumer.handler(make_queue(per_key=2, rate="100/s", burst=20, key_weights={"vip": 4}))(lambda body: None)
-    start()
-    stored = limits_of(client, make_queue())
-    assert stored.items() >= {"per_key": "2", "rate_us": "10000", "burst": "20", "weight:vip": "4"}.items()
+    queue, declared = make_queue(), {"per_key": 2, "rate": "100/s", "burst": 20, "key_weights": {"vip": 4}}
+
+    def stored(name):
+        return client.hget(queue.keys.limits, name)
+
+    workers(1, make_queue(**declared))
+    names = ("per_key", "rate_us", "burst", "weight:vip")
+    assert [stored(name) for name in names] == [b"2", b"10000", b"20", b"4"]
     assert "q: limits written: " in caplog.text
-    client.hset(make_queue().keys.limits, "per_key", "7")
+    client.hset(queue.keys.limits, "per_key", "7")
     caplog.clear()
 
-    other = Consumer(url)
-    other.handler(make_queue(per_key=2, rate="100/s", burst=20, key_weights={"vip": 4}))(lambda body: None)
-    start(other)
-    assert limits_of(client, make_queue())["per_key"] == "7"
+    workers(1, make_queue(**declared))
+    assert stored("per_key") == b"7"
     assert "limits" not in caplog.text
 
-    newer = Consumer(url)
-    newer.handler(make_queue(concurrency=3))(lambda body: None)
-    start(newer)
-    stored = limits_of(client, make_queue())
-    assert (stored.get("per_key"), stored["concurrency"]) == (None, "3")
+    workers(1, make_queue(concurrency=3))
+    assert (stored("per_key"), stored("concurrency")) == (None, b"3")
 
 
-def test_limits_that_redis_has_lost_are_written_again(make_queue, consumer, start, client, monkeypatch):
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+def test_limits_that_redis_has_lost_are_written_again(quick_beats, make_queue, workers, client):
     queue = make_queue(per_key=2)
-    consumer.handler(queue)(lambda body: None)
-    start()
+    workers(1, queue)
 
     client.flushall()
 
-    eventually(lambda: limits_of(client, queue).get("per_key") == "2", "they are there again")
+    eventually(lambda: client.hget(queue.keys.limits, "per_key") == b"2", "they are there again")
 
 
 def test_a_queue_of_several_shards_that_declares_limits_is_not_worked(make_queue, consumer, spread, start):
@@ -209,8 +190,7 @@ def test_a_drain_waits_for_a_key_that_wakes_soon_and_leaves_one_that_sleeps_long
     queue, seen = make_queue(key_rate="5/s", key_burst=1), []
     consumer.handler(queue)(seen.append)
     queue.publish("asleep", key="sleeper")
-    for number in range(4):
-        queue.publish(str(number), key="a")
+    queue.publish_many([Outgoing(body=str(number), key="a") for number in range(4)])
     client.zadd(queue.keys.asleep, {"sleeper": time.time() + 3600})
     client.zrem(queue.keys.ring, "sleeper")
 

@@ -1,7 +1,7 @@
 """What a worker writes of its threads on SIGUSR1: an id that a foreign publisher chose adds no line to it."""
 
 import asyncio
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from waiting import eventually
@@ -30,16 +30,14 @@ def test_stacks_during_a_stop_name_messages_in_one_line_and_places(
     consumer.handler(queue)(handle if kind == "async" else lambda body: gate.pass_through())
     start()
     gate.wait_for()
-    stopped = threading.Thread(target=consumer.stop)
-    stopped.start()
-    recorder.wait_for(WorkerStopping)
     name = r"q m\n2026-11-22 ERROR reliq all is lost\x1b[2J\u202e"
     place = "in astay" if kind == "async" else "in pass_through"
-    eventually(lambda: place in child.stacks(consumer).partition(name)[2], "the handler is shown where it waits")
+    with ThreadPoolExecutor() as pool:
+        pool.submit(consumer.stop)
+        recorder.wait_for(WorkerStopping)
+        eventually(lambda: place in child.stacks(consumer).partition(name)[2], "the handler is shown where it waits")
+        lines = child.stacks(consumer).split("\n")
+        gate.open()
 
-    told = child.stacks(consumer)
-
-    gate.open()
-    stopped.join()
-    assert all(line.isprintable() for line in told.split("\n"))
-    assert not any(line.startswith("2026-11-22 ERROR") for line in told.split("\n"))
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith("2026-11-22 ERROR") for line in lines)
