@@ -72,9 +72,7 @@ def parts(caller, inflight_of):
     ],
     ids=["small bodies", "large bodies", "large bodies of several queues"],
 )
-def test_bodies_are_read_in_round_trips_of_limited_size(
-    make_queue, consumer, parts, queues, amount, size, trips, groups
-):
+def test_bodies_are_read_in_trips_of_limited_size(make_queue, consumer, parts, queues, amount, size, trips, groups):
     for number in range(queues):
         queue = make_queue(f"q{number}", max_body=2 * MIB)
         queue.publish_many(["x" * size] * amount)

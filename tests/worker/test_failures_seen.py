@@ -54,9 +54,7 @@ def told(consumer):
 
 
 @pytest.mark.parametrize("error_text", [False, True], ids=["hidden", "with text"])
-def test_the_first_failure_of_a_kind_and_the_last_have_tracebacks(
-    queue, consumer, start, recorder, records, error_text
-):
+def test_the_first_failure_and_the_last_have_tracebacks(queue, consumer, start, recorder, records, error_text):
     consumer.handler(queue, backoff=SOON)(charge)
     queue.publish(SECRET, id="m", retries=2)
     start(log_error_text=error_text)
@@ -132,9 +130,7 @@ def test_hooks_hear_of_each_failure_and_whether_it_is_final(make_queue, consumer
     assert SECRET not in caplog.text
 
 
-def test_hooks_hear_of_an_answer_only_if_it_was_the_last_nack(
-    make_queue, consumer, work_until, recorder, told, as_kind
-):
+def test_hooks_hear_of_an_answer_only_at_the_last_nack(make_queue, consumer, work_until, recorder, told, as_kind):
     answers = {"nack": Nack(0.01), "snooze": Snooze(0.01), "reject": Reject("no")}
     unanswered = list(answers)
 
@@ -156,7 +152,7 @@ def test_hooks_hear_of_an_answer_only_if_it_was_the_last_nack(
 
 
 @pytest.mark.parametrize("error_text", [False, True], ids=["hidden", "with text"])
-def test_the_reason_of_an_answer_is_logged_with_the_error_text_alone(
+def test_a_reason_is_logged_only_with_the_error_text(
     make_queue, consumer, start, recorder, records, as_kind, error_text
 ):
     queue = make_queue(retries=0)

@@ -118,9 +118,7 @@ def test_a_registry_that_cannot_be_written_stops_no_publish(make_queue, client):
     assert make_queue("other").publish("x").status == "published"
 
 
-def test_the_record_of_an_idle_worker_goes_along_with_its_wait(
-    acking, beat_of, records, clock, fetcher_of, monkeypatch
-):
+def test_the_record_of_an_idle_worker_goes_with_its_wait(acking, beat_of, records, clock, fetcher_of, monkeypatch):
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 3600.0)  # however slow this machine is
     beat = beat_of()
     fetcher = fetcher_of(acking, heartbeat=beat)

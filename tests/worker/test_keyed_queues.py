@@ -19,9 +19,7 @@ from reliq.worker.served import Served
 ROOM = Capacity(2, 10, suspects=Suspects(16, 0, 16))
 
 
-def test_a_worker_that_was_woken_in_vain_asks_once_whether_the_queue_has_keys(
-    queue, acking, fetcher_of, client, ran, clock
-):
+def test_a_worker_woken_in_vain_asks_once_whether_the_queue_has_keys(queue, acking, fetcher_of, client, ran, clock):
     fetcher = fetcher_of(acking)
     fetcher.step()  # a claim: nobody said that there is work
     clock.now += POLL_SECONDS * 0.8

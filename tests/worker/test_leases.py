@@ -263,9 +263,7 @@ def test_a_message_that_this_process_claims_again_keeps_its_new_lease(queue, con
     assert recorder.ids(Lost) == ["x"]
 
 
-def test_a_renewal_that_a_slow_redis_held_up_is_not_blamed_on_the_worker(
-    own_server, own_queue, own_consumer, recorder, hold
-):
+def test_a_renewal_that_redis_held_up_is_not_blamed_on_the_worker(own_server, own_queue, own_consumer, recorder, hold):
     engine = hold(own_consumer, own_queue, lease=0.9)
     engine._scheduler._spared_at[own_queue.keys] = math.inf  # nobody takes the lease back meanwhile
 
@@ -275,9 +273,7 @@ def test_a_renewal_that_a_slow_redis_held_up_is_not_blamed_on_the_worker(
     assert recorder.wait_for(RenewalLate)[0].cause == "redis"
 
 
-def test_a_process_reclaims_no_lease_that_it_has_yet_to_renew(
-    queue, consumer, hold, gate, recorder, caller, client, monkeypatch
-):
+def test_a_process_reclaims_no_lease_it_must_renew(queue, consumer, hold, gate, recorder, caller, client, monkeypatch):
     """As when Redis hung, or this process, and both a renewal and a look at what is overdue are to be made."""
     held_up = threading.Event()
     engine = hold(consumer, queue, lease=60)
@@ -313,9 +309,7 @@ def test_a_process_reclaims_no_lease_whose_outcome_is_on_its_way(own_server, own
     eventually(lambda: not renewer.is_behind(own_queue.keys), "it is settled")
 
 
-def test_an_outcome_is_waited_for_until_a_third_of_a_lease_after_its_end(
-    queue, consumer, caller, inflight_of, new_deliveries
-):
+def test_an_outcome_is_awaited_a_third_of_a_lease_after_its_end(queue, consumer, caller, inflight_of, new_deliveries):
     """Redis may refuse it for longer; then others may have the message."""
     consumer.handler(queue, lease=600)(lambda body: None)
     inflight, (held,) = inflight_of(), new_deliveries(age=500)

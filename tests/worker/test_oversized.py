@@ -53,9 +53,7 @@ def test_oversized_bodies_become_dead_letters_unread(
     assert {(one.reason, one.error, len(one.payload)) for one in letters} == {("undecodable", why, GIANT)}
 
 
-def test_an_oversized_body_is_retried_unread_with_its_attempts_and_headers(
-    make_queue, consumer, work_until, recorder, put_giant, sent
-):
+def test_oversized_bodies_are_retried_unread_with_headers(make_queue, consumer, work_until, recorder, put_giant, sent):
     queue, failed = make_queue(body=bytes), []
     consumer.handler(queue, backoff=wait_none())(lambda body: None)
     consumer.on_error(lambda job, error, final: failed.append((job.attempt, job.headers, job.body, str(error), final)))

@@ -84,9 +84,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("batch", [None, 5], ids=["one", "batch"])
-def test_an_answer_that_makes_no_sense_is_a_failure_and_costs_no_slot(
-    make_queue, consumer, start, recorder, caplog, as_kind, batch
-):
+def test_a_senseless_answer_fails_and_costs_no_slot(make_queue, consumer, start, recorder, caplog, as_kind, batch):
     caplog.set_level(logging.DEBUG)
     queue = make_queue(retries=0)
     consumer.observers.append(LogObserver())

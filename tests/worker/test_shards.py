@@ -23,9 +23,7 @@ def alive(client, shards):
     return sum(client.hlen(keys.retries_left) for keys in shards)
 
 
-def test_a_worker_serves_every_shard_of_a_queue_and_drains_all(
-    queue, acking, work_until, recorder, spread, put, client
-):
+def test_a_worker_serves_every_shard_of_a_queue_and_drains_it(queue, acking, work_until, recorder, spread, put, client):
     shards = spread(queue, 16)
     for keys in shards:
         put(keys, [f"{keys.shard}"] * 20)
@@ -43,9 +41,7 @@ def test_a_worker_serves_every_shard_of_a_queue_and_drains_all(
     assert sum(int(client.hget(keys.totals, "acked")) for keys in shards) == 338
 
 
-def test_a_message_is_promoted_retried_renewed_and_buried_in_its_shard(
-    queue, consumer, start, recorder, spread, put, client, gate
-):
+def test_a_message_stays_in_its_shard_to_its_end(queue, consumer, start, recorder, spread, put, client, gate):
     shards = spread(queue, 4)
 
     @consumer.handler(queue, lease=0.6)
@@ -105,9 +101,7 @@ def test_a_worker_serves_every_shard_after_redis_has_lost_the_map(
     assert caplog.text.count("Redis has lost the map of its shards") == 1
 
 
-def test_worker_without_a_map_finds_it_by_a_later_fence(
-    quick_beats, queue, acking, work_until, recorder, put, client, monkeypatch
-):
+def test_a_map_is_found_by_a_later_fence(quick_beats, queue, acking, work_until, recorder, put, client, monkeypatch):
     """After Redis has lost everything, a publisher that knows the map writes it with the fences."""
     monkeypatch.setattr("reliq.worker.served.FENCES_SECONDS", 0.0)
     queue.publish("one")

@@ -53,9 +53,7 @@ def test_a_full_queue_goes_on_at_once_though_another_is_idle(no_looks, make_queu
     recorder.wait_for(Acked, 10)
 
 
-def test_queue_that_holds_all_slots_while_others_wait_is_logged_once(
-    make_queue, consumer, start, recorder, gate, caplog, monkeypatch
-):
+def test_a_queue_that_holds_all_slots_is_logged_once(make_queue, consumer, start, recorder, gate, caplog, monkeypatch):
     monkeypatch.setattr("reliq.worker.fetcher.HELD_SECONDS", 0.0)
     hanging, waiting, idle = make_queue("hanging"), make_queue("waiting"), make_queue("idle")
     consumer.handler(hanging)(lambda body: gate.pass_through())

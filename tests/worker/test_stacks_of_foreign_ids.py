@@ -13,9 +13,7 @@ EVIL = "m\n2026-11-22 ERROR reliq all is lost\x1b[2J\u202e"
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_stacks_during_a_stop_name_messages_in_one_line_and_places(
-    kind, make_queue, consumer, start, recorder, gate, client
-):
+def test_stacks_during_a_stop_name_messages_in_one_line(kind, make_queue, consumer, start, recorder, gate, client):
     queue = make_queue(body=bytes)
     client.set(queue.keys.msg(EVIL), b"x")
     client.hset(queue.keys.retries_left, EVIL, 3)

@@ -14,9 +14,7 @@ from reliq.logs.observer import LogObserver
 from reliq.transitions import CallNumber
 
 
-def test_a_stop_lets_handlers_finish_and_logs_running_handlers_and_time_left(
-    queue, consumer, hold, gate, recorder, monkeypatch, caplog
-):
+def test_a_stop_lets_handlers_finish_and_logs_how_many_run(queue, consumer, hold, gate, recorder, monkeypatch, caplog):
     monkeypatch.setattr("reliq.worker.engine.STOP_TOLD_SECONDS", 0.05)
     caplog.set_level("INFO", "reliq")
     consumer.observers.insert(0, LogObserver())  # before the one that is waited for
@@ -124,9 +122,7 @@ def test_a_running_job_learns_of_the_stop_and_may_give_way_unspent(make_queue, c
     assert gives_way.counts().ready == 1
 
 
-def test_an_idle_worker_ends_its_wait_at_a_stop_and_hands_on_its_watch(
-    queue, acking, start, recorder, client, threads_since
-):
+def test_an_idle_worker_ends_its_wait_and_its_watch_at_a_stop(queue, acking, start, recorder, client, threads_since):
     before = threads_since()
     engine = start()
     queue.publish("x")

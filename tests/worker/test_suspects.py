@@ -26,9 +26,7 @@ def suspects(make_queue):
     return make
 
 
-def test_half_of_the_slots_run_suspects_and_the_others_wait_unspent(
-    no_looks, queue, consumer, start, recorder, suspects, gate
-):
+def test_suspects_run_in_half_of_the_slots_and_others_wait(no_looks, queue, consumer, start, recorder, suspects, gate):
     left = []
 
     @consumer.handler(queue)

@@ -18,9 +18,7 @@ def no_threads():
     threading.stack_size(0)
 
 
-def test_a_thread_that_cannot_start_is_tried_again_and_loses_no_message(
-    queue, consumer, start, recorder, caplog, request
-):
+def test_a_thread_that_cannot_start_is_retried_and_loses_no_message(queue, consumer, start, recorder, caplog, request):
     consumer.handler(queue, lease=60)(lambda body: None)
     start()
     allow = request.getfixturevalue("no_threads")

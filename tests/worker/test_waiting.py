@@ -34,9 +34,7 @@ def idle(fetcher, clock):
 
 
 @pytest.mark.parametrize("amount", [pytest.param(1, id="one queue"), pytest.param(50, id="fifty queues")])
-def test_an_idle_worker_makes_one_look_a_second_for_all_queues(
-    make_queue, consumer, fetcher_of, client, ran, clock, amount
-):
+def test_an_idle_worker_looks_at_all_queues_once_a_second(make_queue, consumer, fetcher_of, client, ran, clock, amount):
     for number in range(amount):
         consumer.handler(make_queue(f"q{number}"))(lambda body: None)
     fetcher = fetcher_of(consumer)
@@ -66,9 +64,7 @@ def test_a_look_finds_a_message_without_a_token_and_takes_nothing_itself(queue, 
     assert len(fetcher.held) == 1
 
 
-def test_a_worker_that_is_full_or_whose_queue_is_paused_asks_nothing(
-    make_queue, consumer, fetcher_of, client, ran, clock
-):
+def test_a_full_worker_or_one_of_a_paused_queue_asks_nothing(make_queue, consumer, fetcher_of, client, ran, clock):
     busy, paused, other = make_queue("busy"), make_queue("paused"), Consumer(consumer.target)
     consumer.handler(busy)(lambda body: None)
     other.handler(paused)(lambda body: None)
@@ -90,9 +86,7 @@ def test_a_worker_that_is_full_or_whose_queue_is_paused_asks_nothing(
     assert (idler.held, after["evalsha"], after["blpop"]) == ([], before["evalsha"], before["blpop"] + 1)
 
 
-def test_a_worker_notices_resumes_due_times_and_free_slots_without_looks(
-    no_looks, queue, consumer, start, recorder, gate
-):
+def test_a_worker_notices_resumes_due_times_and_slots_without_looks(no_looks, queue, consumer, start, recorder, gate):
     nacked_at = []
 
     @consumer.handler(queue)

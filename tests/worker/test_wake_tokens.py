@@ -46,9 +46,7 @@ def all_ran(cluster, ran):
     return lambda: sum((ran(cluster.client(one)) for one in cluster.primaries()), Counter())
 
 
-def test_messages_of_several_queues_are_found_by_their_tokens_alone(
-    no_looks, queues_on, cluster, blocked, all_ran, start, recorder
-):
+def test_messages_are_found_by_their_tokens_alone(no_looks, queues_on, cluster, blocked, all_ran, start, recorder):
     count = 20
     consumer, queues = Consumer(cluster.url, observers=[recorder]), queues_on(count)
     for queue in queues:
