@@ -104,16 +104,6 @@ def test_a_batch_that_raises_or_overruns_its_time_is_retried_as_a_whole(queue, c
     assert Counter(event.outcome for event in recorder.of(Handled)) == {"nack": 3, "timeout": 3, "ack": 3}
 
 
-def test_a_list_of_answers_of_another_length_counts_as_a_failure(queue, consumer, work_until, caplog):
-    consumer.handler(queue, batch=3, linger=LONG)(lambda bodies: [None, None])
-    queue.publish_many(["secret"] * 3)
-
-    work_until(Nacked, 3)
-
-    assert "a list of answers must be as long as the batch, 3, not 2" in caplog.text
-    assert "secret" not in caplog.text
-
-
 def test_undecodable_bodies_are_settled_alone_and_left_out_of_the_batch(make_queue, consumer, work_until, recorder):
     texts, numbers = make_queue("n", str), make_queue("n", int)
     seen = []

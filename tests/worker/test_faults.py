@@ -9,8 +9,8 @@ import redis
 from tenacity import wait_fixed
 from waiting import eventually
 
-from reliq import Queue, WorkerSettings
-from reliq.errors import ConfigurationError, RedisUnavailableError
+from reliq import Queue
+from reliq.errors import RedisUnavailableError
 from reliq.events import Acked, Handled, Lost, RedisAway, Started
 from reliq.health import Pulse, ready
 from reliq.logs.observer import LogObserver
@@ -95,19 +95,6 @@ def test_a_reply_is_awaited_no_longer_than_the_shortest_lease():
     """A connection that had fallen silent kept a process idle for five seconds, whatever the leases."""
     for leases, seconds in (((), 5), ((30, 60), 5), ((60, 3), 3), ((0.5, 30), 2)):
         assert reply_seconds([SimpleNamespace(lease_seconds=lease) for lease in leases]) == seconds
-
-
-def test_a_server_that_may_evict_messages_is_refused_unless_allowed(own_server, own_queue, own_consumer, recorder):
-    with redis.Redis(unix_socket_path=str(own_server.socket)) as client:
-        client.config_set("maxmemory-policy", "volatile-lru")
-    own_consumer.handler(own_queue)(lambda body: None)
-
-    with pytest.raises(ConfigurationError, match=r"must be noeviction, not volatile-lru; .*--allow-eviction"):
-        own_consumer.start()
-
-    own_queue.publish("x")
-    own_consumer.start(WorkerSettings(allow_eviction=True))
-    recorder.wait_for(Acked)
 
 
 def test_cut_connections_leave_no_unknown_lease_and_no_answer_is_lost(queue, consumer, start, recorder, client):

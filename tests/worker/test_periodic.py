@@ -255,25 +255,21 @@ def test_the_process_that_started_last_decides_in_a_deploy_and_a_rollback(entry,
     assert ids() == [f"cron.e.{SIX + hour * HOUR}" for hour in (2, 26, 48)]
 
 
-def test_an_old_process_that_starts_in_a_deploy_has_the_entry_while_it_lives(entry, process, ids):
-    new = process(entry("30 * * * *"), SIX + 60)
-    process(entry("0 * * * *"), SIX + 70)  # it is gone when it has registered
+@pytest.mark.parametrize(
+    ("new", "old", "old_starts", "tick"),
+    [("30 * * * *", "0 * * * *", 70, 1800), ("0 * * * *", "59 5 * * *", HOUR - 10, HOUR)],
+    ids=["before a tick", "during a tick"],
+)
+def test_an_old_process_that_starts_in_a_deploy_has_the_entry_while_it_lives(
+    new, old, old_starts, tick, entry, process, ids
+):
+    living = process(entry(new), SIX + 60)
+    process(entry(old), SIX + old_starts)  # it is gone when it has registered
 
-    for second in range(75, 130, 5):
-        new.at(SIX + second)
-    new.at(SIX + 1800)
+    for second in [*range(old_starts + 5, old_starts + 70, 5), tick + 60]:
+        living.at(SIX + second)
 
-    assert ids() == [f"cron.e.{SIX + 1800}"]
-
-
-def test_a_tick_while_an_old_process_starts_and_ends_is_made_up_for(entry, process, ids):
-    new = process(entry("0 * * * *"), SIX + 60)
-    process(entry("59 5 * * *"), SIX + HOUR - 10)  # it is gone when it has registered
-
-    for second in range(-5, 60, 5):
-        new.at(SIX + HOUR + second)
-
-    assert ids() == [f"cron.e.{SIX + HOUR}"]
+    assert ids() == [f"cron.e.{SIX + tick}"]
 
 
 def test_an_entry_is_as_new_in_a_redis_that_has_lost_its_data(entry, process, client, ids):

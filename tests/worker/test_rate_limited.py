@@ -17,24 +17,21 @@ LONG = 60.0
 SLEEP_SECONDS = 0.3
 
 
-@pytest.mark.parametrize("batch", [None, 1], ids=["one", "batch"])
-def test_a_key_whose_handler_was_rate_limited_sleeps_and_the_others_go_on(
-    make_queue, consumer, work_until, recorder, client, as_kind, give, batch, caplog
+def test_a_rate_limited_key_sleeps_and_others_go_on(
+    make_queue, consumer, work_until, recorder, client, as_kind, give, caplog
 ):
     caplog.set_level(logging.INFO, "reliq")
     consumer.observers.insert(0, LogObserver())  # before the one that is waited for
     queue, seen = make_queue(ordered=True), []
 
     def handle(body, job):
-        if batch:
-            [body], [job] = body, job
         seen.append((body, job.attempt, job.retries_left, time.monotonic()))
         is_first = body == "a0" and len([one for one in seen if one[0] == "a0"]) == 1
         return give(RateLimited(delay=SLEEP_SECONDS, reason="429")) if is_first else None
 
     for body in ("a0", "a1", "b0", "b1"):
         queue.publish(body, key=body[0], retries=5)
-    consumer.handler(queue, batch=batch)(as_kind(handle))
+    consumer.handler(queue)(as_kind(handle))
     work_until(Acked, 4)
     (told,) = recorder.of(Throttled)
     assert (told.keys, told.seconds) == (("a",), SLEEP_SECONDS)

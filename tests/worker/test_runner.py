@@ -108,13 +108,19 @@ def test_a_senseless_answer_fails_and_costs_no_slot(make_queue, consumer, start,
     assert "secret-7" not in caplog.text
 
 
-def test_a_batch_that_answers_with_a_generator_or_a_class_is_not_acked(queue, consumer, work_until, recorder):
-    answers = {"generator": lambda: (Nack() for _ in range(1)), "map": lambda: map(str, [1]), "class": lambda: Reject}
+def test_a_batch_with_another_number_of_answers_or_none_is_not_acked(queue, consumer, work_until, recorder, caplog):
+    answers = {
+        "generator": lambda: (Nack() for _ in range(1)),
+        "map": lambda: map(str, [1]),
+        "class": lambda: Reject,
+        "two": lambda: [None, None],
+    }
     consumer.handler(queue, batch=1)(lambda bodies: answers[bodies[0]]())
     queue.publish_many(list(answers))
 
-    work_until(Nacked, 3)
+    work_until(Nacked, 4)
 
+    assert "a list of answers must be as long as the batch, 1, not 2" in caplog.text
     assert all(event.error.startswith("ConfigurationError: a") for event in recorder.of(Handled))
     assert recorder.of(Acked) == []
 

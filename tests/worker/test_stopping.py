@@ -9,7 +9,7 @@ from waiting import eventually
 
 from reliq import Nack, Stopped, WorkerSettings
 from reliq.errors import ConfigurationError
-from reliq.events import Acked, Collected, Handled, Released, Started, WorkerReady, WorkerStopping
+from reliq.events import Acked, Handled, Released, Started, WorkerReady, WorkerStopping
 from reliq.logs.observer import LogObserver
 from reliq.transitions import CallNumber
 
@@ -149,18 +149,6 @@ def test_a_drain_takes_messages_of_a_dead_worker(queue, consumer, recorder):
     counts = queue.counts()
     assert (counts.alive, counts.dead, counts.totals["acked"]) == (0, 1, 1)
     assert queue.letters()[0].reason == "lease"
-
-
-def test_a_dead_letter_of_an_expired_lease_is_collected_soon(queue, consumer, work_until, monkeypatch):
-    """Without word of the burial it would wait for the next look at everything, half a minute later."""
-    monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 3600)
-    queue.publish("y", id="y", retries=0)
-    queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=500)
-    consumer.handler(queue, lease=0.3)(lambda body: None)
-
-    work_until(Collected)
-
-    assert queue.counts().dead == 1
 
 
 @pytest.mark.parametrize("way", ["start", "drain", "run"])

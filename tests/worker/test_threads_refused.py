@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from waiting import eventually
 
 from reliq.events import Acked, Claimed
 
@@ -10,27 +11,18 @@ from reliq.events import Acked, Claimed
 TOO_LARGE = 1 << 46
 
 
-@pytest.fixture
-def no_threads():
-    """Let no new thread start; call it to let them start again."""
-    threading.stack_size(TOO_LARGE)
-    yield lambda: threading.stack_size(0)
-    threading.stack_size(0)
-
-
-def test_a_thread_that_cannot_start_is_retried_and_loses_no_message(queue, consumer, start, recorder, caplog, request):
-    consumer.handler(queue, lease=60)(lambda body: None)
+def test_a_thread_that_cannot_start_is_retried_and_loses_no_message(queue, acking, start, recorder, caplog):
     start()
-    allow = request.getfixturevalue("no_threads")
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        threading.Thread(target=print).start()
+    threading.stack_size(TOO_LARGE)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threading.Thread(target=print).start()
+        queue.publish("x", id="x")
+        recorder.wait_for(Claimed)
+        eventually(lambda: "can't start new thread" in caplog.text, "the worker logs it")
+    finally:
+        threading.stack_size(0)
 
-    queue.publish("x", id="x")
-    recorder.wait_for(Claimed, timeout=30)
-    while "can't start new thread" not in caplog.text:
-        threading.Event().wait(0.01)
-    allow()
-
-    recorder.wait_for(Acked, timeout=30)
+    recorder.wait_for(Acked)
     assert recorder.ids(Acked) == ["x"]
     assert queue.counts().totals.get("retried_lease", 0) == 0
