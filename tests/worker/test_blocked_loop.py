@@ -1,6 +1,7 @@
-"""What blocks, or breaks, the event loop of the handlers harms nothing but its own message."""
+"""What blocks or breaks the event loop or the threads of handlers harms nothing but its own message."""
 
 import asyncio
+import threading
 from collections import Counter
 from contextlib import asynccontextmanager
 
@@ -101,3 +102,24 @@ def test_a_handlers_thread_goes_on_after_any_error(queue, consumer, start, recor
     recorder.wait_for(Acked, 4)
     assert "a thread of the handlers failed and goes on" in caplog.text
     assert engine.dead_parts() == []
+
+
+#: More than there are addresses for: no thread with such a stack can start.
+TOO_LARGE = 1 << 46
+
+
+def test_a_thread_that_cannot_start_is_retried_and_loses_no_message(queue, acking, start, recorder, caplog):
+    start()
+    threading.stack_size(TOO_LARGE)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threading.Thread(target=print).start()
+        queue.publish("x", id="x")
+        recorder.wait_for(Claimed)
+        eventually(lambda: "can't start new thread" in caplog.text, "the worker logs it")
+    finally:
+        threading.stack_size(0)
+
+    recorder.wait_for(Acked)
+    assert recorder.ids(Acked) == ["x"]
+    assert queue.counts().totals.get("retried_lease", 0) == 0

@@ -7,12 +7,10 @@ import pytest
 from waiting import eventually
 
 from reliq import Admin, Nack, Outgoing, Queue, Reject
-from reliq.client.client import Client
 from reliq.events import Acked, Collected, Started
 from reliq.ids import home
 from reliq.shardmap import ShardMap
 from reliq.transitions import ClaimAnswer, Suspects
-from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.worker.claims import Capacity, QueueClaims
 from reliq.worker.served import Served
 from reliq.worker.turns import SeldomLooks, seconds_between_looks, taken_in_turn
@@ -151,16 +149,16 @@ def capacity(messages, ahead=0, suspects=16):
 
 
 @pytest.fixture
-def claims(queue, consumer):
-    """The claims of eight shards, of which so much is known to wait."""
-    consumer.handler(queue)(lambda body: None)
-    (handler,) = consumer.handlers
+def claims(queue, acking):
+    """The claims of shards, of which so much is known to wait."""
+    (handler,) = acking.handlers
 
     def make(*behind):
-        made = [QueueClaims(handler, queue.keys.of_shard(shard), "lane") for shard in range(len(behind))]
-        for one, count in zip(made, behind, strict=True):
-            one.claim(capacity(0), "")
-            one.looked(ClaimAnswer(-1, -1, count, []))
+        made = []
+        for shard, count in enumerate(behind):
+            made.append(QueueClaims(handler, queue.keys.of_shard(shard), "lane"))
+            made[-1].claim(capacity(0), "")
+            made[-1].looked(ClaimAnswer(-1, -1, count, []))
         return made
 
     return make
@@ -199,11 +197,13 @@ def test_one_shard_of_a_round_may_bring_suspects_and_the_others_are_asked_again(
     assert one.hot
 
 
-def test_a_shard_that_another_worker_watches_is_looked_at_seldom(queue, acking, fetcher_of, spread, client, clock):
+def test_a_shard_that_another_worker_watches_is_looked_at_seldom(
+    queue, acking, fetcher_of, spread, caller, client, clock
+):
     """Sixteen idle workers that looked at each of sixteen shards once a second made 256 calls a second."""
     shards = spread(queue, 16)
     served = Served(acking.handlers)
-    served.read(Client.to(Connection.to(queue.target), WORKER_TIMEOUT_SECONDS))
+    served.read(caller)
     fetcher = fetcher_of(acking, 16, served=served, heartbeat=SimpleNamespace(soon=list, workers=lambda: 16))
     for keys in shards:
         client.set(keys.watch, "another", px=2000)

@@ -1,7 +1,8 @@
-"""An operator asks through Redis where the handlers of a worker stand; it answers with places, and with no values."""
+"""A worker reports where its handlers stand, to an operator through Redis and on SIGUSR1: places, and no values."""
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -9,7 +10,9 @@ from waiting import eventually
 
 from reliq import ConfigurationError, commands, stacks
 from reliq.admin import Admin, Worker
+from reliq.events import WorkerStopping
 from reliq.keys import stack_request_key, stacks_key
+from reliq.process import main as child
 from reliq.worker import stack_report
 from reliq.worker.stack_report import STACK_FRAMES
 
@@ -127,3 +130,32 @@ def test_foreign_values_are_read_as_no_report(silent, admin, client):
     client.delete(stacks_key("silent"))
     client.rpush(stacks_key("silent"), "a list")
     assert admin.worker("silent").report is None
+
+
+EVIL = "m\n2026-11-22 ERROR reliq all is lost\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_stacks_during_a_stop_name_messages_in_one_line(kind, consumer, make_queue, start, recorder, gate, client):
+    queue = make_queue(body=bytes)
+    client.set(queue.keys.msg(EVIL), b"x")
+    client.hset(queue.keys.retries_left, EVIL, 3)
+    client.lpush(queue.keys.ready, EVIL)
+
+    async def handle(body):
+        await asyncio.to_thread(gate.pass_through)
+
+    consumer.handler(queue)(handle if kind == "async" else lambda body: gate.pass_through())
+    start()
+    gate.wait_for()
+    name = r"q m\n2026-11-22 ERROR reliq all is lost\x1b[2J\u202e"
+    place = "in handle" if kind == "async" else "in pass_through"
+    with ThreadPoolExecutor() as pool:
+        pool.submit(consumer.stop)
+        recorder.wait_for(WorkerStopping)
+        eventually(lambda: place in child.stacks(consumer).partition(name)[2], "the handler is shown where it waits")
+        lines = child.stacks(consumer).split("\n")
+        gate.open()
+
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith("2026-11-22 ERROR") for line in lines)
