@@ -1,6 +1,5 @@
 """What a handler answers decides what becomes of its message."""
 
-import asyncio
 import ctypes
 import threading
 from collections import Counter
@@ -194,25 +193,6 @@ def test_a_message_that_expired_in_the_queue_is_counted_and_keeps_its_id(queue, 
     eventually(lambda: counted(queue).alive == 0, "both have ended")
     assert counted(queue).totals["expired"] == 1
     assert queue.publish("again", id="gone").status == "duplicate"
-
-
-def test_no_exception_ends_the_worker(queue, consumer, work_until, recorder, as_kind):
-    errors = [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()]
-
-    def descend():
-        descend()
-
-    def handle(body, job):
-        if job.attempt == 1:
-            if body == "recursion":
-                descend()
-            raise errors[int(body)]
-
-    consumer.handler(queue, backoff=SOON)(as_kind(handle))
-    queue.publish_many(["recursion", "0", "1", "2", "3"])
-    work_until(Acked, 5, concurrency=1)
-
-    assert Counter(e.outcome for e in recorder.of(Handled)) == {"nack": 5, "ack": 5}
 
 
 def test_an_exception_that_comes_late_into_a_resting_thread_costs_no_thread(queue, consumer, start, recorder):

@@ -33,16 +33,15 @@ def charge(card):
         raise ValueError(f"no such {card}") from error
 
 
+#: How an application formats lines.
+formatted = logging.Formatter().format
+
+
 @pytest.fixture
 def records(caplog):
     """What reliq's loggers have written, the lines about handlers alone."""
     caplog.set_level(logging.INFO, "reliq")
     return lambda: [one for one in caplog.records if getattr(one, "reliq", {}).get("event") == "handled"]
-
-
-def formatted(record):
-    """The line as the formatter of an application writes it."""
-    return logging.Formatter().format(record)
 
 
 @pytest.fixture
@@ -158,9 +157,8 @@ def test_a_reason_is_logged_only_with_the_error_text(
     queue = make_queue(retries=0)
     consumer.observers.append(LogObserver(error_text=error_text))
     consumer.handler(queue)(as_kind(lambda body, job: Reject(SECRET) if body == "reject" else Nack(60, SECRET)))
-    queue.publish("reject")
-    queue.publish("nack")
-    queue.publish("nack", retries=1)
+    for body, retries in (("reject", 0), ("nack", 0), ("nack", 1)):
+        queue.publish(body, retries=retries)
     start(log_error_text=error_text)
     recorder.wait_for(Collected, 2)
     eventually(lambda: len(records()) == 3, "every answer is logged")
@@ -169,13 +167,13 @@ def test_a_reason_is_logged_only_with_the_error_text(
 
 
 def test_a_task_that_ends_the_event_loop_is_logged_without_its_text(queue, consumer, work_until, caplog):
+    async def leave():
+        sys.exit(SECRET)
+
     @consumer.handler(queue)
     async def handle(body):
         with suppress(SystemExit):
             await asyncio.create_task(leave())
-
-    async def leave():
-        sys.exit(SECRET)
 
     queue.publish("x")
     work_until(Acked)

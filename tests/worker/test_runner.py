@@ -1,5 +1,6 @@
 """What is decided about a delivery right before its handler would begin."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -69,6 +70,20 @@ class ExitWithoutNameError(SystemExit, metaclass=Nameless):
     """The same, that no `except Exception` meets."""
 
 
+def endless():
+    endless()
+
+
+#: What handlers raise that would end another thread or event loop.
+FATAL = {
+    "no words": lambda: raising(WordlessError()),
+    "no name": lambda: raising(MisnamedError()),
+    "an exit": lambda: raising(SystemExit(3)),
+    "an interrupt": lambda: raising(KeyboardInterrupt()),
+    "the end of a generator": lambda: raising(GeneratorExit()),
+    "a cancellation": lambda: raising(asyncio.CancelledError()),
+    "too deep a recursion": endless,
+}
 #: What handlers answer that makes no sense: refused, delivered again, and no thread or slot is lost.
 NONSENSE = {
     "a class": lambda: Reject,
@@ -76,9 +91,6 @@ NONSENSE = {
     "no delay": lambda: Nack(delay="soon"),
     "an endless delay": lambda: Nack(delay=10**400),
     "a negative delay": lambda: Nack(delay=-1),
-    "no words": lambda: raising(WordlessError()),
-    "no name": lambda: raising(MisnamedError()),
-    "an exit": lambda: raising(SystemExit(3)),
     "an error that is no reason": lambda: Nack(reason=Unbound()),
 }
 
@@ -91,19 +103,19 @@ def test_a_senseless_answer_fails_and_costs_no_slot(make_queue, consumer, start,
     consumer.observers.append(lambda event: raising(SystemExit(3)))
 
     def handle(body):
-        return NONSENSE[body]() if body in NONSENSE else None
+        return answers[body]() if body in answers else None
 
+    # What one message of a batch raises is raised for its neighbours too: another matter.
+    answers = NONSENSE if batch else NONSENSE | FATAL
     chosen = (lambda bodies: list(map(handle, bodies))) if batch else handle
     consumer.handler(queue, batch=batch, backoff=wait_fixed(60))(as_kind(chosen))
-    # What one message of a batch raises is raised for its neighbours too: another matter.
-    bodies = [one for one in NONSENSE if not batch or one not in ("no words", "no name", "an exit")]
-    queue.publish_many(bodies)
+    queue.publish_many(list(answers))
     engine = start(concurrency=2)
-    recorder.wait_for(Nacked, len(bodies))
+    recorder.wait_for(Nacked, len(answers))
     queue.publish_many(["good"] * 50)
 
     recorder.wait_for(Acked, 50)
-    assert len(set(recorder.ids(Handled, outcome="nack"))) == len(bodies)  # one may come again after a second
+    assert len(set(recorder.ids(Handled, outcome="nack"))) == len(answers)  # one may come again after a second
     assert engine.dead_parts() == []
     assert "secret-7" not in caplog.text
 
