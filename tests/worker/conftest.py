@@ -96,6 +96,19 @@ def acking(queue, consumer):
     return consumer
 
 
+@pytest.fixture
+def serve(make_queue, consumer):
+    """Make a queue with messages that wait, whose handler of our consumer does nothing."""
+
+    def make(name="q", bodies=(), **options):
+        queue = make_queue(name, **options)
+        consumer.handler(queue)(lambda body: None)
+        queue.publish_many(bodies)
+        return queue
+
+    return make
+
+
 @pytest.fixture(params=["plain", "async"])
 def as_kind(request):
     """Make a handler of either kind of a plain function."""

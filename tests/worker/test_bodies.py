@@ -72,11 +72,9 @@ def parts(caller, inflight_of):
     ],
     ids=["small bodies", "large bodies", "large bodies of several queues"],
 )
-def test_bodies_are_read_in_trips_of_limited_size(make_queue, consumer, parts, queues, amount, size, trips, groups):
+def test_bodies_are_read_in_trips_of_limited_size(serve, consumer, parts, queues, amount, size, trips, groups):
     for number in range(queues):
-        queue = make_queue(f"q{number}", max_body=2 * MIB)
-        queue.publish_many(["x" * size] * amount)
-        consumer.handler(queue)(lambda body: None)
+        serve(f"q{number}", ["x" * size] * amount, max_body=2 * MIB)
     reader, noted, started, _ = parts(consumer)
 
     read(reader, noted)
@@ -84,11 +82,8 @@ def test_bodies_are_read_in_trips_of_limited_size(make_queue, consumer, parts, q
     assert (noted.trips, started) == (trips, groups)
 
 
-def test_a_read_that_fails_is_made_again_and_loses_nothing(make_queue, consumer, parts, client):
-    broken, whole = make_queue("broken"), make_queue("whole")
-    for queue in (broken, whole):
-        queue.publish_many(["x"] * 4)
-        consumer.handler(queue)(lambda body: None)
+def test_a_read_that_fails_is_made_again_and_loses_nothing(serve, consumer, parts):
+    broken, _ = (serve(name, ["x"] * 4) for name in ("broken", "whole"))
     reader, noted, groups, troubles = parts(consumer)
     reads = reader.next_reads()
     replies = noted.run_all([one.request for one in reads])

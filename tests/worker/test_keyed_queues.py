@@ -41,9 +41,9 @@ def test_a_worker_woken_in_vain_asks_once_whether_the_queue_has_keys(queue, acki
     assert [one.delivery.claimed.key for one in fetcher.held] == ["a"]
 
 
-def test_a_queue_with_limits_claims_into_free_slots_alone_and_its_poll_takes_nothing(make_queue, consumer):
-    consumer.handler(make_queue(rate="5/s"))(lambda body: None)
-    consumer.handler(make_queue("plain"))(lambda body: None)
+def test_a_queue_with_limits_claims_into_free_slots_alone_and_its_poll_takes_nothing(serve, consumer):
+    serve(rate="5/s")
+    serve("plain")
     served = Served(consumer.handlers)
     assert (served.is_keyed("q"), served.is_keyed("plain")) == (True, False)
     claims = QueueClaims(consumer.handlers[0])
@@ -172,10 +172,8 @@ def test_limits_that_redis_has_lost_are_written_again(quick_beats, make_queue, w
     eventually(lambda: client.hget(queue.keys.limits, "per_key") == b"2", "they are there again")
 
 
-def test_a_queue_of_several_shards_that_declares_limits_is_not_worked(make_queue, consumer, spread, start):
-    queue = make_queue(ordered=True)
-    spread(queue, 4)
-    consumer.handler(queue)(lambda body: None)
+def test_a_queue_of_several_shards_that_declares_limits_is_not_worked(serve, spread, start):
+    spread(serve(ordered=True), 4)
 
     with pytest.raises(ConfigurationError, match="'q' has 4 shards, and limits hold for a queue of one"):
         start()

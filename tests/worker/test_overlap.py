@@ -17,18 +17,18 @@ def client_of(caller, run_all):
     return SimpleNamespace(run_all=run_all, observers=(), place=caller.place)
 
 
-def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(make_queue, consumer, caller, fetcher_of):
-    queue, notes = make_queue(max_body=1000), []
-    queue.publish_many(["x"] * 1600)
-    consumer.handler(queue)(lambda body: None)
+def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(serve, consumer, caller, fetcher_of):
+    notes = []
+    serve(bodies=["x"] * 1600, max_body=1000)
 
     def run_all(requests):
-        answers = caller.run_all(requests)
         notes.append(len(requests))
-        return answers
+        return caller.run_all(requests)
 
-    started = lambda deliveries: notes.append(f"{len(deliveries)} start")  # noqa: E731
-    fetcher = fetcher_of(consumer, 16, client=client_of(caller, run_all), submit=started)
+    def submit(deliveries):
+        notes.append(f"{len(deliveries)} start")
+
+    fetcher = fetcher_of(consumer, 16, client=client_of(caller, run_all), submit=submit)
     be_quick(fetcher.inflight)
 
     fetcher.step(4)
@@ -36,10 +36,8 @@ def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(make_q
     assert notes == [1, *[2, "500 start"] * 2, 1, "500 start"]  # at last there is no room for more
 
 
-def test_messages_that_were_read_start_though_the_next_claim_failed(make_queue, consumer, caller, fetcher_of):
-    queue = make_queue(max_body=1000)
-    queue.publish_many(["x"] * 600)
-    consumer.handler(queue)(lambda body: None)
+def test_messages_that_were_read_start_though_the_next_claim_failed(serve, consumer, caller, fetcher_of):
+    serve(bodies=["x"] * 600, max_body=1000)
 
     def run_all(requests):
         answers = caller.run_all(requests)
@@ -52,11 +50,9 @@ def test_messages_that_were_read_start_though_the_next_claim_failed(make_queue, 
     assert len(fetcher.held) == 500
 
 
-def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, fetcher_of, monkeypatch):
+def test_no_more_is_claimed_ahead_than_is_soon_read(serve, consumer, fetcher_of, monkeypatch):
     monkeypatch.setattr("reliq.worker.bodies.READ_BYTES", 10_000)
-    queue = make_queue(max_body=1000)
-    queue.publish_many(["x" * 900] * 600)
-    consumer.handler(queue)(lambda body: None)
+    serve(bodies=["x" * 900] * 600, max_body=1000)
     fetcher = fetcher_of(consumer)
     be_quick(fetcher.inflight)
 
@@ -96,11 +92,9 @@ def test_no_more_is_claimed_while_redis_has_yet_to_hear_of_many_that_ended(ackin
     assert claims.can_claim(inflight.wait_for_capacity([claims], 0)[0])
 
 
-def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queue, consumer, fetcher_of):
+def test_queues_take_turns_though_bodies_are_read_between_their_claims(serve, consumer, fetcher_of):
     for name in "ab":
-        queue = make_queue(name)
-        queue.publish_many(["x"] * 4)
-        consumer.handler(queue)(lambda body: None)
+        serve(name, ["x"] * 4)
     order = []
 
     def work(deliveries):

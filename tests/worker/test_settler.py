@@ -205,9 +205,8 @@ def test_nothing_waits_for_more_outcomes_while_they_come_in_numbers(patient, del
     assert [len(event.ids) for event in recorder.of(Acked)] == [2 * MANY, 1]
 
 
-def test_an_outcome_that_frees_a_limited_slot_waits_only_for_others(patient, make_queue, consumer, settler, recorder):
-    queue = make_queue(ordered=True)
-    consumer.handler(queue)(lambda body: None)
+def test_an_outcome_that_frees_a_limited_slot_waits_only_for_others(patient, serve, consumer, settler, recorder):
+    queue = serve(ordered=True)
     queue.publish_many([Outgoing(body="x", key=key, id=key) for key in "abc"])
     claimed = queue.moves.claim(CallNumber("me", 1), limit=3, lease_ms=60_000, keyed=True).claimed
     first, second, last = held = deliveries_of(claimed, consumer.handlers[0], time.monotonic())

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from waiting import eventually
 
-from reliq import Admin, Nack, Outgoing, Queue, Reject
+from reliq import Admin, Nack, Outgoing, Reject
 from reliq.events import Acked, Collected, Started
 from reliq.ids import home
 from reliq.shardmap import ShardMap
@@ -135,10 +135,8 @@ def test_a_worker_ends_a_change_of_the_number_of_shards_and_serves_new_shards(
     recorder.wait_for(Acked, 41)
 
 
-def test_a_worker_with_another_number_of_shards_than_its_queue_does_not_start(url, consumer, spread, start):
-    queue = Queue("q", str, url=url, shards=4)
-    spread(queue, 8)
-    consumer.handler(queue)(lambda body: None)
+def test_a_worker_with_another_number_of_shards_than_its_queue_does_not_start(serve, spread, start):
+    spread(serve(shards=4), 8)
 
     with pytest.raises(ValueError, match="has 8 shards, not 4"):
         start()

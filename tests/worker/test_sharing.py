@@ -42,23 +42,23 @@ def test_plain_and_async_handlers_share_the_slots_and_a_queue_its_limit(make_que
     assert meter.most <= 4
 
 
-def test_a_full_queue_goes_on_at_once_though_another_is_idle(no_looks, make_queue, consumer, start, recorder):
+def test_a_full_queue_goes_on_at_once_though_another_is_idle(no_looks, make_queue, serve, consumer, start, recorder):
     """One message a second was the pace when the wait for the idle queue's token held the other up."""
-    capped, idle = make_queue("capped"), make_queue("idle")
+    capped = make_queue("capped")
     consumer.handler(capped, concurrency=1)(lambda body: threading.Event().wait(SLOW_SECONDS))
-    consumer.handler(idle)(lambda body: None)
+    serve("idle")
     start(concurrency=4)
     capped.publish_many(["x"] * 10)
 
     recorder.wait_for(Acked, 10)
 
 
-def test_a_queue_that_holds_all_slots_is_logged_once(make_queue, consumer, start, recorder, gate, caplog, monkeypatch):
+def test_a_queue_that_holds_all_slots_is_logged_once(
+    serve, make_queue, consumer, start, recorder, gate, caplog, monkeypatch
+):
     monkeypatch.setattr("reliq.worker.fetcher.HELD_SECONDS", 0.0)
-    hanging, waiting, idle = make_queue("hanging"), make_queue("waiting"), make_queue("idle")
+    hanging, waiting, _ = make_queue("hanging"), serve("waiting"), serve("idle")
     consumer.handler(hanging)(lambda body: gate.pass_through())
-    for queue in (waiting, idle):
-        consumer.handler(queue)(lambda body: None)
     hanging.publish_many(["x"] * 10)
     engine = start(concurrency=3)
     gate.wait_for(3)

@@ -34,9 +34,9 @@ def idle(fetcher, clock):
 
 
 @pytest.mark.parametrize("amount", [pytest.param(1, id="one queue"), pytest.param(50, id="fifty queues")])
-def test_an_idle_worker_looks_at_all_queues_once_a_second(make_queue, consumer, fetcher_of, client, ran, clock, amount):
+def test_an_idle_worker_looks_at_all_queues_once_a_second(serve, consumer, fetcher_of, client, ran, clock, amount):
     for number in range(amount):
-        consumer.handler(make_queue(f"q{number}"))(lambda body: None)
+        serve(f"q{number}")
     fetcher = fetcher_of(consumer)
     idle(fetcher, clock)
     before, read_before = ran(), client.info("stats")["total_reads_processed"]
@@ -230,11 +230,9 @@ def test_a_sooner_due_time_of_a_claim_is_not_overruled_by_an_older_answer(queue,
     assert 0 < wait <= 3601
 
 
-def test_a_token_says_which_queue_has_work_and_many_are_taken_together(make_queue, consumer, fetcher_of, ran, clock):
+def test_a_token_says_which_queue_has_work_and_many_are_taken_together(serve, consumer, fetcher_of, ran, clock):
     """One after the other they made the last of them late: a wait that is over at once says that there are more."""
-    queues = [make_queue(f"q{number}") for number in range(20)]
-    for queue in queues:
-        consumer.handler(queue)(lambda body: None)
+    queues = [serve(f"q{number}") for number in range(20)]
     fetcher = fetcher_of(consumer, concurrency=100)
     fetcher.step()
     queues[7].publish("x")
@@ -284,14 +282,12 @@ def test_max_jobs_ends_only_a_consumer_that_is_run_and_has_room_for_a_successor(
     recorder.wait_for(Acked, 120)
 
 
-def test_queues_that_are_due_at_once_share_the_moves_of_a_round_trip(make_queue, consumer, caller, client):
+def test_queues_that_are_due_at_once_share_the_moves_of_a_round_trip(serve, consumer, caller, client):
     """Redis works a round trip off before it turns to other clients."""
-    queues = [make_queue(f"q{number}") for number in range(50)]
-    for queue in queues:
-        client.zadd(queue.keys.pending, {f"m{number}": 1 for number in range(60)})
-        consumer.handler(queue)(lambda body: None)
+    queues = [serve(f"q{number}") for number in range(50)]
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     for queue in queues:
+        client.zadd(queue.keys.pending, {f"m{number}": 1 for number in range(60)})
         looked = queue.moves.claim(CallNumber("me", 1), limit=0, lease_ms=60_000, watcher="me")
         scheduler.note(queue.keys, looked, time.monotonic())
 
