@@ -21,18 +21,18 @@ LATER = 3600
 def seen(queue, consumer):
     """What a handler of the queue was called with; it raises for `bad`, and puts off what says so."""
     bodies = []
+    raised = {
+        "bad": BodyError("the gateway said no"),
+        "exit": SystemExit(3),
+        "nack": Nack(LATER),
+        "snooze": Snooze(LATER),
+    }
 
     @consumer.handler(queue, backoff=wait_fixed(LATER))  # the default may be so short that a drain waits for it
-    def handle(body, job):
+    def handle(body):
         bodies.append(body)
-        if body == "bad":
-            raise BodyError("the gateway said no")
-        if body == "exit":
-            raise SystemExit(3)
-        if job.attempt == 1 and body == "nack":
-            raise Nack(LATER)
-        if body == "snooze":
-            raise Snooze(LATER)
+        if body in raised:
+            raise raised[body]
 
     return bodies
 

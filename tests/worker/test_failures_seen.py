@@ -13,7 +13,7 @@ import pytest
 from tenacity import wait_fixed
 from waiting import eventually
 
-from reliq import Answer, ConfigurationError, Consumer, Nack, Reject, Snooze, UndecodableError
+from reliq import Answer, Consumer, Nack, Reject, Snooze, UndecodableError
 from reliq.error_text import placed, traceback_of
 from reliq.events import Acked, Collected, Handled
 from reliq.logs.observer import LogObserver
@@ -196,19 +196,6 @@ def test_a_hook_hears_of_a_thread_that_overran_and_where_it_stands(queue, consum
     [record] = records()
     assert record.reliq["outcome"] == "timeout"
     assert re.search(r"m attempt 1 of \d+ overran its time after \S+ s, again when its l", record.getMessage())
-
-
-async def ahook(job, error, final): ...
-
-
-def test_a_hook_that_cannot_be_called_is_refused():
-    for hook, complaint in (
-        (ahook, "on_error ahook must be a plain function: nobody awaits it"),
-        (look_up, r"on_error look_up must take \(job, error, final\); it takes \(card\)"),
-        ("text", "must be a function, not a str"),
-    ):
-        with pytest.raises(ConfigurationError, match=complaint):
-            Consumer().on_error(hook)
 
 
 def test_an_answer_is_an_exception_that_shows_its_arguments_and_can_be_pickled():

@@ -265,7 +265,7 @@ def life_of_two(first, second):
 async def coroutine(job): ...
 
 
-def test_a_lifespan_or_middleware_that_cannot_be_entered_is_refused():
+def test_a_lifespan_middleware_or_hook_that_cannot_be_called_is_refused():
     for lifespan, complaint in (
         (life(), r"lifespan must be the function, not what it returned: name it without \(\)"),
         (generator, "lifespan generator must be decorated with @contextmanager of contextlib"),
@@ -283,6 +283,13 @@ def test_a_lifespan_or_middleware_that_cannot_be_entered_is_refused():
     ):
         with pytest.raises(ConfigurationError, match=complaint):
             Consumer().middleware(around)
+    for hook, complaint in (
+        (coroutine, "on_error coroutine must be a plain function: nobody awaits it"),
+        (life_of_two, r"on_error life_of_two must take \(job, error, final\); it takes \(first, second\)"),
+        ("text", "must be a function, not a str"),
+    ):
+        with pytest.raises(ConfigurationError, match=complaint):
+            Consumer().on_error(hook)
 
 
 def test_a_worker_is_not_run_in_a_thread_that_may_not_handle_signals(consumer, queue):

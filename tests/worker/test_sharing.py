@@ -198,8 +198,7 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
     @consumer.handler(queue)
     def handle(body):
         gate.pass_through()  # not before `engine` has its value
-        waiting = [f for f in engine.inflight.deliveries() if not f.started]
-        holding.extend(f.delivery.id for f in waiting if f.must_start)
+        holding.extend(held for held in engine.inflight.deliveries() if held.must_start and not held.started)
 
     queue.publish_many([Outgoing(body="safe", retries=1), Outgoing(body="last", retries=0)] * 300)
     engine = start(concurrency=1)

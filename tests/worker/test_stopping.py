@@ -1,7 +1,6 @@
 """A stop loses nothing, spends nothing, and lets what runs come to its end."""
 
 import asyncio
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -96,25 +95,22 @@ def test_a_running_job_learns_of_the_stop_and_may_give_way_unspent(make_queue, c
     @consumer.handler(answers)
     async def handle(body, job):
         assert not job.stopping
-        running.release()
         while not job.stopping:  # noqa: ASYNC110  a handler has this flag alone
             await asyncio.sleep(0.01)
         raise Nack(delay=0)
 
     @consumer.handler(gives_way)
     def give_way(body, job):
-        running.release()
         while not job.stopping:
             pass
         with pytest.raises(Stopped, match="stopping"):
             job.check()
         job.check()
 
-    running = threading.Semaphore(0)
     answers.publish("x")
     gives_way.publish("x", id="x", retries=0)
     start()
-    assert all(running.acquire(timeout=30) for _ in range(2))
+    recorder.wait_for(Started, 2)
 
     assert consumer.stop()
     assert recorder.of(Handled, queue="answers")[0].outcome == "nack"

@@ -1,7 +1,6 @@
 """A message whose worker died with it is a suspect: it may be what killed it, so few such run beside each other."""
 
 import threading
-from itertools import count
 
 import pytest
 
@@ -12,14 +11,12 @@ from reliq.transitions import CallNumber
 @pytest.fixture
 def suspects(make_queue):
     """Make messages whose worker died: their leases have run out."""
-    turns = count(1)
 
     def make(*names, amount=20):
         for name in names:
             queue = make_queue(name)
             queue.publish_many(["x"] * amount)
-            turn = CallNumber(f"dead{next(turns)}", 1)
-            assert len(queue.moves.claim(turn, limit=amount, lease_ms=1).claimed) == amount
+            assert len(queue.moves.claim(CallNumber("dead", 1), limit=amount, lease_ms=1).claimed) == amount
             while queue.counts().retry < amount:
                 queue.moves.reclaim()
 

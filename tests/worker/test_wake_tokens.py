@@ -3,13 +3,14 @@
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from waiting import eventually
 
-from reliq import Consumer, Queue, WorkerSettings
+from reliq import Consumer, Queue
 from reliq.client.client import Client
 from reliq.client.tokens import Tokens
 from reliq.events import Acked, RedisAway, RedisBack, Started
@@ -66,28 +67,24 @@ def test_messages_are_found_by_their_tokens_alone(no_looks, queues_on, cluster, 
     assert made["evalsha"] == 4 * 40  # publish, claim, bodies, ack
 
 
-def test_a_worker_without_room_passes_the_token_on(no_looks, queues_on, cluster, blocked, recorder, gate):
+def test_a_worker_without_room_passes_the_token_on(no_looks, queues_on, cluster, blocked, start, recorder, gate):
     held, other = queues_on(2)
     full, idle = (Consumer(cluster.url, observers=[recorder]) for _ in range(2))
     full.handler(held)(lambda body: gate.pass_through())
-    took = {}
-    for consumer, name in ((full, "full"), (idle, "idle")):
-        consumer.handler(other)(lambda body, name=name: took.setdefault(body, name))
-    with ExitStack() as stopped:
-        full.start(WorkerSettings(concurrency=1))
-        stopped.callback(full.stop)
-        stopped.callback(gate.open)
-        eventually(lambda: blocked() == 2, "the first one waits")
-        held.publish("x")
-        gate.wait_for()
-        idle.start()
-        stopped.callback(idle.stop)
-        eventually(lambda: blocked() == 3, "and the second: the token goes to who waits for longer")
+    took = []
+    for consumer in (full, idle):
+        consumer.handler(other)(lambda body, consumer=consumer: took.append(consumer))
+    start(full, concurrency=1)
+    eventually(lambda: blocked() == 2, "the first one waits")
+    held.publish("x")
+    gate.wait_for()
+    start(idle)
+    eventually(lambda: blocked() == 3, "and the second: the token goes to who waits for longer")
 
-        other.publish("y")
+    other.publish("y")
 
-        recorder.wait_for(Acked, queue=other.name)
-    assert took == {"y": "idle"}
+    recorder.wait_for(Acked, queue=other.name)
+    assert took == [idle]
 
 
 def test_tokens_that_came_during_a_stop_go_to_other_processes(queue, caller, client):
@@ -124,15 +121,13 @@ def test_a_sharded_queue_is_worked_on_at_every_server(no_looks, cluster, blocked
 @contextmanager
 def worked_on(queues):
     """Publish to queues all the time; give the longest time in which one of them started nothing, by its name."""
-    over, threads, gaps, last = threading.Event(), [], {}, {}
-    for queue in queues:
-        gaps[queue.name], last[queue.name] = 0.0, time.monotonic()
+    over, last = threading.Event(), {queue.name: time.monotonic() for queue in queues}
+    gaps = dict.fromkeys(last, 0.0)
 
-        def publish(queue=queue):
-            while not over.wait(0.01):
+    def publish():
+        while not over.wait(0.01):
+            for queue in queues:
                 queue.publish("x")
-
-        threads.append(threading.Thread(target=publish))
 
     def note(event):
         if isinstance(event, Started) and event.queue in gaps:
@@ -140,14 +135,13 @@ def worked_on(queues):
             gaps[event.queue] = max(gaps[event.queue], now - last[event.queue])
             last[event.queue] = now
 
-    for thread in threads:
-        thread.start()
-    try:
-        yield note, gaps
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor() as pool:
+        published = pool.submit(publish)
+        try:
+            yield note, gaps
+        finally:
+            over.set()
+    published.result()
 
 
 def goes_on(recorder, queues):
