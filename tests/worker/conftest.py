@@ -3,7 +3,6 @@
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
 from functools import wraps
 from types import SimpleNamespace
 
@@ -140,8 +139,7 @@ def start(consumer):
     """Start a consumer, ours if none is given; whatever was started is stopped when the test ends."""
     started = []
 
-    def make(chosen=None, **settings):
-        chosen = chosen or consumer
+    def make(chosen=consumer, **settings):
         chosen.start(WorkerSettings(**settings))
         started.append(chosen)
         return chosen.engine()
@@ -177,19 +175,17 @@ def hold(start, gate):
 
 
 @pytest.fixture
-def workers(url, recorder):
-    """Start several consumers of some queues, which stop with the test."""
-    with ExitStack() as stopped:
+def workers(url, recorder, start):
+    """Start several consumers of some queues."""
 
-        def make(count, *queues, handle=lambda body: None):
-            for _ in range(count):
-                consumer = Consumer(url, observers=[recorder])
-                for queue in queues:
-                    consumer.handler(queue)(handle)
-                consumer.start()
-                stopped.callback(consumer.stop, grace=0)
+    def make(count, *queues, handle=lambda body: None):
+        for _ in range(count):
+            consumer = Consumer(url, observers=[recorder])
+            for queue in queues:
+                consumer.handler(queue)(handle)
+            start(consumer)
 
-        yield make
+    return make
 
 
 @pytest.fixture

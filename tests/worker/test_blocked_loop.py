@@ -88,12 +88,11 @@ def test_odd_task_factories_cost_no_slot(queue, url, start, recorder):
 def test_a_handlers_thread_goes_on_after_any_error(queue, consumer, start, recorder, monkeypatch, caplog):
     consumer.handler(queue, lease=1.0)(lambda body: None)
     engine = start(concurrency=1)
-    begin, calls = engine._runner.begin, []
+    begin, errors = engine._runner.begin, [MemoryError()]
 
     def fails_once(run):
-        calls.append(run)
-        if len(calls) == 1:
-            raise MemoryError
+        if errors:
+            raise errors.pop()
         return begin(run)
 
     monkeypatch.setattr(engine._runner, "begin", fails_once)

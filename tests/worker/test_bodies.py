@@ -18,9 +18,10 @@ class NotingClient:
         self.trips = []
 
     def run_all(self, requests):
-        self.trips.append(
-            [("asked", len(one.keys)) if isinstance(one, Call) else ("read", len(one.command) - 1) for one in requests]
-        )
+        notes = [
+            f"ask {len(one.keys)}" if isinstance(one, Call) else f"read {len(one.command) - 1}" for one in requests
+        ]
+        self.trips.append(", ".join(notes))
         return self._client.run_all(requests)
 
 
@@ -50,27 +51,18 @@ def parts(caller, inflight_of):
     return make
 
 
+LARGE = ["ask 40", "read 15", "read 15", "read 10"]
+SEVERAL = ["ask 4, ask 4, ask 4", "read 4, read 3, read 1", "read 1, read 3"]
+
+
 @pytest.mark.parametrize(
     ("queues", "amount", "size", "trips", "groups"),
     [
-        (1, 300, 1, [[("asked", 300)]], [(1, 300)]),
+        pytest.param(1, 300, 1, ["ask 300"], [(1, 300)], id="small bodies"),
         # With its header a body is a little more than half a MiB. What is there starts before the rest is read.
-        (
-            1,
-            40,
-            MIB // 2,
-            [[("asked", 40)], [("read", 15)], [("read", 15)], [("read", 10)]],
-            [(2, 15), (3, 15), (4, 10)],
-        ),
-        (
-            3,
-            4,
-            MIB,
-            [[("asked", 4)] * 3, [("read", 4), ("read", 3), ("read", 1)], [("read", 1), ("read", 3)]],
-            [(2, 8), (3, 4)],
-        ),
+        pytest.param(1, 40, MIB // 2, LARGE, [(2, 15), (3, 15), (4, 10)], id="large bodies"),
+        pytest.param(3, 4, MIB, SEVERAL, [(2, 8), (3, 4)], id="large bodies of several queues"),
     ],
-    ids=["small bodies", "large bodies", "large bodies of several queues"],
 )
 def test_bodies_are_read_in_trips_of_limited_size(serve, consumer, parts, queues, amount, size, trips, groups):
     for number in range(queues):

@@ -11,7 +11,7 @@ from reliq.events import Claimed
 from reliq.health import Pulse, live
 from reliq.settings import WorkerSettings
 
-LOOPS = ["settler", "renewer", "scheduler", "janitor", "heartbeat", "fetcher"]
+PARTS = ["settler", "renewer", "scheduler", "janitor", "heartbeat", "fetcher", "event loop"]
 
 
 def end_by_force(engine, part):
@@ -22,7 +22,7 @@ def end_by_force(engine, part):
         assert engine._loops[part].join(30)
 
 
-@pytest.mark.parametrize("part", [*LOOPS, "event loop"])
+@pytest.mark.parametrize("part", PARTS)
 def test_a_process_of_which_a_part_ended_names_it_and_must_be_replaced(acking, start, part, caplog):
     engine, pulse = start(), Pulse()
     pulse.note(engine.stats())

@@ -151,9 +151,7 @@ def test_hooks_hear_of_an_answer_only_at_the_last_nack(make_queue, consumer, wor
 
 
 @pytest.mark.parametrize("error_text", [False, True], ids=["hidden", "with text"])
-def test_a_reason_is_logged_only_with_the_error_text(
-    make_queue, consumer, start, recorder, records, as_kind, error_text
-):
+def test_a_reason_is_logged_only_with_error_text(make_queue, consumer, start, recorder, records, as_kind, error_text):
     queue = make_queue(retries=0)
     consumer.observers.append(LogObserver(error_text=error_text))
     consumer.handler(queue)(as_kind(lambda body, job: Reject(SECRET) if body == "reject" else Nack(60, SECRET)))

@@ -91,11 +91,12 @@ def test_a_killed_worker_leaves_the_index_and_a_foreign_record_is_passed_over(ac
     eventually(lambda: set(client.zrange(WORKERS_KEY, 0, -1)) == left, "the killed worker leaves")
 
 
-def test_a_worker_that_may_not_write_its_record_works_all_the_same(acking, queue, start, recorder, client):
+def test_registries_that_cannot_be_written_stop_no_publish_and_no_worker(acking, queue, start, recorder, client):
     client.set(WORKERS_KEY, "not a sorted set")
+    client.set(QUEUES_KEY, "not a hash")
     start()
 
-    queue.publish("x", id="m")
+    queue.publish("x")
 
     recorder.wait_for(Acked)
 
@@ -110,12 +111,6 @@ def test_a_producer_names_its_queue_once(call, queue, client):
 
     assert int(first) > 1_700_000_000
     assert client.hget(QUEUES_KEY, "q") is None
-
-
-def test_a_registry_that_cannot_be_written_stops_no_publish(make_queue, client):
-    client.set(QUEUES_KEY, "not a hash")
-
-    assert make_queue("other").publish("x").status == "published"
 
 
 def test_the_record_of_an_idle_worker_goes_with_its_wait(acking, beat_of, records, clock, fetcher_of, monkeypatch):

@@ -32,9 +32,7 @@ def sent(client):
 
 
 @pytest.mark.parametrize("layout", [Layout.RELIQ, Layout.hdt3213()], ids=["reliq", "go"])
-def test_oversized_bodies_become_dead_letters_unread(
-    make_queue, consumer, work_until, recorder, caller, put_giant, sent, layout
-):
+def test_oversized_bodies_are_dead_letters(make_queue, consumer, work_until, recorder, caller, put_giant, sent, layout):
     queue, handled = make_queue(body=bytes, layout=layout), []
     consumer.handler(queue)(handled.append)
     put_giant(queue, "giant")

@@ -260,9 +260,7 @@ def test_the_process_that_started_last_decides_in_a_deploy_and_a_rollback(entry,
     [("30 * * * *", "0 * * * *", 70, 1800), ("0 * * * *", "59 5 * * *", HOUR - 10, HOUR)],
     ids=["before a tick", "during a tick"],
 )
-def test_an_old_process_that_starts_in_a_deploy_has_the_entry_while_it_lives(
-    new, old, old_starts, tick, entry, process, ids
-):
+def test_an_old_process_in_a_deploy_has_the_entry_while_it_lives(new, old, old_starts, tick, entry, process, ids):
     living = process(entry(new), SIX + 60)
     process(entry(old), SIX + old_starts)  # it is gone when it has registered
 

@@ -17,9 +17,7 @@ LONG = 60.0
 SLEEP_SECONDS = 0.3
 
 
-def test_a_rate_limited_key_sleeps_and_others_go_on(
-    make_queue, consumer, work_until, recorder, client, as_kind, give, caplog
-):
+def test_a_rate_limited_key_sleeps_alone(make_queue, consumer, work_until, recorder, client, as_kind, give, caplog):
     caplog.set_level(logging.INFO, "reliq")
     consumer.observers.insert(0, LogObserver())  # before the one that is waited for
     queue, seen = make_queue(ordered=True), []

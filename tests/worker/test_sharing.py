@@ -53,9 +53,7 @@ def test_a_full_queue_goes_on_at_once_though_another_is_idle(no_looks, make_queu
     recorder.wait_for(Acked, 10)
 
 
-def test_a_queue_that_holds_all_slots_is_logged_once(
-    serve, make_queue, consumer, start, recorder, gate, caplog, monkeypatch
-):
+def test_a_queue_with_all_slots_is_logged_once(serve, make_queue, consumer, start, recorder, gate, caplog, monkeypatch):
     monkeypatch.setattr("reliq.worker.fetcher.HELD_SECONDS", 0.0)
     hanging, waiting, _ = make_queue("hanging"), serve("waiting"), serve("idle")
     consumer.handler(hanging)(lambda body: gate.pass_through())

@@ -152,9 +152,7 @@ def test_one_worker_watches_a_due_time_and_hands_its_token_on_when_it_stops(queu
     assert client.exists(queue.keys.watch)
 
 
-def test_messages_of_a_dead_worker_come_back_or_end_when_their_leases_expire(
-    no_looks, queue, consumer, work_until, recorder
-):
+def test_messages_of_a_dead_worker_return_or_end_when_leases_expire(no_looks, queue, consumer, work_until, recorder):
     for retries in (1, 0):
         queue.publish("x", id=str(retries), retries=retries)
     queue.moves.claim(CallNumber("dead", 1), limit=2, lease_ms=500)
