@@ -106,7 +106,7 @@ def test_cut_connections_leave_no_unknown_lease_and_no_answer_is_lost(queue, con
     start(concurrency=4)
 
     published = 0
-    for _ in range(10):
+    for _ in range(20):
         published += queue.publish_many(["x", "fails"] * 250).published
         recorder.wait_for(Handled, published * 3 // 2 - 600, timeout=100)
         client.client_kill_filter(_type="normal", skipme=True)
