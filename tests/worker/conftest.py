@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from functools import wraps
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +12,12 @@ from reliq import Consumer, Queue, WorkerSettings
 from reliq.client.client import Client
 from reliq.embedded import EmbeddedRedis
 from reliq.ids import new_id, token
+from reliq.message import Claimed
 from reliq.shardmap import ShardMap
 from reliq.transitions import CallNumber, publish
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.wireformat import envelope_rest
+from reliq.worker.delivery import deliveries_of
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.inflight import Inflight
 from reliq.worker.scheduler import Scheduler
@@ -87,12 +89,57 @@ def consumer(url, recorder):
 
 
 @pytest.fixture
+def acking(queue, consumer):
+    """Our consumer, whose handler of the queue does nothing."""
+    consumer.handler(queue)(lambda body: None)
+    return consumer
+
+
+@pytest.fixture
+def serve(make_queue, consumer):
+    """Make a queue with messages that wait, whose handler of our consumer does nothing."""
+
+    def make(name="q", bodies=(), **options):
+        queue = make_queue(name, **options)
+        consumer.handler(queue)(lambda body: None)
+        queue.publish_many(bodies)
+        return queue
+
+    return make
+
+
+@pytest.fixture(params=["plain", "async"])
+def as_kind(request):
+    """Make a handler of either kind of a plain function."""
+
+    def make(function):
+        @wraps(function)
+        async def ahandle(*arguments):
+            return function(*arguments)
+
+        return ahandle if request.param == "async" else function
+
+    return make
+
+
+@pytest.fixture(params=["raised", "returned"])
+def give(request):
+    """Raise an answer of a handler, or return it."""
+
+    def make(answer):
+        if request.param == "raised":
+            raise answer
+        return answer
+
+    return make
+
+
+@pytest.fixture
 def start(consumer):
     """Start a consumer, ours if none is given; whatever was started is stopped when the test ends."""
     started = []
 
-    def make(chosen=None, **settings):
-        chosen = chosen or consumer
+    def make(chosen=consumer, **settings):
         chosen.start(WorkerSettings(**settings))
         started.append(chosen)
         return chosen.engine()
@@ -114,19 +161,31 @@ def work_until(start, recorder):
 
 
 @pytest.fixture
-def workers(url, recorder):
-    """Start several consumers of some queues, which stop with the test."""
-    with ExitStack() as stopped:
+def hold(start, gate):
+    """Start a consumer whose handler of a queue holds message `x` at the gate; return its engine."""
 
-        def make(count, *queues, handle=lambda body: None):
-            for _ in range(count):
-                consumer = Consumer(url, observers=[recorder])
-                for queue in queues:
-                    consumer.handler(queue)(handle)
-                consumer.start()
-                stopped.callback(consumer.stop, grace=0)
+    def make(consumer, queue, concurrency=16, **options):
+        consumer.handler(queue, **options)(lambda body: gate.pass_through())
+        queue.publish("x", id="x")
+        engine = start(consumer, concurrency=concurrency)
+        gate.wait_for()
+        return engine
 
-        yield make
+    return make
+
+
+@pytest.fixture
+def workers(url, recorder, start):
+    """Start several consumers of some queues."""
+
+    def make(count, *queues, handle=lambda body: None):
+        for _ in range(count):
+            consumer = Consumer(url, observers=[recorder])
+            for queue in queues:
+                consumer.handler(queue)(handle)
+            start(consumer)
+
+    return make
 
 
 @pytest.fixture
@@ -139,6 +198,12 @@ def no_looks(monkeypatch):
 
 
 @pytest.fixture
+def quick_beats(monkeypatch):
+    """Have a worker write its record, and read the maps of its queues, many times a second."""
+    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+
+
+@pytest.fixture
 def clock(monkeypatch):
     """The fetcher's clock stands still until the test moves it, so that it is time for a look when the test says so."""
     clock = SimpleNamespace(now=1000.0)
@@ -148,22 +213,56 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
+def ran(client):
+    """Count the commands of clients that a server has run since its start, by name, without INFO."""
+
+    def count(client=client):
+        stats = client.info("commandstats")
+        stats.pop("cmdstat_info", None)
+        return Counter({name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()})
+
+    return count
+
+
+@pytest.fixture
 def caller(url, recorder):
     """A way to make single calls, as the parts of a worker do."""
     return Client(Connection.to(url).wire(WORKER_TIMEOUT_SECONDS), [recorder])
 
 
 @pytest.fixture
-def fetcher_of(caller):
+def inflight_of(consumer):
+    """Make the deliveries that a process of our consumer, or of another, holds: its slots without threads."""
+    return lambda concurrency=1, consumer=consumer: Inflight(consumer.handlers, concurrency)
+
+
+@pytest.fixture
+def new_deliveries(consumer):
+    """Make deliveries of messages that are not in Redis, of the consumer's first handler if none is given."""
+
+    def make(amount=1, handler=None, age=0.0):
+        claimed = [Claimed(str(number), "me.1:5000", 3) for number in range(amount)]
+        return deliveries_of(claimed, handler or consumer.handlers[0], time.monotonic() - age)
+
+    return make
+
+
+@pytest.fixture
+def fetcher_of(caller, inflight_of):
     """Make a fetcher whose rounds the test makes, with its parts and the deliveries that it submits."""
 
     def make(consumer, concurrency=4, *, client=caller, served=None, heartbeat=None, submit=None):
         served = served or Served(consumer.handlers)
-        inflight, held = Inflight(consumer.handlers, concurrency), []
+        inflight, held = inflight_of(concurrency, consumer), []
         scheduler = Scheduler(client, consumer.handlers, lambda: None, is_keyed=served.is_keyed)
         heartbeat = heartbeat or SimpleNamespace(soon=list, workers=lambda: 1)
         fetcher = Fetcher(client, served, inflight, scheduler, submit or held.extend, lambda *_: None, heartbeat)
-        return SimpleNamespace(fetcher=fetcher, step=fetcher.step, inflight=inflight, scheduler=scheduler, held=held)
+
+        def step(times=1):
+            for _ in range(times):
+                fetcher.step()
+
+        return SimpleNamespace(fetcher=fetcher, step=step, inflight=inflight, scheduler=scheduler, held=held)
 
     return make
 
@@ -192,6 +291,12 @@ def gate():
     gate = Gate()
     yield gate
     gate.open()
+
+
+@pytest.fixture
+def threads_since():
+    """Return the threads of workers, but those of an earlier call."""
+    return lambda before=(): {one for one in threading.enumerate() if one.name.startswith("reliq")} - set(before)
 
 
 @pytest.fixture

@@ -1,16 +1,14 @@
 """What a handler answers decides what becomes of its message."""
 
-import asyncio
 import ctypes
 import threading
 from collections import Counter
 from dataclasses import dataclass
 
-import pytest
 from tenacity import wait_fixed
 from waiting import eventually
 
-from reliq import Ack, Consumer, Job, Nack, Reject, Snooze
+from reliq import Ack, Consumer, Nack, Reject, Snooze
 from reliq.events import Acked, Collected, Expired, Handled, Nacked, Snoozed, Started
 
 SOON = wait_fixed(0.01)
@@ -33,16 +31,9 @@ def test_whatever_a_handler_returns_acks(queue, consumer, work_until):
     assert counted(queue).alive == 0
 
 
-@pytest.mark.parametrize("is_raised", [True, False], ids=["raised", "returned"])
-def test_a_nack_delivers_again_after_its_delay(queue, consumer, work_until, recorder, is_raised):
-    @consumer.handler(queue)
-    def handle(body: str, job: Job[str]):
-        if job.attempt == 1:
-            if is_raised:
-                raise Nack(delay=0.02, reason="busy")
-            return Nack(delay=0.02, reason="busy")
-        return None
-
+def test_a_nack_delivers_again_after_its_delay(queue, consumer, work_until, recorder, give):
+    nack = Nack(delay=0.02, reason="busy")
+    consumer.handler(queue)(lambda body, job: give(nack) if job.attempt == 1 else None)
     queue.publish("x")
     work_until(Acked)
 
@@ -50,33 +41,23 @@ def test_a_nack_delivers_again_after_its_delay(queue, consumer, work_until, reco
     assert counted(queue).totals["retried_nack"] == 1
 
 
-@pytest.mark.parametrize("is_raised", [True, False], ids=["raised", "returned"])
-def test_a_reject_is_a_dead_letter_at_once(queue, consumer, work_until, is_raised):
-    @consumer.handler(queue)
-    async def handle(body):
-        if is_raised:
-            raise Reject(reason="no such order")
-        return Reject(reason="no such order")
-
+def test_a_reject_is_a_dead_letter_at_once(queue, consumer, work_until, give):
+    consumer.handler(queue)(lambda body: give(Reject(reason="no such order")))
     queue.publish("x", id="order-1")
     work_until(Collected)
+
     (letter,) = queue.letters()
     assert (letter.id, letter.reason, letter.error, letter.attempts) == ("order-1", "rejected", "no such order", 1)
     assert counted(queue).dead == 1
 
 
-@pytest.mark.parametrize("is_raised", [True, False], ids=["raised", "returned"])
-def test_a_snooze_spends_no_retry(queue, consumer, work_until, recorder, is_raised):
+def test_a_snooze_spends_no_retry(queue, consumer, work_until, recorder, give):
     left = []
 
     @consumer.handler(queue)
     def handle(body, job):
         left.append(job.retries_left)
-        if len(left) < 3:
-            if is_raised:
-                raise Snooze(delay=0.01)
-            return Snooze(delay=0.01)
-        return None
+        return give(Snooze(delay=0.01)) if len(left) < 3 else None
 
     queue.publish("x", retries=1)
     work_until(Acked)
@@ -98,8 +79,8 @@ REASONS = [
     (Reject(reason="half of an emoji: \ud83d"), "half of an emoji: ?"),
     (Reject(reason=Wordless()), "<Wordless without a text>"),
     (Reject(reason="x" * 10_000), "x" * 500),
-    (ValueError("\ud83d\nfrom json.loads"), "ValueError: ? from json.loads (at test_answers.py"),
-    (ValueError(Wordless()), "ValueError: <ValueError without a text> (at test_answers.py"),
+    (ValueError("\ud83d\nfrom json.loads"), "ValueError: ? from json.loads (at test_answers"),
+    (ValueError(Wordless()), "ValueError: <ValueError without a text> (at test_answers"),
 ]
 
 
@@ -117,7 +98,7 @@ def test_any_reason_becomes_text_and_neighbours_are_acked_once(make_queue, consu
         bad.publish(str(number), id=str(number))
     work_until(Acked, 50 * len(REASONS))
     recorder.wait_for(Collected, len(REASONS))
-    errors = {int(letter.id): letter.error.partition(":1")[0] for letter in bad.letters()}
+    errors = {int(letter.id): letter.error.partition(".py:")[0] for letter in bad.letters()}
     assert errors == dict(enumerate(text for _, text in REASONS))
     assert set(worked.values()) == {1}
     assert len(worked) == 50 * len(REASONS)
@@ -200,10 +181,7 @@ def test_a_body_that_does_not_decode_waits_for_a_newer_worker(make_queue, consum
     assert "secret" not in failed.error
 
 
-def test_a_message_that_expired_before_its_delivery_is_counted_and_keeps_its_id(
-    queue, consumer, work_until, recorder, client
-):
-    consumer.handler(queue)(lambda body: None)
+def test_a_message_that_expired_in_the_queue_is_counted_and_keeps_its_id(queue, acking, work_until, recorder, client):
     queue.publish("gone", id="gone", dedup=300)
     client.delete(queue.keys.msg("gone"))
     queue.publish("here", id="here")
@@ -217,43 +195,16 @@ def test_a_message_that_expired_before_its_delivery_is_counted_and_keeps_its_id(
     assert queue.publish("again", id="gone").status == "duplicate"
 
 
-@pytest.mark.parametrize("kind", ["plain", "async"])
-def test_no_exception_ends_the_worker(queue, consumer, work_until, recorder, kind):
-    errors = [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()]
-
-    def descend():
-        descend()
-
-    def handle(body, job):
-        if job.attempt == 1:
-            if body == "recursion":
-                descend()
-            raise errors[int(body)]
-
-    async def ahandle(body, job):
-        handle(body, job)
-
-    consumer.handler(queue, backoff=SOON)(handle if kind == "plain" else ahandle)
-    queue.publish_many(["recursion", "0", "1", "2", "3"])
-    work_until(Acked, 5, concurrency=1)
-
-    assert Counter(e.outcome for e in recorder.of(Handled)) == {"nack": 5, "ack": 5}
-
-
 def test_an_exception_that_comes_late_into_a_resting_thread_costs_no_thread(queue, consumer, start, recorder):
-    threads = set()
-    consumer.handler(queue)(lambda body: threads.add(threading.get_ident()))
+    threads = []
+    consumer.handler(queue)(lambda body: threads.append(threading.get_ident()))
     engine = start(concurrency=1)
-    queue.publish("x")
-    recorder.wait_for(Acked)
-    eventually(lambda: engine.inflight._resting, "the thread waits for work")
 
-    # As a time limit of the handler's own does that is a moment too late.
-    thread = ctypes.c_ulong(threads.pop())
-    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeoutError)) == 1
-
-    for count in (2, 3):
+    for count in (1, 2, 3):
         queue.publish("x")
         recorder.wait_for(Acked, count)
         eventually(lambda: engine.inflight._resting, "the thread waits for work")
-    assert threads == {thread.value}
+        if count == 1:  # as a time limit of the handler's own does that is a moment too late
+            thread, error = ctypes.c_ulong(threads[0]), ctypes.py_object(TimeoutError)
+            assert ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error) == 1
+    assert len(set(threads)) == 1

@@ -47,9 +47,7 @@ def test_messages_without_a_key_come_together(make_queue, work_until, batches, k
     assert sorted(calls, key=str) == sorted([keys[:2] * 2, [None] * 4], key=str)
 
 
-def test_messages_that_come_while_a_batch_lingers_join_the_batch_of_their_key(
-    make_queue, work_until, recorder, batches
-):
+def test_messages_that_come_late_join_the_lingering_batch_of_their_key(make_queue, work_until, recorder, batches):
     queue = make_queue()
     calls = batches(queue, batch=2, linger=LONG)
     publish(queue, "z", "z")  # it has keys

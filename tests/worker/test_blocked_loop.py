@@ -1,6 +1,7 @@
-"""What blocks, or breaks, the event loop of the handlers harms nothing but its own message."""
+"""What blocks or breaks the event loop or the threads of handlers harms nothing but its own message."""
 
 import asyncio
+import threading
 from collections import Counter
 from contextlib import asynccontextmanager
 
@@ -84,17 +85,14 @@ def test_odd_task_factories_cost_no_slot(queue, url, start, recorder):
     assert len(recorder.ids(Nacked)) == 20
 
 
-def test_a_handlers_thread_goes_on_after_whatever_is_raised_in_it(
-    queue, consumer, start, recorder, monkeypatch, caplog
-):
+def test_a_handlers_thread_goes_on_after_any_error(queue, consumer, start, recorder, monkeypatch, caplog):
     consumer.handler(queue, lease=1.0)(lambda body: None)
     engine = start(concurrency=1)
-    begin, calls = engine._runner.begin, []
+    begin, errors = engine._runner.begin, [MemoryError()]
 
     def fails_once(run):
-        calls.append(run)
-        if len(calls) == 1:
-            raise MemoryError
+        if errors:
+            raise errors.pop()
         return begin(run)
 
     monkeypatch.setattr(engine._runner, "begin", fails_once)
@@ -103,3 +101,24 @@ def test_a_handlers_thread_goes_on_after_whatever_is_raised_in_it(
     recorder.wait_for(Acked, 4)
     assert "a thread of the handlers failed and goes on" in caplog.text
     assert engine.dead_parts() == []
+
+
+#: More than there are addresses for: no thread with such a stack can start.
+TOO_LARGE = 1 << 46
+
+
+def test_a_thread_that_cannot_start_is_retried_and_loses_no_message(queue, acking, start, recorder, caplog):
+    start()
+    threading.stack_size(TOO_LARGE)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threading.Thread(target=print).start()
+        queue.publish("x", id="x")
+        recorder.wait_for(Claimed)
+        eventually(lambda: "can't start new thread" in caplog.text, "the worker logs it")
+    finally:
+        threading.stack_size(0)
+
+    recorder.wait_for(Acked)
+    assert recorder.ids(Acked) == ["x"]
+    assert queue.counts().totals.get("retried_lease", 0) == 0

@@ -7,7 +7,6 @@ from reliq.settings import MIB
 from reliq.transitions import CallNumber
 from reliq.worker.bodies import BodyReader
 from reliq.worker.delivery import deliveries_of
-from reliq.worker.inflight import Inflight
 from reliq.worker.loop import QueueBackoff
 
 
@@ -19,9 +18,10 @@ class NotingClient:
         self.trips = []
 
     def run_all(self, requests):
-        self.trips.append(
-            [("asked", len(one.keys)) if isinstance(one, Call) else ("read", len(one.command) - 1) for one in requests]
-        )
+        notes = [
+            f"ask {len(one.keys)}" if isinstance(one, Call) else f"read {len(one.command) - 1}" for one in requests
+        ]
+        self.trips.append(", ".join(notes))
         return self._client.run_all(requests)
 
 
@@ -33,67 +33,50 @@ def read(reader, caller):
 
 
 @pytest.fixture
-def parts(caller):
+def parts(caller, inflight_of):
     """A reader with what was claimed of each queue; what it starts is noted as number of round trips, and messages."""
 
-    def make(consumer, amount):
-        noted, inflight, groups = NotingClient(caller), Inflight(consumer.handlers, 4), []
-        settle = lambda deliveries, outcome: None  # noqa: E731
-        troubles = QueueBackoff("fetcher")
-        submit = lambda deliveries: groups.append((len(noted.trips), len(deliveries)))  # noqa: E731
-        reader = BodyReader(consumer.handlers, inflight, troubles, submit, settle)
+    def make(consumer):
+        noted, groups, troubles = NotingClient(caller), [], QueueBackoff("fetcher")
+
+        def submit(deliveries):
+            groups.append((len(noted.trips), len(deliveries)))
+
+        reader = BodyReader(consumer.handlers, inflight_of(), troubles, submit, lambda *_: None)
         for handler in consumer.handlers:
-            claimed = handler.queue.moves.claim(CallNumber("me", 1), limit=amount, lease_ms=30_000).claimed
+            claimed = handler.queue.moves.claim(CallNumber("me", 1), limit=500, lease_ms=30_000).claimed
             reader.add(deliveries_of(claimed, handler, 0.0))
         return reader, noted, groups, troubles
 
     return make
 
 
-def test_small_bodies_come_in_one_round_trip(make_queue, consumer, parts):
-    queue = make_queue(max_body=MIB)
-    queue.publish_many(["x"] * 300)
-    consumer.handler(queue)(lambda body: None)
-    reader, noted, groups, _ = parts(consumer, 300)
+LARGE = ["ask 40", "read 15", "read 15", "read 10"]
+SEVERAL = ["ask 4, ask 4, ask 4", "read 4, read 3, read 1", "read 1, read 3"]
+
+
+@pytest.mark.parametrize(
+    ("queues", "amount", "size", "trips", "groups"),
+    [
+        pytest.param(1, 300, 1, ["ask 300"], [(1, 300)], id="small bodies"),
+        # With its header a body is a little more than half a MiB. What is there starts before the rest is read.
+        pytest.param(1, 40, MIB // 2, LARGE, [(2, 15), (3, 15), (4, 10)], id="large bodies"),
+        pytest.param(3, 4, MIB, SEVERAL, [(2, 8), (3, 4)], id="large bodies of several queues"),
+    ],
+)
+def test_bodies_are_read_in_trips_of_limited_size(serve, consumer, parts, queues, amount, size, trips, groups):
+    for number in range(queues):
+        serve(f"q{number}", ["x" * size] * amount, max_body=2 * MIB)
+    reader, noted, started, _ = parts(consumer)
 
     read(reader, noted)
 
-    assert noted.trips == [[("asked", 300)]]
-    assert groups == [(1, 300)]
+    assert (noted.trips, started) == (trips, groups)
 
 
-def test_large_bodies_are_read_a_few_at_a_time(make_queue, consumer, parts):
-    queue = make_queue(max_body=MIB)
-    queue.publish_many(["x" * (MIB // 2)] * 40)
-    consumer.handler(queue)(lambda body: None)
-    reader, noted, groups, _ = parts(consumer, 40)
-
-    read(reader, noted)
-
-    # With its header a body is a little more than half a MiB. What is there starts before the rest is read.
-    assert noted.trips == [[("asked", 40)], [("read", 15)], [("read", 15)], [("read", 10)]]
-    assert groups == [(2, 15), (3, 15), (4, 10)]
-
-
-def test_many_queues_share_the_limit_of_a_round_trip(make_queue, consumer, parts):
-    for number in range(3):
-        queue = make_queue(f"q{number}", max_body=2 * MIB)
-        queue.publish_many(["x" * MIB] * 4)
-        consumer.handler(queue)(lambda body: None)
-    reader, noted, groups, _ = parts(consumer, 4)
-
-    read(reader, noted)
-
-    assert noted.trips == [[("asked", 4)] * 3, [("read", 4), ("read", 3), ("read", 1)], [("read", 1), ("read", 3)]]
-    assert sum(messages for _, messages in groups) == 12
-
-
-def test_a_read_that_fails_is_made_again_and_loses_nothing(make_queue, consumer, parts, client):
-    broken, whole = make_queue("broken"), make_queue("whole")
-    for queue in (broken, whole):
-        queue.publish_many(["x"] * 4)
-        consumer.handler(queue)(lambda body: None)
-    reader, noted, groups, troubles = parts(consumer, 4)
+def test_a_read_that_fails_is_made_again_and_loses_nothing(serve, consumer, parts):
+    broken, _ = (serve(name, ["x"] * 4) for name in ("broken", "whole"))
+    reader, noted, groups, troubles = parts(consumer)
     reads = reader.next_reads()
     replies = noted.run_all([one.request for one in reads])
 

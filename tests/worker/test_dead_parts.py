@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 
 import pytest
@@ -13,7 +12,7 @@ from reliq.events import Claimed
 from reliq.health import Pulse, live
 from reliq.settings import WorkerSettings
 
-LOOPS = ["settler", "renewer", "scheduler", "janitor", "heartbeat", "fetcher"]
+PARTS = ["settler", "renewer", "scheduler", "janitor", "heartbeat", "fetcher", "event loop"]
 
 
 def end_by_force(engine, part):
@@ -24,9 +23,8 @@ def end_by_force(engine, part):
         assert engine._loops[part].join(30)
 
 
-@pytest.mark.parametrize("part", [*LOOPS, "event loop"])
-def test_a_process_of_which_a_part_ended_names_it_and_must_be_replaced(queue, consumer, start, part, caplog):
-    consumer.handler(queue)(lambda body: None)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_process_of_which_a_part_ended_names_it_and_must_be_replaced(acking, start, part, caplog):
     engine, pulse = start(), Pulse()
     pulse.note(engine.stats())
     assert (engine.dead_parts(), engine.must_be_replaced(), live([pulse])) == ([], False, "")
@@ -38,7 +36,7 @@ def test_a_process_of_which_a_part_ended_names_it_and_must_be_replaced(queue, co
     assert engine.must_be_replaced()
     assert live([pulse]) == "process 0: a part of it ended by itself"
     assert f"the {part} of this process ended by itself" in caplog.text
-    consumer.stop(grace=0)
+    acking.stop(grace=0)
     assert engine.dead_parts() == []
 
 
@@ -70,17 +68,11 @@ def waits_in_select(thread_id):
 def test_a_run_with_a_part_that_ended_is_over(queue, consumer):
     consumer.handler(queue)(lambda body: consumer.engine()._loops["janitor"].stop())
     queue.publish("x")
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    try:
-        assert consumer.run(WorkerSettings(grace=5)) == EXIT_HUNG
-    finally:
-        for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
-            signal.signal(number, handler)
+
+    assert consumer.run(WorkerSettings(grace=5)) == EXIT_HUNG
 
 
-def test_messages_that_a_stop_cannot_give_back_are_left_to_the_supervisor(
-    queue, consumer, start, recorder, monkeypatch
-):
+def test_messages_that_a_stop_cannot_give_back_go_to_the_supervisor(queue, consumer, start, recorder, monkeypatch):
     monkeypatch.setattr("reliq.worker.engine.LAST_SETTLE_SECONDS", 0.1)
     consumer.handler(queue, batch=2, linger=60)(lambda bodies: None)
     engine = start()

@@ -12,7 +12,6 @@ from reliq.client.client import Client
 from reliq.transitions import promote
 from reliq.transport.connection import Connection
 from reliq.worker.drained import Drained
-from reliq.worker.inflight import Inflight
 from reliq.worker.served import Served
 
 LATER = 3600
@@ -22,20 +21,28 @@ LATER = 3600
 def seen(queue, consumer):
     """What a handler of the queue was called with; it raises for `bad`, and puts off what says so."""
     bodies = []
+    raised = {
+        "bad": BodyError("the gateway said no"),
+        "exit": SystemExit(3),
+        "nack": Nack(LATER),
+        "snooze": Snooze(LATER),
+    }
 
     @consumer.handler(queue, backoff=wait_fixed(LATER))  # the default may be so short that a drain waits for it
-    def handle(body, job):
+    def handle(body):
         bodies.append(body)
-        if body == "bad":
-            raise BodyError("the gateway said no")
-        if body == "exit":
-            raise SystemExit(3)
-        if job.attempt == 1 and body == "nack":
-            raise Nack(LATER)
-        if body == "snooze":
-            raise Snooze(LATER)
+        if body in raised:
+            raise raised[body]
 
     return bodies
+
+
+@pytest.fixture
+def drained(url, acking, inflight_of):
+    """What a drain of our consumer looks at."""
+    client, served = Client.to(Connection.to(url), LATER), Served(acking.handlers)
+    served.read(client)
+    return Drained(client, served, inflight_of())
 
 
 def test_a_drain_leaves_messages_that_are_due_later_put_off_or_paused(queue, consumer, seen):
@@ -107,14 +114,12 @@ def test_a_worker_in_a_burst_does_not_wait_for_messages_due_later(queue, consume
     assert consumer.run(WorkerSettings(burst=True)) == 0
 
     assert (seen, queue.counts().pending) == (["now"], 1)
+    with pytest.raises(ConfigurationError, match="burst must be True, False or 'delayed', not a str"):
+        WorkerSettings(burst="all")
 
 
-def test_a_drain_promotes_messages_though_redis_has_lost_the_script(url, queue, consumer, client):
-    consumer.handler(queue)(lambda body: None)
+def test_a_drain_promotes_messages_though_redis_has_lost_the_script(queue, drained, client):
     queue.publish("x", id="x", key="a", delay=LATER)
-    to_redis, served = Client.to(Connection.to(url), LATER), Served(consumer.handlers)
-    served.read(to_redis)
-    drained = Drained(to_redis, served, Inflight(consumer.handlers, 1))
     assert drained.look(delayed=False)  # this process has seen that Redis has all
     client.zadd(queue.keys.pending, {"x": time.time() - 1})
     lose(client, "promote")
@@ -122,23 +127,15 @@ def test_a_drain_promotes_messages_though_redis_has_lost_the_script(url, queue, 
     assert not drained.look(delayed=False)
 
 
-def test_a_burst_of_another_kind_is_refused():
-    with pytest.raises(ConfigurationError, match="burst must be True, False or 'delayed', not a str"):
-        WorkerSettings(burst="all")
-
-
-def test_a_drain_waits_for_a_message_that_another_worker_promotes_beside_it(url, queue, consumer, caller):
+def test_a_drain_waits_for_a_message_that_another_worker_promotes_beside_it(queue, drained, caller):
     class Beside(Client):
         def run_all(self, requests, **options):
             if requests[0].command[0] == "ZRANGE":  # the message was counted as pending
                 caller.run(promote(queue.keys, clock=round((time.time() + 1) * 1e6)))
             return super().run_all(requests, **options)
 
-    consumer.handler(queue)(lambda body: None)
     queue.publish("x", delay=0.5)
-    to_redis, served = Client.to(Connection.to(url), LATER), Served(consumer.handlers)
-    served.read(to_redis)
-    to_redis.__class__ = Beside
+    drained._client.__class__ = Beside
 
-    assert not Drained(to_redis, served, Inflight(consumer.handlers, 1)).look(delayed=False)
+    assert not drained.look(delayed=False)
     assert queue.counts().ready == 1

@@ -133,18 +133,17 @@ def test_impossible_numbers_in_foreign_messages_harm_no_neighbour(queue, consume
     assert 0 <= lag <= 20 * 7 * 86_400 * len(EXTREMES)
 
 
-@pytest.mark.parametrize(
-    "evil",
-    [
-        pytest.param({"place": "pending", "score": 9.2e18}, id="due far ahead"),
-        pytest.param({"place": "pending", "score": float("inf")}, id="due never"),
-        pytest.param({"place": "unack", "score": float("inf")}, id="leased for ever"),
-        pytest.param({"word": "@99999999999999999"}, id="state word far ahead"),
-    ],
-)
-def test_a_message_far_ahead_keeps_no_delayed_message_waiting(queue, consumer, start, recorder, client, caplog, evil):
-    consumer.handler(queue)(lambda body: None)
-    write_as_reliq_does(client, queue, "evil", **evil)
+FAR_AHEAD = {
+    "due far ahead": {"place": "pending", "score": 9.2e18},
+    "due never": {"place": "pending", "score": float("inf")},
+    "leased for ever": {"place": "unack", "score": float("inf")},
+    "state word far ahead": {"word": "@99999999999999999"},
+}
+
+
+@pytest.mark.parametrize("kind", FAR_AHEAD)
+def test_a_message_far_ahead_keeps_no_delayed_message_waiting(queue, acking, start, recorder, client, caplog, kind):
+    write_as_reliq_does(client, queue, "evil", **FAR_AHEAD[kind])
 
     engine = start()
     for id in ("delayed", "once-more"):
@@ -155,12 +154,11 @@ def test_a_message_far_ahead_keeps_no_delayed_message_waiting(queue, consumer, s
     assert "failed and tries again" not in caplog.text
 
 
-def test_a_score_that_redis_cannot_answer_as_a_number_is_asked_for_rarely(queue, consumer, caller, client):
+def test_a_score_that_redis_cannot_answer_as_a_number_is_asked_for_rarely(queue, acking, caller, client):
     """The wait that Redis computes from it comes as a negative number."""
-    consumer.handler(queue)(lambda body: None)
     write_as_reliq_does(client, queue, "evil", place="pending", score=float("inf"))
     write_as_reliq_does(client, queue, "due", place="pending", score=1.0)
-    scheduler = Scheduler(caller, consumer.handlers, lambda: None)
+    scheduler = Scheduler(caller, acking.handlers, lambda: None)
     scheduler.note(queue.keys, ClaimAnswer(0, NOTHING_DUE, 0, []), time.monotonic())
 
     assert scheduler.step() > 3000

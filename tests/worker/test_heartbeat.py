@@ -16,7 +16,6 @@ from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
 from reliq.stacks import StackReport
 from reliq.worker.fetcher import POLL_SECONDS
 from reliq.worker.heartbeat import BEAT_AGAIN_SECONDS, Heartbeat
-from reliq.worker.inflight import Inflight
 from reliq.worker.served import Served
 
 
@@ -32,11 +31,11 @@ def records(caller):
 
 
 @pytest.fixture
-def beat_of(caller, consumer):
+def beat_of(caller, consumer, inflight_of):
     """Make a heartbeat, beside an engine's own if one is given, whose steps the test makes."""
 
     def make(engine=None, client=caller):
-        served, inflight = Served(consumer.handlers), Inflight(consumer.handlers, 16)
+        served, inflight = Served(consumer.handlers), inflight_of()
         if engine:
             served, inflight = engine._served, engine.inflight
         return Heartbeat(client, served, inflight, time.monotonic, lambda: StackReport(0.0, ()))
@@ -44,8 +43,7 @@ def beat_of(caller, consumer):
     return make
 
 
-def test_a_worker_that_starts_writes_its_record(consumer, queue, start, records, client):
-    consumer.handler(queue)(lambda body: None)
+def test_a_worker_that_starts_writes_its_record(acking, start, records, client):
 
     start(concurrency=3)
 
@@ -54,6 +52,9 @@ def test_a_worker_that_starts_writes_its_record(consumer, queue, start, records,
     assert one.started <= one.seen
     assert abs(one.last_claim - one.seen) < 60
     assert 0 < client.pttl(f"reliq:worker:{one.id}") <= RECORD_MS
+
+    acking.stop()
+    assert client.keys("reliq:worker*") == []
 
 
 def test_the_record_has_the_handlers_that_run_up_to_a_limit(consumer, queue, start, records, gate, beat_of):
@@ -65,8 +66,8 @@ def test_the_record_has_the_handlers_that_run_up_to_a_limit(consumer, queue, sta
         assert beat.step() == BEAT_SECONDS
         return next(worker for worker in records() if worker.id == beat._id)
 
-    queue.publish("x", id="a")
-    queue.publish("x", id="b")
+    for id in "ab":
+        queue.publish("x", id=id)
     gate.wait_for(2)
     one = record()
     assert one.busy == 2
@@ -79,39 +80,23 @@ def test_the_record_has_the_handlers_that_run_up_to_a_limit(consumer, queue, sta
     assert (one.busy, len(one.running)) == (SLOTS_LIMIT + 3, SLOTS_LIMIT)
 
 
-def test_a_clean_stop_takes_the_record_away(consumer, queue, start, records, client):
-    consumer.handler(queue)(lambda body: None)
-    start()
-    eventually(records, "its record")
-
-    consumer.stop()
-
-    assert client.keys("reliq:worker*") == []
-
-
-def test_a_killed_worker_leaves_the_index_when_its_record_has_expired(consumer, queue, start, records, client):
-    client.zadd(WORKERS_KEY, {"killed": 1_700_000_000})
-    consumer.handler(queue)(lambda body: None)
+def test_a_killed_worker_leaves_the_index_and_a_foreign_record_is_passed_over(acking, start, records, client):
+    client.zadd(WORKERS_KEY, {"killed": 1_700_000_000, "strange": 2_000_000_000})
+    client.set("reliq:worker:strange", b"\xff not JSON")
 
     start()
 
     (one,) = eventually(records, "its record")
-    eventually(lambda: client.zrange(WORKERS_KEY, 0, -1) == [one.id.encode()], "the other leaves")
+    left = {one.id.encode(), b"strange"}
+    eventually(lambda: set(client.zrange(WORKERS_KEY, 0, -1)) == left, "the killed worker leaves")
 
 
-def test_a_foreign_record_is_passed_over(records, client):
-    client.zadd(WORKERS_KEY, {"strange": 2_000_000_000})
-    client.set("reliq:worker:strange", b"\xff not JSON")
-
-    assert records() == []
-
-
-def test_a_worker_that_may_not_write_its_record_works_all_the_same(consumer, queue, start, recorder, client):
+def test_registries_that_cannot_be_written_stop_no_publish_and_no_worker(acking, queue, start, recorder, client):
     client.set(WORKERS_KEY, "not a sorted set")
-    consumer.handler(queue)(lambda body: None)
+    client.set(QUEUES_KEY, "not a hash")
     start()
 
-    queue.publish("x", id="m")
+    queue.publish("x")
 
     recorder.wait_for(Acked)
 
@@ -128,33 +113,21 @@ def test_a_producer_names_its_queue_once(call, queue, client):
     assert client.hget(QUEUES_KEY, "q") is None
 
 
-def test_a_registry_that_cannot_be_written_stops_no_publish(make_queue, client):
-    client.set(QUEUES_KEY, "not a hash")
-
-    assert make_queue("other").publish("x").status == "published"
-
-
-def test_the_record_of_an_idle_worker_goes_along_with_its_wait(
-    consumer, queue, beat_of, records, clock, fetcher_of, monkeypatch
-):
+def test_the_record_of_an_idle_worker_goes_with_its_wait(acking, beat_of, records, clock, fetcher_of, monkeypatch):
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 3600.0)  # however slow this machine is
-    consumer.handler(queue)(lambda body: None)
     beat = beat_of()
-    fetcher = fetcher_of(consumer, heartbeat=beat)
+    fetcher = fetcher_of(acking, heartbeat=beat)
 
-    for _ in range(2):  # the first claim, and a second without a token
-        fetcher.step()
+    fetcher.step(2)  # the first claim, and a second without a token
     clock.now += POLL_SECONDS
-    for _ in range(2):  # a look, and a wait that takes the record along
-        fetcher.step()
+    fetcher.step(2)  # a look, and a wait that takes the record along
 
     assert [one.id for one in records()] == [beat._id]
     assert 0 < beat.step() < 3600.0  # it need not write it itself
     assert beat.soon() == []
 
 
-def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(consumer, queue, caller, client, beat_of):
-    consumer.handler(queue)(lambda body: None)
+def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(acking, caller, client, beat_of):
     woken = []
     beat = beat_of()
     beat.wake = lambda: woken.append("heartbeat")
@@ -168,27 +141,19 @@ def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(consume
     assert client.keys("reliq:stack*") == [f"reliq:stacks:{beat._id}".encode()]
 
 
-def test_the_record_is_written_though_redis_refuses_the_question_for_requests(caller, records, beat_of):
+def test_a_record_is_written_after_an_outage_and_without_the_right_to_getdel(caller, records, beat_of):
+    def away(requests):
+        return [RedisUnavailableError("away")] * len(requests)
+
     def older_rule(requests):
-        answers = caller.run_all(requests)
-        return [
-            RedisRefusedError("no permission") if one.command[0] == "GETDEL" else answer
-            for one, answer in zip(requests, answers, strict=True)
-        ]
+        refused = RedisRefusedError("no permission")
+        answers = zip(requests, caller.run_all(requests), strict=True)
+        return [refused if one.command[0] == "GETDEL" else answer for one, answer in answers]
 
-    beat = beat_of(client=SimpleNamespace(run_all=older_rule))
-
-    assert beat.step() == BEAT_SECONDS
-    assert [one.id for one in records()] == [beat._id]
-
-
-def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(caller, records, beat_of):
-    away = lambda requests: [RedisUnavailableError("away")] * len(requests)  # noqa: E731
     client = SimpleNamespace(run_all=away)
     beat = beat_of(client=client)
     assert beat.step() == BEAT_AGAIN_SECONDS
-    client.run_all = caller.run_all
+    client.run_all = older_rule
 
-    beat.step()
-
+    assert beat.step() == BEAT_SECONDS
     assert [one.id for one in records()] == [beat._id]

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 from waiting import eventually
 
-from reliq import ConfigurationError, Consumer, Nack
+from reliq import ConfigurationError, Nack, Outgoing
 from reliq.events import Acked, Claimed, Lost, Released
 from reliq.lua import script
 from reliq.transitions import ClaimAnswer, Suspects
@@ -19,18 +19,11 @@ from reliq.worker.served import Served
 ROOM = Capacity(2, 10, suspects=Suspects(16, 0, 16))
 
 
-def ran(client, name):
-    return client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
-
-
-def test_a_worker_that_was_woken_in_vain_asks_once_whether_the_queue_has_keys(
-    queue, consumer, fetcher_of, client, clock
-):
-    consumer.handler(queue)(lambda body: None)
-    fetcher = fetcher_of(consumer)
+def test_a_worker_woken_in_vain_asks_once_whether_the_queue_has_keys(queue, acking, fetcher_of, client, ran, clock):
+    fetcher = fetcher_of(acking)
     fetcher.step()  # a claim: nobody said that there is work
     clock.now += POLL_SECONDS * 0.8
-    assert ran(client, "hmget") == 0
+    assert ran()["hmget"] == 0
 
     for asked in (1, 1):  # the second time within the same second
         client.lpush(queue.keys.wake, "1")
@@ -40,18 +33,17 @@ def test_a_worker_that_was_woken_in_vain_asks_once_whether_the_queue_has_keys(
         clock.now += POLL_SECONDS / 20
         fetcher.step()  # a wait takes the question along
         reads = client.info("stats")["total_reads_processed"] - before
-        assert (ran(client, "hmget"), reads) == (asked, 2)  # the wait, and this question
+        assert (ran()["hmget"], reads) == (asked, 2)  # the wait, and this question
 
     queue.publish("x", key="a")
     clock.now += POLL_SECONDS
-    for _ in range(6):  # a wait, a claim in vain, a wait with the question, a claim, the body, the start
-        fetcher.step()
+    fetcher.step(6)  # a wait, a claim in vain, a wait with the question, a claim, the body, the start
     assert [one.delivery.claimed.key for one in fetcher.held] == ["a"]
 
 
-def test_a_queue_with_limits_claims_into_free_slots_alone_and_its_poll_takes_nothing(make_queue, consumer):
-    consumer.handler(make_queue(rate="5/s"))(lambda body: None)
-    consumer.handler(make_queue("plain"))(lambda body: None)
+def test_a_queue_with_limits_claims_into_free_slots_alone_and_its_poll_takes_nothing(serve, consumer):
+    serve(rate="5/s")
+    serve("plain")
     served = Served(consumer.handlers)
     assert (served.is_keyed("q"), served.is_keyed("plain")) == (True, False)
     claims = QueueClaims(consumer.handlers[0])
@@ -71,9 +63,8 @@ def test_a_queue_with_limits_claims_into_free_slots_alone_and_its_poll_takes_not
     assert claims.limit(ROOM) == 2  # also when nothing was passed over
 
 
-def test_a_claim_whose_answer_was_lost_is_made_again_as_it_was(queue, consumer):
-    consumer.handler(queue)(lambda body: None)
-    claims = QueueClaims(consumer.handlers[0])
+def test_a_claim_whose_answer_was_lost_is_made_again_as_it_was(acking):
+    claims = QueueClaims(acking.handlers[0])
     claims.unsure = False
     first = claims.claim(ROOM, "")
 
@@ -103,9 +94,7 @@ def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(make
             running.remove(job.key)
             seen[job.key].append(int(body))
 
-    for number in range(40):
-        for key in "abcd":
-            queue.publish(str(number), key=key)
+    queue.publish_many([Outgoing(body=str(number), key=key) for number in range(40) for key in "abcd"])
     workers(2, queue, handle=handle)
     recorder.wait_for(Acked, 160)
 
@@ -113,9 +102,7 @@ def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(make
     assert max(together) > 1
 
 
-def test_a_handler_that_outlived_its_lease_has_a_lower_token_and_its_ack_is_refused(
-    make_queue, consumer, start, recorder, gate
-):
+def test_a_handler_that_outlives_its_lease_has_a_lower_token_than_the_next(make_queue, consumer, start, recorder, gate):
     """The fence of an ordered queue: a store that keeps the greatest token refuses the late one."""
     queue, tokens = make_queue(ordered=True), []
 
@@ -125,11 +112,9 @@ def test_a_handler_that_outlived_its_lease_has_a_lower_token_and_its_ack_is_refu
         if job.attempt == 1 and body == "first":
             gate.pass_through()
 
-    queue.publish("first", key="a")
-    queue.publish("second", key="a")
-    start(concurrency=4)
-    gate.wait_for()
-
+    for body in ("first", "second"):
+        queue.publish(body, key="a")
+    start()
     recorder.wait_for(Acked, 2)
     gate.open()
     recorder.wait_for(Lost, verb="ack")
@@ -140,69 +125,55 @@ def test_a_handler_that_outlived_its_lease_has_a_lower_token_and_its_ack_is_refu
     assert queue.counts().alive == 0
 
 
-def test_a_stop_gives_messages_back_to_the_heads_of_their_key_queues(make_queue, consumer, work_until, recorder):
-    queue = make_queue()
+def test_a_stop_gives_messages_back_to_the_heads_of_their_key_queues(queue, consumer, work_until, recorder):
     consumer.handler(queue, batch=100, linger=60)(lambda bodies: None)
-    for number in range(3):
-        for key in "ab":
-            queue.publish(f"{key}{number}", key=key)
+    queue.publish_many([Outgoing(body=f"{key}{number}", key=key) for number in range(3) for key in "ab"])
     work_until(Claimed, 6, concurrency=1)
 
     consumer.stop()
 
     assert len(recorder.ids(Released)) == 6
     with queue.receive(limit=6) as jobs:
-        assert [job.body for job in jobs if job.key == "a"] == ["a0", "a1", "a2"]
-        assert [job.body for job in jobs if job.key == "b"] == ["b0", "b1", "b2"]
+        for key in "ab":
+            assert [job.body for job in jobs if job.key == key] == [f"{key}{number}" for number in range(3)]
 
 
 # ---- limits that the code declares
 
 
-def limits_of(client, queue):
-    return {name.decode(): value.decode() for name, value in client.hgetall(queue.keys.limits).items()}
-
-
-def test_declared_limits_are_written_and_an_operators_stay_until_the_code_changes(
-    url, make_queue, consumer, start, client, caplog
-):
+def test_declared_limits_are_written_and_an_operators_stay_until_the_code_changes(make_queue, workers, client, caplog):
     caplog.set_level(logging.INFO, "reliq")
-    consumer.handler(make_queue(per_key=2, rate="100/s", burst=20, key_weights={"vip": 4}))(lambda body: None)
-    start()
-    stored = limits_of(client, make_queue())
-    assert stored.items() >= {"per_key": "2", "rate_us": "10000", "burst": "20", "weight:vip": "4"}.items()
+    queue, declared = make_queue(), {"per_key": 2, "rate": "100/s", "burst": 20, "key_weights": {"vip": 4}}
+
+    def stored(name):
+        return client.hget(queue.keys.limits, name)
+
+    workers(1, make_queue(**declared))
+    names = ("per_key", "rate_us", "burst", "weight:vip")
+    assert [stored(name) for name in names] == [b"2", b"10000", b"20", b"4"]
     assert "q: limits written: " in caplog.text
-    client.hset(make_queue().keys.limits, "per_key", "7")
+    client.hset(queue.keys.limits, "per_key", "7")
     caplog.clear()
 
-    other = Consumer(url)
-    other.handler(make_queue(per_key=2, rate="100/s", burst=20, key_weights={"vip": 4}))(lambda body: None)
-    start(other)
-    assert limits_of(client, make_queue())["per_key"] == "7"
+    workers(1, make_queue(**declared))
+    assert stored("per_key") == b"7"
     assert "limits" not in caplog.text
 
-    newer = Consumer(url)
-    newer.handler(make_queue(concurrency=3))(lambda body: None)
-    start(newer)
-    stored = limits_of(client, make_queue())
-    assert (stored.get("per_key"), stored["concurrency"]) == (None, "3")
+    workers(1, make_queue(concurrency=3))
+    assert (stored("per_key"), stored("concurrency")) == (None, b"3")
 
 
-def test_limits_that_redis_has_lost_are_written_again(make_queue, consumer, start, client, monkeypatch):
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+def test_limits_that_redis_has_lost_are_written_again(quick_beats, make_queue, workers, client):
     queue = make_queue(per_key=2)
-    consumer.handler(queue)(lambda body: None)
-    start()
+    workers(1, queue)
 
     client.flushall()
 
-    eventually(lambda: limits_of(client, queue).get("per_key") == "2", "they are there again")
+    eventually(lambda: client.hget(queue.keys.limits, "per_key") == b"2", "they are there again")
 
 
-def test_a_queue_of_several_shards_that_declares_limits_is_not_worked(make_queue, consumer, spread, start):
-    queue = make_queue(ordered=True)
-    spread(queue, 4)
-    consumer.handler(queue)(lambda body: None)
+def test_a_queue_of_several_shards_that_declares_limits_is_not_worked(serve, spread, start):
+    spread(serve(ordered=True), 4)
 
     with pytest.raises(ConfigurationError, match="'q' has 4 shards, and limits hold for a queue of one"):
         start()
@@ -215,8 +186,7 @@ def test_a_drain_waits_for_a_key_that_wakes_soon_and_leaves_one_that_sleeps_long
     queue, seen = make_queue(key_rate="5/s", key_burst=1), []
     consumer.handler(queue)(seen.append)
     queue.publish("asleep", key="sleeper")
-    for number in range(4):
-        queue.publish(str(number), key="a")
+    queue.publish_many([Outgoing(body=str(number), key="a") for number in range(4)])
     client.zadd(queue.keys.asleep, {"sleeper": time.time() + 3600})
     client.zrem(queue.keys.ring, "sleeper")
 

@@ -6,7 +6,6 @@ import pytest
 
 from reliq.transitions import NOTHING_DUE, ClaimAnswer
 from reliq.worker.fetcher import POLL_SECONDS
-from reliq.worker.scheduler import Scheduler
 
 DELAY, LATE = 600.0, 0.3
 
@@ -24,29 +23,17 @@ def held_up(caller, clock, monkeypatch):
     return SimpleNamespace(run_all=run_all, place=caller.place, observers=())
 
 
-def next_step_of(scheduler, clock):
-    """When a scheduler wakes up next, by its clock."""
-    wait = scheduler.step()
-    return clock.now + wait
-
-
-def test_a_due_time_counts_from_when_its_claim_was_sent(queue, consumer, held_up, clock, fetcher_of):
-    consumer.handler(queue)(lambda body: None)
-    fetcher = fetcher_of(consumer, 1, client=held_up)
+@pytest.mark.parametrize("after", ["claim", "promotion"])
+def test_a_due_time_counts_from_when_the_call_before_was_sent(queue, acking, held_up, clock, fetcher_of, after):
+    made = fetcher_of(acking, 1, client=held_up)
     queue.publish("x", delay=DELAY)
     clock.now += POLL_SECONDS
     sent_at = clock.now
 
-    fetcher.step()
+    if after == "claim":
+        made.step()
+    else:
+        made.scheduler.note(queue.keys, ClaimAnswer(0, NOTHING_DUE, 0, []), clock.now)
+    wait = made.scheduler.step()
 
-    assert next_step_of(fetcher.scheduler, clock) < sent_at + DELAY + LATE / 2
-
-
-def test_a_due_time_counts_from_when_the_promotion_before_was_sent(queue, consumer, held_up, clock):
-    consumer.handler(queue)(lambda body: None)
-    scheduler = Scheduler(held_up, consumer.handlers, lambda: None)
-    queue.publish("x", delay=DELAY)
-    scheduler.note(queue.keys, ClaimAnswer(0, NOTHING_DUE, 0, []), clock.now)
-    sent_at = clock.now
-
-    assert next_step_of(scheduler, clock) < sent_at + DELAY + LATE / 2
+    assert clock.now + wait < sent_at + DELAY + LATE / 2

@@ -11,7 +11,6 @@ import pytest
 from begun import begun
 from waiting import eventually
 
-from reliq import Consumer, Queue
 from reliq.consumer.board import Board, BoardView
 from reliq.health import Pulse
 from reliq.process.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child, Silence
@@ -25,41 +24,37 @@ LANE = "lane-of-another"
 
 
 @pytest.fixture
-def leases(consumer, queue):
-    consumer.handler(queue)(lambda body: None)
-    return Leases(consumer)
+def leases(acking):
+    return Leases(acking)
 
 
-def report(child, *held):
-    """Write what a process says that it held: queue, id, nonce and retries left of each message."""
-    fields = ("queue", "id", "nonce", "left")
-    child.report.write_text(json.dumps([dict(zip(fields, one, strict=True)) | {"shard": 0} for one in held]))
-
-
-def test_a_report_that_cannot_be_settled_keeps_no_other_queue_from_its_messages(url, tmp_path, caplog):
-    consumer, queue = Consumer(url), Queue("good", str, url=url)
-    for one in (Queue("bad", str, url=url), queue):
-        consumer.handler(one)(lambda body: None)
-    queue.publish("x", id="x")
-    (held,) = queue.moves.claim(CallNumber(LANE, 1), limit=1, lease_ms=60_000).claimed
+def give_back(consumer, tmp_path, *held):
+    """Have a supervisor give back what a process reports that it held: queue, nonce and retries left of each message."""
     child = Child(0, tmp_path, Pulse(), consumer.handlers)
-    report(child, ("bad", "x", None, 1), ("good", held.id, held.nonce, held.left))
-
+    fields = ("queue", "nonce", "left")
+    rows = [dict(zip(fields, one, strict=True)) | {"id": "x", "shard": 0} for one in held]
+    if rows:
+        child.report.write_text(json.dumps(rows))
     Recovery(consumer, concurrency=2).give_back(child, 1)
+
+
+def test_a_report_that_cannot_be_settled_keeps_no_other_queue_from_its_messages(acking, queue, tmp_path, caplog):
+    acking.handler("bad")(lambda body: None)
+    queue.publish("x", id="x")
+    held = claim(queue)
+
+    give_back(acking, tmp_path, ("bad", None, 1), ("q", held.nonce, held.left))
 
     assert "bad: what a process held could not be settled" in caplog.text
     assert queue.counts().ready == 1
 
 
 def test_a_redis_that_is_away_is_waited_for_once_and_not_for_each_queue(own_server, own_consumer, tmp_path, caplog):
-    names = ["a", "b", "c"]
-    for name in names:
+    for name in "abc":
         own_consumer.handler(name)(lambda body: None)
-    child = Child(0, tmp_path, Pulse(), own_consumer.handlers)
-    report(child, *((name, "x", "n.1:9", 1) for name in names))
     own_server.stop()
 
-    Recovery(own_consumer, concurrency=2).give_back(child, 1)
+    give_back(own_consumer, tmp_path, *((name, "n.1:9", 1) for name in "abc"))
 
     (told,) = [one.getMessage() for one in caplog.records if "could not be settled" in one.getMessage()]
     assert told.startswith("a, b, c: ")
@@ -111,15 +106,13 @@ def claim(queue, number=1):
     return claimed
 
 
-def test_the_token_and_the_watch_of_a_killed_process_go_to_others(consumer, queue, tmp_path, client):
+def test_the_token_and_the_watch_of_a_killed_process_go_to_others(acking, queue, tmp_path, client):
     shards = [queue.keys.of_shard(shard) for shard in range(4)]
     client.set(queue.keys.map, ShardMap(1, 4, 4).text)
-    consumer.handler(queue)(lambda body: None)
     for keys in shards:
         client.set(keys.watch, "the dead one", px=2000)
-    child = Child(0, tmp_path, Pulse(), consumer.handlers)
 
-    Recovery(consumer, concurrency=2).give_back(child, 1)
+    give_back(acking, tmp_path)
 
     assert not client.exists(*(keys.watch for keys in shards))
     assert [client.llen(keys.wake) for keys in shards] == [1] * 4
@@ -203,24 +196,17 @@ def test_time_in_which_the_supervisor_stood_still_counts_for_no_timeout(held, co
     assert child.is_half_lease_over(child.overran(row.timeout_at + 1005))
 
 
-@pytest.mark.parametrize(
-    ("returncode", "crashes"),
-    [
-        pytest.param(1, 4, id="error"),
-        pytest.param(-signal.SIGSEGV, 4, id="crash"),
-        pytest.param(-signal.SIGKILL, 0, id="kill"),
-    ],
-)
-def test_a_process_that_ends_at_its_start_is_started_ever_later(tmp_path, returncode, crashes):
-    child = Child(0, tmp_path, Pulse(), [])
-    for _ in range(4):
-        child.note_end(returncode)
+def test_a_process_that_ends_at_its_start_is_started_ever_later(tmp_path):
+    for returncode, crashes in ((1, 4), (-signal.SIGSEGV, 4), (-signal.SIGKILL, 0)):
+        child = Child(0, tmp_path, Pulse(), [])
+        for _ in range(4):
+            child.note_end(returncode)
 
-    assert (child.failures, child.crashes) == (4, crashes)
-    child.started_at = time.monotonic() - RESTART_SECONDS
-    assert not child.may_start()
-    child.started_at = time.monotonic() - SLOWEST_RESTART_SECONDS
-    assert child.may_start()
+        assert (child.failures, child.crashes) == (4, crashes), returncode
+        child.started_at = time.monotonic() - RESTART_SECONDS
+        assert not child.may_start()
+        child.started_at = time.monotonic() - SLOWEST_RESTART_SECONDS
+        assert child.may_start()
 
 
 def test_a_process_that_its_first_message_ends_did_not_fail_to_start(held, consumer):

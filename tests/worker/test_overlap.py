@@ -1,14 +1,10 @@
 """How a worker keeps itself and Redis at work at once: it claims ahead."""
 
-import time
 from types import SimpleNamespace
 
 from reliq.errors import RedisUnavailableError
 from reliq.events import Acked
-from reliq.message import Claimed
 from reliq.worker.claims import QueueClaims
-from reliq.worker.delivery import deliveries_of
-from reliq.worker.inflight import Inflight
 from reliq.worker.slots import UNSETTLED_LIMIT
 
 
@@ -21,32 +17,27 @@ def client_of(caller, run_all):
     return SimpleNamespace(run_all=run_all, observers=(), place=caller.place)
 
 
-def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(make_queue, consumer, caller, fetcher_of):
-    queue, notes = make_queue(max_body=1000), []
-    queue.publish_many(["x"] * 1600)
-    consumer.handler(queue)(lambda body: None)
+def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(serve, consumer, caller, fetcher_of):
+    notes = []
+    serve(bodies=["x"] * 1600, max_body=1000)
 
     def run_all(requests):
-        answers = caller.run_all(requests)
         notes.append(len(requests))
-        return answers
+        return caller.run_all(requests)
 
-    started = lambda deliveries: notes.append(f"{len(deliveries)} start")  # noqa: E731
-    fetcher = fetcher_of(consumer, 16, client=client_of(caller, run_all), submit=started)
+    def submit(deliveries):
+        notes.append(f"{len(deliveries)} start")
+
+    fetcher = fetcher_of(consumer, 16, client=client_of(caller, run_all), submit=submit)
     be_quick(fetcher.inflight)
 
-    for _ in range(4):
-        fetcher.step()
+    fetcher.step(4)
 
     assert notes == [1, *[2, "500 start"] * 2, 1, "500 start"]  # at last there is no room for more
 
 
-def test_messages_that_were_read_start_though_the_claim_beside_the_read_failed(
-    make_queue, consumer, caller, fetcher_of
-):
-    queue = make_queue(max_body=1000)
-    queue.publish_many(["x"] * 600)
-    consumer.handler(queue)(lambda body: None)
+def test_messages_that_were_read_start_though_the_next_claim_failed(serve, consumer, caller, fetcher_of):
+    serve(bodies=["x"] * 600, max_body=1000)
 
     def run_all(requests):
         answers = caller.run_all(requests)
@@ -54,22 +45,18 @@ def test_messages_that_were_read_start_though_the_claim_beside_the_read_failed(
 
     fetcher = fetcher_of(consumer, 16, client=client_of(caller, run_all))
     be_quick(fetcher.inflight)
-    fetcher.step()
-    fetcher.step()
+    fetcher.step(2)
 
     assert len(fetcher.held) == 500
 
 
-def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, fetcher_of, monkeypatch):
+def test_no_more_is_claimed_ahead_than_is_soon_read(serve, consumer, fetcher_of, monkeypatch):
     monkeypatch.setattr("reliq.worker.bodies.READ_BYTES", 10_000)
-    queue = make_queue(max_body=1000)
-    queue.publish_many(["x" * 900] * 600)
-    consumer.handler(queue)(lambda body: None)
+    serve(bodies=["x" * 900] * 600, max_body=1000)
     fetcher = fetcher_of(consumer)
     be_quick(fetcher.inflight)
 
-    for _ in range(3):
-        fetcher.step()
+    fetcher.step(3)
 
     assert len(fetcher.inflight.deliveries()) <= 4 + 3 * 10
 
@@ -90,12 +77,10 @@ def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, work
     recorder.wait_for(Acked, 300 + 30 + 300)
 
 
-def test_no_more_is_claimed_while_redis_has_yet_to_hear_of_many_that_ended(queue, consumer):
+def test_no_more_is_claimed_while_redis_has_yet_to_hear_of_many_that_ended(acking, inflight_of, new_deliveries):
     """Else a settler that cannot keep up lets leases run out, and everything is done twice."""
-    consumer.handler(queue)(lambda body: None)
-    inflight, claims = Inflight(consumer.handlers, 16), QueueClaims(consumer.handlers[0])
-    claimed = [Claimed(f"m{number}", "me.1", 3) for number in range(UNSETTLED_LIMIT)]
-    deliveries = deliveries_of(claimed, consumer.handlers[0], time.monotonic())
+    inflight, claims = inflight_of(16), QueueClaims(acking.handlers[0])
+    deliveries = new_deliveries(UNSETTLED_LIMIT)
     inflight.add(deliveries)
 
     unsettled = inflight.withdraw(deliveries[1:])
@@ -107,11 +92,9 @@ def test_no_more_is_claimed_while_redis_has_yet_to_hear_of_many_that_ended(queue
     assert claims.can_claim(inflight.wait_for_capacity([claims], 0)[0])
 
 
-def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queue, consumer, fetcher_of):
+def test_queues_take_turns_though_bodies_are_read_between_their_claims(serve, consumer, fetcher_of):
     for name in "ab":
-        queue = make_queue(name)
-        queue.publish_many(["x"] * 4)
-        consumer.handler(queue)(lambda body: None)
+        serve(name, ["x"] * 4)
     order = []
 
     def work(deliveries):

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from waiting import eventually
@@ -24,38 +25,37 @@ class Report:
     day: str
 
 
-class Process:
+class Process(Ticker):
     """The ticker of one process; its Redis has the time that the test says."""
 
     def __init__(self, url, consumer, recorder, clock):
         client = Client(Connection.to(url).wire(), [recorder], lambda: int(clock.now * 1e6))
-        self._ticker = Ticker(client, consumer.periodic)
-        self.step, self._clock = self._ticker.step, clock
+        super().__init__(client, consumer.periodic)
+        self.clock = clock
 
     def at(self, now):
         """Look at a time, until nothing more is due."""
-        self._clock.now = now
+        self.clock.now = now
         while self.step() == 0:
             pass
 
-
-@dataclass
-class Clock:
-    now: float = SIX
-
-
-@pytest.fixture
-def redis_time():
-    return Clock()
+    def step_around(self, happens, now):
+        """Make one step at a time, in which something happens between the look and its ticks."""
+        look, self.clock.now = self._look, now
+        self._look = lambda: (look(), happens())[0]
+        wait = self.step()
+        self._look = look
+        return wait
 
 
 @pytest.fixture
-def process(url, recorder, redis_time):
+def process(url, recorder):
     """Start the ticker of a process with the entries of a consumer."""
+    clock = SimpleNamespace(now=SIX)
 
     def make(consumer, now=None):
-        redis_time.now = redis_time.now if now is None else now
-        one = Process(url, consumer, recorder, redis_time)
+        clock.now = now or clock.now
+        one = Process(url, consumer, recorder, clock)
         one.step()
         return one
 
@@ -72,12 +72,6 @@ def entry(make_queue):
         return consumer
 
     return make
-
-
-@pytest.fixture
-def ticked(recorder):
-    """What became of ticks: hours after six, outcome, missed."""
-    return lambda: [((one.at - SIX) / HOUR, one.outcome, one.missed) for one in recorder.of(Ticked)]
 
 
 @pytest.fixture
@@ -168,29 +162,19 @@ POLICIES = {
     "all": ({"catch_up": "all"}, [(hour, "published", 0) for hour in range(1, 6)]),
     "all within": ({"catch_up": "all", "within": 2 * HOUR}, [(4, "published", 3), (5, "published", 0)]),
     "once within": ({"catch_up": "once", "within": 600}, [(5, "missed", 5)]),
-    "no overlap": (
-        {"catch_up": "all", "overlap": "skip"},
-        [(1, "published", 0), *((hour, "overlap", 0) for hour in range(2, 6))],
-    ),
+    "no overlap": ({"catch_up": "all", "overlap": "skip"}, [(hour, "overlap", 0) for hour in range(1, 6)]),
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_missed_ticks_are_made_up_for_by_the_policy_of_the_entry(policy, entry, process, ticked):
-    """An hourly entry, from six; no process is there from then until twenty minutes past eleven."""
-    options, wanted = POLICIES[policy]
+@pytest.mark.parametrize(("options", "missed"), POLICIES.values(), ids=POLICIES)
+def test_a_tick_is_published_on_time_and_a_missed_tick_by_policy(options, missed, entry, process, recorder):
+    """An hourly entry, from six; no process is there between half past six and twenty minutes past eleven."""
+    one = process(entry(**options), SIX - HOUR)
+    for now in (SIX + 59, SIX + 5 * HOUR + 1200):
+        one.at(now)
 
-    process(entry(**options)).at(SIX + 5 * HOUR + 1200)
-
-    assert ticked() == wanted
-
-
-def test_a_tick_on_time_is_published_also_where_missed_ticks_are_skipped(entry, process, ticked):
-    one = process(entry(catch_up="skip"))
-    for hour in (1, 2):
-        one.at(SIX + hour * HOUR + 59)
-
-    assert ticked() == [(1, "published", 0), (2, "published", 0)]
+    told = [((one.at - SIX) / HOUR, one.outcome, one.missed) for one in recorder.of(Ticked)]
+    assert told == [(0, "published", 0), *missed]
 
 
 def test_after_a_long_absence_every_tick_is_published_or_counted(make_queue, process, recorder):
@@ -215,13 +199,13 @@ def test_a_tick_is_published_once_however_many_processes_look(entry, process, id
 
 def test_a_process_stopped_between_look_and_tick_publishes_nothing_again(entry, process, ids, url):
     late = process(entry())
-    look, late._ticker._look = late._ticker._look, lambda: seen
-    seen = (setattr(late._clock, "now", SIX + HOUR), look())[1]
-    process(entry()).at(SIX + HOUR)  # meanwhile, and its message ends
-    with Queue("q", url=url).receive():
-        pass
 
-    late.step()
+    def meanwhile():
+        process(entry()).at(SIX + HOUR)
+        with Queue("q", url=url).receive():  # and its message ends
+            pass
+
+    late.step_around(meanwhile, SIX + HOUR)
 
     assert ids() == []
 
@@ -233,9 +217,10 @@ def test_jitter_is_the_same_in_every_process_and_within_its_limit(entry, process
     again = entry(jitter=600).periodic[0]
 
     shifts = [again._shift_ms(SIX + hour * HOUR) for hour in range(1, 201)]
-    assert (0 <= min(shifts) < 60_000, 540_000 < max(shifts) <= 600_000) == (True, True)
-    assert set(dues) == {f"cron.e.{SIX + 200 * HOUR}"}  # the others are due in the past: they are in ready
-    assert dues[f"cron.e.{SIX + 200 * HOUR}"] == SIX + 200 * HOUR + shifts[-1] / 1000
+    assert 0 <= min(shifts) < 60_000
+    assert 540_000 < max(shifts) <= 600_000
+    last = SIX + 200 * HOUR
+    assert dues == {f"cron.e.{last}": last + shifts[-1] / 1000}  # the others are due in the past: they are in ready
     assert len(ids()) == 199
 
 
@@ -270,25 +255,19 @@ def test_the_process_that_started_last_decides_in_a_deploy_and_a_rollback(entry,
     assert ids() == [f"cron.e.{SIX + hour * HOUR}" for hour in (2, 26, 48)]
 
 
-def test_an_old_process_that_starts_in_a_deploy_has_the_entry_while_it_lives(entry, process, ids):
-    new = process(entry("30 * * * *"), SIX + 60)
-    process(entry("0 * * * *"), SIX + 70)  # it is gone when it has registered
+@pytest.mark.parametrize(
+    ("new", "old", "old_starts", "tick"),
+    [("30 * * * *", "0 * * * *", 70, 1800), ("0 * * * *", "59 5 * * *", HOUR - 10, HOUR)],
+    ids=["before a tick", "during a tick"],
+)
+def test_an_old_process_in_a_deploy_has_the_entry_while_it_lives(new, old, old_starts, tick, entry, process, ids):
+    living = process(entry(new), SIX + 60)
+    process(entry(old), SIX + old_starts)  # it is gone when it has registered
 
-    for second in range(75, 130, 5):
-        new.at(SIX + second)
-    new.at(SIX + 1800)
+    for second in [*range(old_starts + 5, old_starts + 70, 5), tick + 60]:
+        living.at(SIX + second)
 
-    assert ids() == [f"cron.e.{SIX + 1800}"]
-
-
-def test_a_tick_while_an_old_process_starts_and_ends_is_made_up_for(entry, process, ids):
-    new = process(entry("0 * * * *"), SIX + 60)
-    process(entry("59 5 * * *"), SIX + HOUR - 10)  # it is gone when it has registered
-
-    for second in range(-5, 60, 5):
-        new.at(SIX + HOUR + second)
-
-    assert ids() == [f"cron.e.{SIX + HOUR}"]
+    assert ids() == [f"cron.e.{SIX + tick}"]
 
 
 def test_an_entry_is_as_new_in_a_redis_that_has_lost_its_data(entry, process, client, ids):
@@ -299,11 +278,7 @@ def test_an_entry_is_as_new_in_a_redis_that_has_lost_its_data(entry, process, cl
     one.at(SIX + 6 * HOUR)
     assert ids() == [f"cron.e.{SIX + 6 * HOUR}"]
 
-    look = one._ticker._look
-    one._ticker._look = lambda: (look(), client.flushall())[0]  # between a look and its tick
-    one._clock.now = SIX + 7 * HOUR
-    assert one.step() == 0  # it looks again at once
-    one._ticker._look = look
+    assert one.step_around(client.flushall, SIX + 7 * HOUR) == 0  # it looks again at once
     one.at(SIX + 7 * HOUR + 5)
     assert ids() == []
     assert client.hget("{reliq:q}:cron", "e last") == str(SIX + 7 * HOUR + 5).encode()
@@ -311,11 +286,7 @@ def test_an_entry_is_as_new_in_a_redis_that_has_lost_its_data(entry, process, cl
 
 def test_a_tick_whose_schedule_was_replaced_since_the_look_is_not_made_and_not_done(entry, process, recorder, ids):
     one = process(entry())
-    look = one._ticker._look
-    one._ticker._look = lambda: (look(), process(entry("0 9 * * *")))[0]
-    one._clock.now = SIX + HOUR
-    assert one.step() == 0  # it looks again at once
-    one._ticker._look = look
+    assert one.step_around(lambda: process(entry("0 9 * * *")), SIX + HOUR) == 0  # it looks again at once
 
     one.step()
 
@@ -341,7 +312,7 @@ def test_a_body_that_fails_holds_up_its_own_entry_alone_and_its_tick_waits(entry
         one.at(SIX + hour * HOUR)
         if failures < 3:
             assert ids() == [f"cron.sound.{SIX + HOUR}"]
-            one._ticker._failures["e"] = (failures, 0.0)  # the wait is over
+            one._failures["e"] = (failures, 0.0)  # the wait is over
     assert "the body of periodic entry 'e' failed for the 1. time; its tick waits" in caplog.text
     assert "no rate for today" in caplog.text
     assert "BodyError" in caplog.text
@@ -358,7 +329,7 @@ def test_a_tick_waits_at_maxmemory(entry, process, client, recorder, ids):
         client.config_set("maxmemory", 0)
     assert [(event.queue, event.part) for event in recorder.of(RedisRefused)] == [("q", "ticker")]
 
-    for backoff in (one._ticker._looks, one._ticker._ticks):  # the wait is over
+    for backoff in (one._looks, one._ticks):  # the wait is over
         backoff.until.clear()
     one.at(SIX + HOUR + 10)
 
@@ -384,16 +355,16 @@ def test_a_look_is_one_round_trip_however_many_entries_there_are(process, make_q
     for number in range(1000):
         consumer.cron("0 * * * *", queue=queues[number % 3], body={}, name=f"e{number}")
     one = process(consumer)
-    trips, exchange = [], one._ticker._client._exchange
-    monkeypatch.setattr(one._ticker._client, "_exchange", lambda made: (trips.append(len(made)), exchange(made))[1])
+    trips, exchange = [], one._client._exchange
+    monkeypatch.setattr(one._client, "_exchange", lambda made: (trips.append(len(made)), exchange(made))[1])
 
-    one._clock.now = SIX + 1
+    one.clock.now = SIX + 1
     assert 2 < one.step() <= TICKER_SECONDS
     assert len(trips) == 1
 
-    one._clock.now = SIX + HOUR - 2
+    one.clock.now = SIX + HOUR - 2
     assert one.step() <= 2  # it sleeps until the next tick
-    one._clock.now = SIX + HOUR
+    one.clock.now = SIX + HOUR
     assert one.step() > 0
     assert trips[2:] == [trips[0], *[100] * 10]
 

@@ -1,6 +1,5 @@
 """`RateLimited`: a handler whose other side takes no more puts its key to sleep, or its queue, and spends no retry."""
 
-import asyncio
 import logging
 import time
 from datetime import timedelta
@@ -18,45 +17,19 @@ LONG = 60.0
 SLEEP_SECONDS = 0.3
 
 
-@pytest.fixture(params=["plain", "async", "batch"])
-def register(request, consumer):
-    """Register a plain function of a body and its job as a handler of each kind."""
-
-    def make(queue, function):
-        if request.param == "plain":
-            consumer.handler(queue)(function)
-        elif request.param == "async":
-
-            async def handle(body, job):
-                return await asyncio.to_thread(function, body, job)
-
-            consumer.handler(queue)(handle)
-        else:
-            consumer.handler(queue, batch=1)(lambda bodies, jobs: function(bodies[0], jobs[0]))
-
-    return make
-
-
-@pytest.mark.parametrize("how", ["raised", "returned"])
-def test_a_key_whose_handler_was_rate_limited_sleeps_and_the_others_go_on(
-    make_queue, consumer, work_until, recorder, register, client, how, caplog
-):
+def test_a_rate_limited_key_sleeps_alone(make_queue, consumer, work_until, recorder, client, as_kind, give, caplog):
     caplog.set_level(logging.INFO, "reliq")
     consumer.observers.insert(0, LogObserver())  # before the one that is waited for
     queue, seen = make_queue(ordered=True), []
 
     def handle(body, job):
         seen.append((body, job.attempt, job.retries_left, time.monotonic()))
-        if body == "a0" and [one for one, *_ in seen].count("a0") == 1:
-            answer = RateLimited(delay=SLEEP_SECONDS, reason="429")
-            if how == "raised":
-                raise answer
-            return answer
-        return None
+        is_first = body == "a0" and len([one for one in seen if one[0] == "a0"]) == 1
+        return give(RateLimited(delay=SLEEP_SECONDS, reason="429")) if is_first else None
 
     for body in ("a0", "a1", "b0", "b1"):
         queue.publish(body, key=body[0], retries=5)
-    register(queue, handle)
+    consumer.handler(queue)(as_kind(handle))
     work_until(Acked, 4)
     (told,) = recorder.of(Throttled)
     assert (told.keys, told.seconds) == (("a",), SLEEP_SECONDS)

@@ -147,10 +147,7 @@ def test_a_consumer_that_cannot_be_found_is_named(billing, monkeypatch):
 
     for place, complaint in (
         ("no_such.module", "cannot import 'no_such.module': No module named 'no_such' in this folder"),
-        (
-            "./shop_billing:consumer",
-            "a module is named like shop.jobs, not './shop_billing'; write shop_billing:consum",
-        ),
+        ("./shop_billing:consumer", "is named like shop.jobs, not './shop_billing'; write shop_billing:consumer"),
         ("shop/jobs.py:c", r"not 'shop/jobs.py'; write shop.jobs:c"),
         ("shop_billing:jobs", r"a Consumer named 'jobs'; it has: consumer \(write shop_billing:consumer\)"),
         ("json:jobs", "a Consumer named 'jobs'; it has none$"),
@@ -163,12 +160,11 @@ def test_a_consumer_that_cannot_be_found_is_named(billing, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        pytest.param(
-            "import broken_lib", r"No module named 'requestsss', which .*broken_lib.py:2 imports", id="module"
-        ),
-        pytest.param("import circle_a", r"a circular import at .*circle_b.py:1: cannot import name 'A' f", id="circle"),
-        pytest.param("from json import no", r"cannot import name 'no' from 'json' .*, at .*broken_app.py:1", id="name"),
+        ("import broken_lib", r"No module named 'requestsss', which .*broken_lib.py:2 imports"),
+        ("import circle_a", r"a circular import at .*circle_b.py:1: cannot import name 'A' f"),
+        ("from json import no", r"cannot import name 'no' from 'json' .*, at .*broken_app.py:1"),
     ],
+    ids=["module", "circle", "name"],
 )
 def test_a_failed_import_of_the_application_names_file_line_and_module(tmp_path, monkeypatch, source, said):
     files = {
@@ -213,10 +209,8 @@ def test_an_error_of_the_application_ends_its_worker_with_its_own_traceback(tmp_
     assert lines[0].startswith(f"reliq: {first}")
     assert lines[-1].startswith(last)
     files = [one.split('"')[1] for one in lines if one.startswith("  File")]
-    raising = {"handlers": [], "library": [str(tmp_path / "broken_lib.py")]}.get(
-        name, [str(tmp_path / "broken_app.py")]
-    )
-    assert set(raising) <= set(files)
+    raising = {"handlers": [], "library": ["broken_lib.py"]}.get(name, ["broken_app.py"])
+    assert {str(tmp_path / file) for file in raising} <= set(files)
     assert name == "django" or all(file.startswith(str(tmp_path)) for file in files)
 
 
@@ -271,7 +265,7 @@ def life_of_two(first, second):
 async def coroutine(job): ...
 
 
-def test_a_lifespan_or_middleware_that_cannot_be_entered_is_refused():
+def test_a_lifespan_middleware_or_hook_that_cannot_be_called_is_refused():
     for lifespan, complaint in (
         (life(), r"lifespan must be the function, not what it returned: name it without \(\)"),
         (generator, "lifespan generator must be decorated with @contextmanager of contextlib"),
@@ -289,15 +283,21 @@ def test_a_lifespan_or_middleware_that_cannot_be_entered_is_refused():
     ):
         with pytest.raises(ConfigurationError, match=complaint):
             Consumer().middleware(around)
+    for hook, complaint in (
+        (coroutine, "on_error coroutine must be a plain function: nobody awaits it"),
+        (life_of_two, r"on_error life_of_two must take \(job, error, final\); it takes \(first, second\)"),
+        ("text", "must be a function, not a str"),
+    ):
+        with pytest.raises(ConfigurationError, match=complaint):
+            Consumer().on_error(hook)
 
 
 def test_a_worker_is_not_run_in_a_thread_that_may_not_handle_signals(consumer, queue):
     consumer.handler(queue)(takes_a_body)
-    with (
-        ThreadPoolExecutor() as pool,
-        pytest.raises(ConfigurationError, match=r"use consumer.start\(\) and consumer.stop"),
-    ):
-        pool.submit(consumer.run).result()
+    with ThreadPoolExecutor() as pool:
+        refused = pool.submit(consumer.run).exception()
+    assert isinstance(refused, ConfigurationError)
+    assert "use consumer.start() and consumer.stop" in str(refused)
 
 
 def test_a_consumer_needs_handlers_known_queues_and_one_server(url):
@@ -314,19 +314,6 @@ def test_a_consumer_needs_handlers_known_queues_and_one_server(url):
         consumer.start()
 
 
-class EntersBothWays(AbstractContextManager, AbstractAsyncContextManager):
-    """A context manager, blocking or async."""
-
-    def __init__(self, job):
-        pass
-
-    def __exit__(self, *_):
-        return None
-
-    async def __aexit__(self, *_):
-        return None
-
-
 class EntersAsync(AbstractAsyncContextManager):
     """A context manager for coroutines alone."""
 
@@ -337,6 +324,13 @@ class EntersAsync(AbstractAsyncContextManager):
         return None
 
 
+class EntersBothWays(EntersAsync, AbstractContextManager):
+    """A context manager, blocking or async."""
+
+    def __exit__(self, *_):
+        return None
+
+
 @asynccontextmanager
 async def async_around(job):
     yield
@@ -344,18 +338,13 @@ async def async_around(job):
 
 @pytest.mark.parametrize("around", [async_around, EntersAsync, EntersBothWays], ids=lambda one: one.__name__)
 def test_middleware_for_coroutines_alone_is_refused_around_plain_handlers(make_queue, consumer, around):
-    async def ahandles(body):
-        return None
-
     consumer.middleware(around)
-    consumer.handler(make_queue("async"))(ahandles)
+    consumer.handler(make_queue("async"))(coroutine)
     consumer.handler(make_queue("plain"))(takes_a_body)
 
     assert len(consumer.chosen(["async"])) == 1
     if around is EntersBothWays:
         assert len(consumer.chosen([])) == 2
     else:
-        with pytest.raises(
-            ConfigurationError, match=r"is an async context manager, and handler takes_a_body of queue 'p"
-        ):
+        with pytest.raises(ConfigurationError, match="async context manager, and handler takes_a_body of queue 'p"):
             consumer.start()

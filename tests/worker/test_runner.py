@@ -1,5 +1,6 @@
 """What is decided about a delivery right before its handler would begin."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -10,25 +11,22 @@ from tenacity import wait_fixed
 from reliq import Nack, Reject
 from reliq.events import Acked, Handled, Nacked
 from reliq.logs.observer import LogObserver
-from reliq.message import Claimed
 from reliq.settlement import RELEASED
-from reliq.worker.delivery import HandlerCall, deliveries_of
+from reliq.worker.delivery import HandlerCall
 from reliq.worker.runner import Runner
 
 LEASE = 5.0
 
 
-def test_a_message_begins_only_under_its_lease_and_goes_back_otherwise(consumer, queue):
+def test_a_message_begins_only_under_its_lease_and_goes_back_otherwise(consumer, queue, new_deliveries):
     settled = []
     consumer.handler(queue, lease=LEASE)(lambda body: None)
-    handler = consumer.handlers[0]
     runner = Runner(lambda deliveries, outcome: settled.append((deliveries, outcome)), (), (), threading.Event())
 
     def a_run(*ages):
         """A run, to begin now, of messages each claimed so many seconds ago and not renewed since."""
-        now = time.monotonic()
-        deliveries = [one for ago in ages for one in deliveries_of([Claimed("m", "n:5000", 3)], handler, now - ago)]
-        return HandlerCall(deliveries, handler, now, None)
+        deliveries = [one for age in ages for one in new_deliveries(age=age)]
+        return HandlerCall(deliveries, consumer.handlers[0], time.monotonic(), None)
 
     assert runner.begin(a_run(0.0))
     assert settled == []
@@ -72,6 +70,20 @@ class ExitWithoutNameError(SystemExit, metaclass=Nameless):
     """The same, that no `except Exception` meets."""
 
 
+def endless():
+    endless()
+
+
+#: What handlers raise that would end another thread or event loop.
+FATAL = {
+    "no words": lambda: raising(WordlessError()),
+    "no name": lambda: raising(MisnamedError()),
+    "an exit": lambda: raising(SystemExit(3)),
+    "an interrupt": lambda: raising(KeyboardInterrupt()),
+    "the end of a generator": lambda: raising(GeneratorExit()),
+    "a cancellation": lambda: raising(asyncio.CancelledError()),
+    "too deep a recursion": endless,
+}
 #: What handlers answer that makes no sense: refused, delivered again, and no thread or slot is lost.
 NONSENSE = {
     "a class": lambda: Reject,
@@ -79,52 +91,48 @@ NONSENSE = {
     "no delay": lambda: Nack(delay="soon"),
     "an endless delay": lambda: Nack(delay=10**400),
     "a negative delay": lambda: Nack(delay=-1),
-    "no words": lambda: raising(WordlessError()),
-    "no name": lambda: raising(MisnamedError()),
-    "an exit": lambda: raising(SystemExit(3)),
     "an error that is no reason": lambda: Nack(reason=Unbound()),
 }
 
 
-@pytest.mark.parametrize("kind", ["plain", "async", "batch"])
-def test_an_answer_that_makes_no_sense_is_a_failure_and_costs_no_slot(
-    make_queue, consumer, start, recorder, caplog, kind
-):
+@pytest.mark.parametrize("batch", [None, 5], ids=["one", "batch"])
+def test_a_senseless_answer_fails_and_costs_no_slot(make_queue, consumer, start, recorder, caplog, as_kind, batch):
     caplog.set_level(logging.DEBUG)
     queue = make_queue(retries=0)
     consumer.observers.append(LogObserver())
     consumer.observers.append(lambda event: raising(SystemExit(3)))
 
     def handle(body):
-        return NONSENSE[body]() if body in NONSENSE else None
+        return answers[body]() if body in answers else None
 
-    async def ahandle(body):
-        return handle(body)
-
-    if kind == "batch":
-        consumer.handler(queue, batch=5, backoff=wait_fixed(60))(lambda bodies: list(map(handle, bodies)))
-    else:
-        consumer.handler(queue, backoff=wait_fixed(60))(ahandle if kind == "async" else handle)
     # What one message of a batch raises is raised for its neighbours too: another matter.
-    bodies = [one for one in NONSENSE if kind != "batch" or one not in ("no words", "no name", "an exit")]
-    queue.publish_many(bodies)
+    answers = NONSENSE if batch else NONSENSE | FATAL
+    chosen = (lambda bodies: list(map(handle, bodies))) if batch else handle
+    consumer.handler(queue, batch=batch, backoff=wait_fixed(60))(as_kind(chosen))
+    queue.publish_many(list(answers))
     engine = start(concurrency=2)
-    recorder.wait_for(Nacked, len(bodies))
+    recorder.wait_for(Nacked, len(answers))
     queue.publish_many(["good"] * 50)
 
     recorder.wait_for(Acked, 50)
-    assert len(set(recorder.ids(Handled, outcome="nack"))) == len(bodies)  # one may come again after a second
+    assert len(set(recorder.ids(Handled, outcome="nack"))) == len(answers)  # one may come again after a second
     assert engine.dead_parts() == []
     assert "secret-7" not in caplog.text
 
 
-def test_a_batch_that_answers_with_a_generator_or_a_class_is_not_acked(queue, consumer, work_until, recorder):
-    answers = {"generator": lambda: (Nack() for _ in range(1)), "map": lambda: map(str, [1]), "class": lambda: Reject}
+def test_a_batch_with_another_number_of_answers_or_none_is_not_acked(queue, consumer, work_until, recorder, caplog):
+    answers = {
+        "generator": lambda: (Nack() for _ in range(1)),
+        "map": lambda: map(str, [1]),
+        "class": lambda: Reject,
+        "two": lambda: [None, None],
+    }
     consumer.handler(queue, batch=1)(lambda bodies: answers[bodies[0]]())
     queue.publish_many(list(answers))
 
-    work_until(Nacked, 3)
+    work_until(Nacked, 4)
 
+    assert "a list of answers must be as long as the batch, 1, not 2" in caplog.text
     assert all(event.error.startswith("ConfigurationError: a") for event in recorder.of(Handled))
     assert recorder.of(Acked) == []
 

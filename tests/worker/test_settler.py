@@ -2,11 +2,12 @@
 
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 from waiting import eventually
 
+from reliq import Outgoing
 from reliq.errors import ReliqError
 from reliq.events import Acked, Lost
 from reliq.failure_note import FailureNote
@@ -14,47 +15,58 @@ from reliq.message import BARE, Claimed, Delivery
 from reliq.settlement import ACKED, RELEASED, Outcome
 from reliq.transitions import CallNumber
 from reliq.worker.delivery import deliveries_of
-from reliq.worker.inflight import Inflight
 from reliq.worker.settler import MANY, Settler
-
-#: Longer than any test, and as long as one waits for a thread.
-NEVER_SECONDS, PATIENCE_SECONDS = 3600.0, 30.0
 
 
 @pytest.fixture
-def deliveries(queue, consumer):
+def deliveries(queue, acking):
     """Claim so many messages, as deliveries of a worker; the ids are numbers in the order of their publish."""
-    consumer.handler(queue)(lambda body: None)
 
     def make(amount):
-        for number in range(amount):
-            queue.publish("x", id=str(number))
-        answers = [
-            queue.moves.claim(CallNumber("me", turn), limit=500, lease_ms=60_000)
-            for turn in range(1, amount // 500 + 2)
-        ]
-        return [
-            one for answer in answers for one in deliveries_of(answer.claimed, consumer.handlers[0], time.monotonic())
-        ]
+        queue.publish_many([Outgoing(body="x", id=str(number)) for number in range(amount)])
+        turns = (CallNumber("me", turn) for turn in range(1, amount // 500 + 2))
+        answers = [queue.moves.claim(turn, limit=500, lease_ms=60_000) for turn in turns]
+        claimed = [message for answer in answers for message in answer.claimed]
+        return deliveries_of(claimed, acking.handlers[0], time.monotonic())
 
     return make
 
 
 @pytest.fixture
-def settler(caller, consumer):
+def settler(caller, inflight_of):
+    """Make a settler of deliveries, and what holds them."""
+
     def make(deliveries, buried=lambda: None):
-        inflight = Inflight(consumer.handlers, 1)
+        inflight = inflight_of()
         inflight.add(deliveries)
         return Settler(caller, inflight, buried, lambda: None), inflight
 
     return make
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """A settler that waits for ever for a second outcome."""
+    monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", 3600.0)
+
+
+@contextmanager
 def stepping(one):
-    """Have another thread make a step."""
+    """Have another thread make a step, which begins before the block and ends with it."""
     step = threading.Thread(target=one.step, daemon=True)
     step.start()
-    return step
+    yield
+    step.join(30)
+    assert not step.is_alive(), "the step waits for more"
+
+
+@contextmanager
+def gathering(one):
+    """Have another thread make a step, which waits for more than the first outcome until the block ends."""
+    with stepping(one):
+        eventually(lambda: one._unsettled, "the step has taken the first outcome")
+        yield
+        one.nudge()
 
 
 def test_many_that_go_back_keep_their_order(queue, client, deliveries, settler):
@@ -71,7 +83,7 @@ def test_many_that_go_back_keep_their_order(queue, client, deliveries, settler):
 def test_a_late_ack_is_reported_once_and_not_if_its_loss_is_known(queue, client, deliveries, settler, recorder):
     held = deliveries(3)
     one, inflight = settler(held)
-    client.hset(queue.keys.lease, mapping={"0": "someone else", "1": "someone else"})
+    client.hset(queue.keys.lease, mapping=dict.fromkeys("01", "someone else"))
     held[1].lost = True
 
     one.settle(held, ACKED)
@@ -85,16 +97,14 @@ def test_a_refused_outcome_is_tried_again_only_until_its_lease_has_expired(queue
     held = deliveries(2)
     one, inflight = settler(held)
     held[0].lease_until = time.monotonic() - 1
-    kept = client.dump(queue.keys.retries_left)
-    client.delete(queue.keys.retries_left)
+    client.rename(queue.keys.retries_left, "kept")
     client.set(queue.keys.retries_left, "something else wrote this")
 
     one.settle(held, ACKED)
     one.step()
     assert inflight.deliveries() == held[1:]
 
-    client.delete(queue.keys.retries_left)
-    client.restore(queue.keys.retries_left, 0, kept)
+    client.rename("kept", queue.keys.retries_left)
     while inflight.deliveries():
         one.step()
     assert (queue.counts().totals["acked"], queue.counts().unack) == (1, 1)
@@ -103,10 +113,11 @@ def test_a_refused_outcome_is_tried_again_only_until_its_lease_has_expired(queue
 def test_the_janitor_is_woken_for_dead_letters_alone(deliveries, settler):
     held, woken = deliveries(3), []
     one, _ = settler(held, lambda: woken.append("janitor"))
-    for single, outcome, wakes in zip(held, [ACKED, Outcome("nack"), Outcome("reject")], [0, 0, 1], strict=True):
+    for single, outcome in zip(held, [ACKED, Outcome("nack"), Outcome("reject")], strict=True):
+        assert woken == []
         one.settle([single], outcome)
         one.step()
-        assert len(woken) == wakes
+    assert woken == ["janitor"]
 
 
 #: Answers that no call to Redis can hold, if the places where answers are made ever let one through.
@@ -118,9 +129,7 @@ UNTELLABLE_ONES = [
 ]
 
 
-def test_an_answer_that_cannot_be_sent_becomes_a_dead_letter_and_others_are_settled(
-    queue, client, deliveries, settler, caplog
-):
+def test_an_answer_that_cannot_be_sent_becomes_a_dead_letter_alone(queue, client, deliveries, settler, caplog):
     held = deliveries(600)
     one, inflight = settler(held)
     bad, good = held[250:254], [*held[:250], *held[254:]]
@@ -173,57 +182,42 @@ def test_answers_outlast_a_redis_that_refuses_the_user(queue, client, deliveries
     assert queue.counts().totals["acked"] == 3
 
 
-def test_few_outcomes_wait_for_those_that_follow_and_go_in_one_round_trip(deliveries, settler, recorder, monkeypatch):
-    monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", NEVER_SECONDS)
+def test_few_outcomes_wait_for_those_that_follow_and_go_in_one_round_trip(patient, deliveries, settler, recorder):
     held = deliveries(2)
     one, inflight = settler(held)
 
     one.settle(held[:1], ACKED)
-    step = stepping(one)
-    eventually(lambda: one._unsettled, "the step has taken the first outcome")
-    one.settle(held[1:], ACKED)
-    one.nudge()
+    with gathering(one):
+        one.settle(held[1:], ACKED)
 
-    step.join(PATIENCE_SECONDS)
     assert [event.ids for event in recorder.of(Acked)] == [("0", "1")]
     assert inflight.deliveries() == []
 
 
-def test_nothing_waits_for_more_outcomes_while_they_come_in_numbers(deliveries, settler, recorder, monkeypatch):
-    monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", NEVER_SECONDS)
+def test_nothing_waits_for_more_outcomes_while_they_come_in_numbers(patient, deliveries, settler, recorder):
     held = deliveries(2 * MANY + 1)
     one, _ = settler(held)
     for some in held[:-1], held[-1:]:
         for single in some:
             one.settle([single], ACKED)
-        step = stepping(one)
-        step.join(PATIENCE_SECONDS)
-        assert not step.is_alive(), "the step waits for more"
+        with stepping(one):
+            pass
 
     assert [len(event.ids) for event in recorder.of(Acked)] == [2 * MANY, 1]
 
 
-def test_an_outcome_that_frees_a_limited_place_waits_only_beside_others_of_its_queue(
-    make_queue, consumer, settler, recorder, monkeypatch
-):
-    monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", NEVER_SECONDS)
-    queue = make_queue(ordered=True)
-    consumer.handler(queue)(lambda body: None)
-    for key in "abc":
-        queue.publish("x", key=key, id=key)
+def test_an_outcome_that_frees_a_limited_slot_waits_only_for_others(patient, serve, consumer, settler, recorder):
+    queue = serve(ordered=True)
+    queue.publish_many([Outgoing(body="x", key=key, id=key) for key in "abc"])
     claimed = queue.moves.claim(CallNumber("me", 1), limit=3, lease_ms=60_000, keyed=True).claimed
     first, second, last = held = deliveries_of(claimed, consumer.handlers[0], time.monotonic())
     one, _ = settler(held)
 
     one.settle([first], ACKED)
-    step = stepping(one)
-    eventually(lambda: one._unsettled, "the step has taken the first outcome")
-    one.settle([second], ACKED)
-    one.nudge()
-    step.join(PATIENCE_SECONDS)
+    with gathering(one):
+        one.settle([second], ACKED)
     one.settle([last], ACKED)
-    step = stepping(one)
-    step.join(PATIENCE_SECONDS)
+    with stepping(one):
+        pass
 
-    assert not step.is_alive(), "the step waits for more"
     assert [event.ids for event in recorder.of(Acked)] == [("a", "b"), ("c",)]

@@ -1,22 +1,19 @@
 """A worker of a sharded queue: it serves every shard, in turn, and looks at idle ones now and then."""
 
+from operator import gt
 from types import SimpleNamespace
 
 import pytest
 from waiting import eventually
 
-from reliq import Admin, Nack, Outgoing, Queue, Reject
-from reliq.client.client import Client
+from reliq import Admin, Nack, Outgoing, Reject
 from reliq.events import Acked, Collected, Started
 from reliq.ids import home
 from reliq.shardmap import ShardMap
 from reliq.transitions import ClaimAnswer, Suspects
-from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.worker.claims import Capacity, QueueClaims
 from reliq.worker.served import Served
 from reliq.worker.turns import SeldomLooks, seconds_between_looks, taken_in_turn
-
-ALL = Suspects(16, 0, 16)
 
 
 def alive(client, shards):
@@ -24,30 +21,25 @@ def alive(client, shards):
     return sum(client.hlen(keys.retries_left) for keys in shards)
 
 
-def test_a_worker_serves_every_shard_of_a_queue_and_drains_all(
-    queue, consumer, work_until, recorder, spread, put, client
-):
+def test_a_worker_serves_every_shard_of_a_queue_and_drains_it(queue, acking, work_until, recorder, spread, put, client):
     shards = spread(queue, 16)
     for keys in shards:
         put(keys, [f"{keys.shard}"] * 20)
-    consumer.handler(queue)(lambda body: None)
     work_until(Acked, 320)
     for keys in shards:  # each on its own, when all are idle
         put(keys, ["again"])
     recorder.wait_for(Acked, 336)
-    consumer.stop()
+    acking.stop()
     put(shards[3], ["later"], delay_ms=500)
     put(shards[0], ["now"])
-    consumer.drain()
+    acking.drain()
 
     assert {event.queue for event in recorder.of(Started)} == {"q"}
     assert alive(client, shards) == 0
     assert sum(int(client.hget(keys.totals, "acked")) for keys in shards) == 338
 
 
-def test_a_message_is_promoted_retried_renewed_and_buried_in_its_own_shard(
-    queue, consumer, start, recorder, spread, put, client, gate
-):
+def test_a_message_stays_in_its_shard_to_its_end(queue, consumer, start, recorder, spread, put, client, gate):
     shards = spread(queue, 4)
 
     @consumer.handler(queue, lease=0.6)
@@ -69,13 +61,12 @@ def test_a_message_is_promoted_retried_renewed_and_buried_in_its_own_shard(
     recorder.wait_for(Acked, 8)
     recorder.wait_for(Collected, 4)
     eventually(lambda: all(client.hget(keys.totals, "claimed") == b"6" for keys in shards), "all are claimed")
-    ends = [client.zrange(keys.unack, 0, 0, withscores=True)[0][1] for keys in shards]
-    eventually(
-        lambda: all(
-            client.zrange(keys.unack, 0, 0, withscores=True)[0][1] > end for keys, end in zip(shards, ends, strict=True)
-        ),
-        "each lease is extended",
-    )
+
+    def ends():
+        return [client.zrange(keys.unack, 0, 0, withscores=True)[0][1] for keys in shards]
+
+    before = ends()
+    eventually(lambda: all(map(gt, ends(), before)), "each lease is extended")
     gate.open()
     recorder.wait_for(Acked, 12)
     assert [client.xlen(keys.dead) for keys in shards] == [1] * 4
@@ -85,14 +76,12 @@ def test_a_message_is_promoted_retried_renewed_and_buried_in_its_own_shard(
 @pytest.mark.parametrize("text", [b"", b"junk"], ids=["no map", "a corrupt map"])
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["a worker that runs", "a worker that starts"])
 def test_a_worker_serves_every_shard_after_redis_has_lost_the_map(
-    is_fresh, text, queue, consumer, start, recorder, put, url, client, caplog, monkeypatch
+    quick_beats, is_fresh, text, queue, acking, start, recorder, put, url, client, caplog
 ):
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
     queue.publish("one")
     Admin(url).resize("q", 8)
     client.set(queue.keys.map, ShardMap(1, 8, 8).text)
     shards = [queue.keys.of_shard(shard) for shard in range(8)]
-    consumer.handler(queue)(lambda body: None)
     if not is_fresh:
         start()
         recorder.wait_for(Acked)
@@ -110,16 +99,11 @@ def test_a_worker_serves_every_shard_after_redis_has_lost_the_map(
     assert caplog.text.count("Redis has lost the map of its shards") == 1
 
 
-def test_worker_that_starts_without_a_map_finds_it_by_a_later_fence(
-    queue, consumer, start, recorder, put, client, monkeypatch
-):
+def test_a_map_is_found_by_a_later_fence(quick_beats, queue, acking, work_until, recorder, put, client, monkeypatch):
     """After Redis has lost everything, a publisher that knows the map writes it with the fences."""
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
     monkeypatch.setattr("reliq.worker.served.FENCES_SECONDS", 0.0)
-    consumer.handler(queue)(lambda body: None)
-    start()
     queue.publish("one")
-    recorder.wait_for(Acked)
+    work_until(Acked)
 
     client.set(queue.keys.of_shard(1).epoch, "1 8 8")
     put(queue.keys.of_shard(7), ["eight"])
@@ -128,21 +112,19 @@ def test_worker_that_starts_without_a_map_finds_it_by_a_later_fence(
 
 
 def test_a_worker_ends_a_change_of_the_number_of_shards_and_serves_new_shards(
-    queue, consumer, start, recorder, spread, put, url, client, monkeypatch
+    quick_beats, queue, acking, start, recorder, spread, put, url, client, monkeypatch
 ):
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", 0.05)
     monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 0.1)
     spread(queue, 4)
     queue.publish_many([Outgoing(body="later", delay=3600, id=f"later-{n}") for n in range(40)])
     queue.publish_many(["now"] * 40, chunk=1)
-    consumer.handler(queue)(lambda body: None)
     Admin(url).resize("q", 2)
     start()
 
-    for number, state in ((2, "shrinking"), (8, "growing")):
-        if state == "growing":
-            Admin(url).resize("q", number)
+    for number in (2, 8):
+        if number == 8:
+            Admin(url).resize("q", 8)
         eventually(lambda: Admin(url).shards("q").map.was == number, f"it has {number} shards")  # noqa: B023
 
         homes = [queue.keys.of_shard(home(f"later-{n}", number)) for n in range(40)]
@@ -153,30 +135,28 @@ def test_a_worker_ends_a_change_of_the_number_of_shards_and_serves_new_shards(
     recorder.wait_for(Acked, 41)
 
 
-def test_a_worker_with_another_number_of_shards_than_its_queue_does_not_start(url, consumer, spread, start):
-    queue = Queue("q", str, url=url, shards=4)
-    spread(queue, 8)
-    consumer.handler(queue)(lambda body: None)
+def test_a_worker_with_another_number_of_shards_than_its_queue_does_not_start(serve, spread, start):
+    spread(serve(shards=4), 8)
 
     with pytest.raises(ValueError, match="has 8 shards, not 4"):
         start()
 
 
-def capacity(messages, ahead=0):
-    return Capacity(messages, ahead, suspects=ALL)
+def capacity(messages, ahead=0, suspects=16):
+    return Capacity(messages, ahead, suspects=Suspects(16, 0, suspects))
 
 
 @pytest.fixture
-def claims(queue, consumer):
-    """The claims of eight shards, of which so much is known to wait."""
-    consumer.handler(queue)(lambda body: None)
-    (handler,) = consumer.handlers
+def claims(queue, acking):
+    """The claims of shards, of which so much is known to wait."""
+    (handler,) = acking.handlers
 
     def make(*behind):
-        made = [QueueClaims(handler, queue.keys.of_shard(shard), "lane") for shard in range(len(behind))]
-        for one, count in zip(made, behind, strict=True):
-            one.claim(capacity(0), "")
-            one.looked(ClaimAnswer(-1, -1, count, []))
+        made = []
+        for shard, count in enumerate(behind):
+            made.append(QueueClaims(handler, queue.keys.of_shard(shard), "lane"))
+            made[-1].claim(capacity(0), "")
+            made[-1].looked(ClaimAnswer(-1, -1, count, []))
         return made
 
     return make
@@ -189,9 +169,8 @@ def parts(asked):
 def test_shards_take_turns_and_those_with_few_messages_are_claimed_from_together(claims):
     full, few = claims(*[10_000] * 4), claims(3, 2, 500, 4)
 
-    rounds = [parts(taken_in_turn(full, capacity(16, 400))) for _ in range(8)]
-
-    assert rounds == [{shard: 416} for shard in (0, 1, 2, 3, 0, 1, 2, 3)]
+    for shard in (0, 1, 2, 3, 0, 1, 2, 3):
+        assert parts(taken_in_turn(full, capacity(16, 400))) == {shard: 416}
     # One claim takes no more than a batch.
     assert parts(taken_in_turn(claims(*[10_000] * 4), capacity(16, 1184))) == {0: 500, 1: 500, 2: 200}
     assert parts(taken_in_turn(few, capacity(10))) == {0: 3, 1: 2, 2: 5}
@@ -205,24 +184,22 @@ def test_one_shard_of_a_round_may_bring_suspects_and_the_others_are_asked_again(
     """Two that each bring one that must run alone would have them run beside each other."""
     shards = claims(2, 2, 2)
 
-    takes = [
-        {one.keys.shard for one, part in taken_in_turn(shards, capacity(6)) if part.suspects.narrowest} for _ in "ab"
-    ]
-
-    assert takes == [{0}, {2}]
+    for takes in (0, 2):
+        assert [one.keys.shard for one, part in taken_in_turn(shards, capacity(6)) if part.suspects.narrowest] == [
+            takes
+        ]
     [one] = claims(2)
-    one.claim(capacity(2)._replace(suspects=Suspects(16, 0, 0)), "")
+    one.claim(capacity(2, suspects=0), "")
     one.answered(ClaimAnswer(-1, -1, 2, []))
     assert one.hot
 
 
-def test_a_shard_that_another_worker_watches_is_looked_at_seldom(queue, consumer, fetcher_of, spread, client, clock):
+def test_a_shard_that_another_watches_is_looked_at_seldom(queue, acking, fetcher_of, spread, caller, client, clock):
     """Sixteen idle workers that looked at each of sixteen shards once a second made 256 calls a second."""
-    consumer.handler(queue)(lambda body: None)
     shards = spread(queue, 16)
-    served = Served(consumer.handlers)
-    served.read(Client.to(Connection.to(queue.target), WORKER_TIMEOUT_SECONDS))
-    fetcher = fetcher_of(consumer, 16, served=served, heartbeat=SimpleNamespace(soon=list, workers=lambda: 16))
+    served = Served(acking.handlers)
+    served.read(caller)
+    fetcher = fetcher_of(acking, 16, served=served, heartbeat=SimpleNamespace(soon=list, workers=lambda: 16))
     for keys in shards:
         client.set(keys.watch, "another", px=2000)
 
@@ -234,28 +211,24 @@ def test_a_shard_that_another_worker_watches_is_looked_at_seldom(queue, consumer
 
 @pytest.mark.parametrize("number", [pytest.param(1, id="one shard"), pytest.param(16, id="16 shards")])
 def test_a_message_costs_four_scripts_and_a_wait_however_many_shards_there_are(
-    no_looks, queue, consumer, start, recorder, spread, put, client, monkeypatch, number
+    no_looks, queue, acking, start, recorder, spread, put, client, ran, monkeypatch, number
 ):
     monkeypatch.setattr("reliq.worker.fetcher.RUSH_SECONDS", -1.0)
     shards = spread(queue, number)
-    consumer.handler(queue)(lambda body: None)
     engine = start()
 
-    def calls(name):
-        return client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
-
-    eventually(lambda: calls("srandmember") >= number, "the first round of the janitor is over")
+    eventually(lambda: ran()["srandmember"] >= number, "the first round of the janitor is over")
     eventually(lambda: client.info("clients")["blocked_clients"], "it waits")
-    before = {name: calls(name) for name in ("evalsha", "mget", "lpop", "blpop")}
+    before = ran()
     for count in range(20):
         engine._fetcher._glanced_at = float("-inf")  # messages are few and far between
         put(shards[count % number], ["x"])
         recorder.wait_for(Acked, count + 1)
         eventually(lambda: client.info("clients")["blocked_clients"], "it waits again")
 
-    made = {name: calls(name) - count for name, count in before.items()}
+    made = ran() - before
     # Publish, claim, read and ack; in the read; a wait.
-    assert made == {"evalsha": 4 * 20, "mget": 20, "lpop": 0, "blpop": 20}
+    assert [made[name] for name in ("evalsha", "mget", "lpop", "blpop")] == [4 * 20, 20, 0, 20]
 
 
 def test_looks_of_all_workers_at_watched_shards_are_few_and_made_in_one_round():

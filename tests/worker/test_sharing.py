@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
+from contextlib import ExitStack
 
 import pytest
 from waiting import eventually
@@ -17,28 +18,23 @@ from reliq.worker.slots import HOLD_SECONDS
 SLOW_SECONDS = HOLD_SECONDS * 1.2
 
 
-def test_plain_and_async_handlers_share_the_slots_and_a_queue_keeps_its_own_limit(
-    make_queue, consumer, work_until, meter
-):
-    capped, plain, later = make_queue("capped"), make_queue("plain"), make_queue("async")
-    own = type(meter)()
+def test_plain_and_async_handlers_share_the_slots_and_a_queue_its_limit(make_queue, consumer, work_until, meter):
+    queues, own = [make_queue(name) for name in ("capped", "plain", "async")], type(meter)()
 
-    @consumer.handler(capped, concurrency=2)
-    def handle_capped(body):
-        with meter, own:
-            threading.Event().wait(0.001)
-
-    @consumer.handler(plain)
     def handle(body):
         with meter:
             threading.Event().wait(0.001)
 
-    @consumer.handler(later)
+    def handle_capped(body):
+        with own:
+            handle(body)
+
     async def ahandle(body):
         with meter:
             await asyncio.sleep(0.001)
 
-    for queue in (capped, plain, later):
+    for queue, function, limit in zip(queues, (handle_capped, handle, ahandle), (2, None, None), strict=True):
+        consumer.handler(queue, concurrency=limit)(function)
         queue.publish_many(["x"] * 300)
     work_until(Acked, 900, concurrency=4)
 
@@ -46,41 +42,35 @@ def test_plain_and_async_handlers_share_the_slots_and_a_queue_keeps_its_own_limi
     assert meter.most <= 4
 
 
-def test_a_full_queue_goes_on_as_soon_as_its_slot_is_free_though_another_is_idle(
-    no_looks, make_queue, consumer, start, recorder
-):
+def test_a_full_queue_goes_on_at_once_though_another_is_idle(no_looks, make_queue, serve, consumer, start, recorder):
     """One message a second was the pace when the wait for the idle queue's token held the other up."""
-    capped, idle = make_queue("capped"), make_queue("idle")
+    capped = make_queue("capped")
     consumer.handler(capped, concurrency=1)(lambda body: threading.Event().wait(SLOW_SECONDS))
-    consumer.handler(idle)(lambda body: None)
+    serve("idle")
     start(concurrency=4)
     capped.publish_many(["x"] * 10)
 
     recorder.wait_for(Acked, 10)
 
 
-def test_queue_that_holds_all_slots_while_others_wait_is_logged_once(
-    make_queue, consumer, start, recorder, gate, caplog, monkeypatch
-):
+def test_a_queue_with_all_slots_is_logged_once(serve, make_queue, consumer, start, recorder, gate, caplog, monkeypatch):
     monkeypatch.setattr("reliq.worker.fetcher.HELD_SECONDS", 0.0)
-    hanging, waiting, idle = make_queue("hanging"), make_queue("waiting"), make_queue("idle")
+    hanging, waiting, _ = make_queue("hanging"), serve("waiting"), serve("idle")
     consumer.handler(hanging)(lambda body: gate.pass_through())
-    for queue in (waiting, idle):
-        consumer.handler(queue)(lambda body: None)
     hanging.publish_many(["x"] * 10)
     engine = start(concurrency=3)
     gate.wait_for(3)
 
-    def rounds(number):
-        for _ in range(number):
+    def four_rounds():
+        for _ in range(4):
             before = engine.last_claim_at
             eventually(lambda before=before: engine.last_claim_at > before, "a round is over")
 
-    rounds(4)
+    four_rounds()
     assert not caplog.messages
     waiting.publish("x")
     eventually(lambda: caplog.messages, "the log names the queue")
-    rounds(4)
+    four_rounds()
     gate.open()
     recorder.wait_for(Acked, queue="waiting")
 
@@ -153,58 +143,38 @@ def test_no_queue_gets_more_than_its_room_and_each_with_room_ahead_gets_some():
     assert fair_shares([], (), []) == []
 
 
-def test_a_worker_does_not_prefetch_messages_that_another_could_start(queue, url, recorder):
-    """Two workers with 16 slots each, and 32 slow jobs after a burst of fast ones has raised the pace."""
-    release, arecorder = threading.Event(), type(recorder)()
-    consumers = [Consumer(url, observers=[one]) for one in (recorder, arecorder)]
-    for consumer in consumers:
-        consumer.handler(queue)(lambda body: release.wait(60) and None if body == "slow" else None)
-        consumer.start(WorkerSettings(concurrency=16))
-    queue.publish_many(["fast"] * 2000)
-    eventually(lambda: not queue.counts().alive, "the burst is over")
-    marks = [len(one.of(Started)) for one in (recorder, arecorder)]
+@pytest.mark.parametrize("is_late", [False, True], ids=["another worker", "a worker that joins late"])
+def test_a_worker_keeps_no_slow_jobs_that_another_could_start(queue, url, recorder, gate, is_late):
+    """A burst of fast jobs raises the pace at which a worker claims ahead; then each worker has slots for half the jobs."""
+    arecorder = type(recorder)()
+    with ExitStack() as stopped:
 
-    queue.publish_many(["slow"] * 32)
+        def start(one):
+            consumer = Consumer(url, observers=[one])
+            consumer.handler(queue)(lambda body: gate.pass_through() if body == "slow" else None)
+            consumer.start(WorkerSettings(concurrency=8))
+            stopped.callback(consumer.stop)
+            stopped.callback(gate.open)
 
-    try:
-        recorder.wait_for(Started, marks[0] + 16)
-        arecorder.wait_for(Started, marks[1] + 16)
-        assert queue.counts().totals.get("retried_lease", 0) == 0
-    finally:
-        release.set()
-        for consumer in consumers:
-            consumer.stop()
-    assert queue.counts().alive == 0
-
-
-def test_a_worker_that_joins_late_gets_work_however_fast_the_earlier_jobs_were(queue, url, recorder, gate):
-    """What the first one claimed ahead, by the pace of the fast ones, goes back when the slow ones do not end."""
-    late = type(recorder)()
-    consumers = [Consumer(url, observers=[one]) for one in (recorder, late)]
-    for consumer in consumers:
-        consumer.handler(queue)(lambda body: gate.pass_through() if body == "slow" else None)
-    try:
-        consumers[0].start(WorkerSettings(concurrency=4))
+        start(recorder)
+        if not is_late:
+            start(arecorder)
         queue.publish_many(["fast"] * 2000)
-        recorder.wait_for(Acked, 2000)
-        queue.publish_many(["slow"] * 8)
-        gate.wait_for(4)
+        eventually(lambda: not queue.counts().alive, "the burst is over")
+        marks = [len(one.ids(Started)) for one in (recorder, arecorder)]
+        queue.publish_many(["slow"] * 16)
+        recorder.wait_for(Started, marks[0] + 8)
+        if is_late:
+            start(arecorder)
 
-        consumers[1].start(WorkerSettings(concurrency=4))
-
-        late.wait_for(Started, 4)
+        arecorder.wait_for(Started, marks[1] + 8)
         assert queue.counts().totals.get("retried_lease", 0) == 0
-    finally:
-        gate.open()
-        for consumer in consumers:
-            consumer.stop()
     assert queue.counts().alive == 0
 
 
 def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, work_until, recorder):
-    for sort in ("new", "again"):
-        for number in range(20):
-            queue.publish(sort, id=f"{sort}{number}")
+    ids = [f"{sort}{number}" for sort in ("new", "again") for number in range(20)]
+    queue.publish_many([Outgoing(body="x", id=id) for id in ids])
     claimed = queue.moves.claim(CallNumber("other", 1), limit=40, lease_ms=30_000).claimed
     queue.moves.release([one for one in claimed if one.id.startswith("new")])
     queue.moves.nack([(one, 0, "failed 1 x", b"") for one in claimed if one.id.startswith("again")])
@@ -226,12 +196,9 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
     @consumer.handler(queue)
     def handle(body):
         gate.pass_through()  # not before `engine` has its value
-        waiting = [f for f in engine.inflight.deliveries() if not f.started]
-        holding.extend(f.delivery.id for f in waiting if f.must_start)
+        holding.extend(held for held in engine.inflight.deliveries() if held.must_start and not held.started)
 
-    for _ in range(300):
-        queue.publish("safe", retries=1)
-        queue.publish("last", retries=0)
+    queue.publish_many([Outgoing(body="safe", retries=1), Outgoing(body="last", retries=0)] * 300)
     engine = start(concurrency=1)
     gate.open()
 
@@ -239,8 +206,7 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
     assert holding == []
 
 
-def test_last_chances_do_not_wait_for_the_next_look(no_looks, queue, consumer, work_until):
-    consumer.handler(queue)(lambda body: None)
+def test_last_chances_do_not_wait_for_the_next_look(no_looks, queue, acking, work_until):
     queue.publish_many(Outgoing(body="x", id=str(number), retries=0) for number in range(1200))
 
     work_until(Acked, 1200, concurrency=1)

@@ -1,64 +1,41 @@
-"""An operator asks through Redis where the handlers of a worker stand; it answers with places, and with no values."""
+"""A worker reports where its handlers stand, to an operator through Redis and on SIGUSR1: places, and no values."""
 
 import asyncio
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from waiting import eventually
 
 from reliq import ConfigurationError, commands, stacks
 from reliq.admin import Admin, Worker
+from reliq.events import WorkerStopping
 from reliq.keys import stack_request_key, stacks_key
-from reliq.worker import heartbeat, stack_report
+from reliq.process import main as child
+from reliq.worker import stack_report
 from reliq.worker.stack_report import STACK_FRAMES
-
-
-@pytest.fixture(autouse=True)
-def beats_quickly(monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.05)
-
-
-@pytest.fixture
-def over():
-    """Let the handlers end."""
-    event = threading.Event()
-    yield event
-    event.set()
 
 
 @pytest.fixture
 def admin(url):
-    admin = Admin(url)
-    yield admin
-    admin.close()
+    with closing(Admin(url)) as admin:
+        yield admin
 
 
 @pytest.fixture
-def stay(running, over):
-    """Say that a handler stands where it is to be seen, and stay there."""
+def running(quick_beats, queue, consumer, start, gate, admin):
+    """Run a handler until it stands at the gate; return its worker's stacks, as asked for through Redis."""
 
-    def wait():
-        running.stands.set()
-        over.wait(60)
-
-    return wait
-
-
-@pytest.fixture
-def running(queue, consumer, start, over, caller, admin):
-    """Run a handler until it stands; return its worker's stacks, as asked for through Redis."""
-
-    def run(handler, body="CANARY in a body", **options):
-        consumer.handler(queue, **options)(handler)
-        queue.publish(body, id="m1", headers={"tenant": "CANARY in a header"})
+    def run(handler):
+        consumer.handler(queue)(handler)
+        queue.publish("CANARY in a body", id="m1", headers={"tenant": "CANARY in a header"})
         start(concurrency=2)
+        gate.wait_for()
         eventually(lambda: any(one.busy for one in admin.workers()), "it runs")
         [worker] = admin.workers()
-        eventually(stands.is_set, "it stands where it is to be seen")
         return admin.stacks([worker.id], for_seconds=30)[worker.id]
 
-    stands = run.stands = threading.Event()
     return run
 
 
@@ -66,14 +43,13 @@ def names(stack):
     return [frame.rpartition(" ")[2].rpartition(".")[2] for frame in stack.frames]
 
 
-def test_a_plain_handler_is_shown_with_its_calls_and_without_values(running, over):
+def test_a_plain_handler_is_shown_with_its_calls_and_without_values(running, gate):
     def pay(body):
         card = "CANARY in a variable"
         charge(card)
 
     def charge(card):
-        running.stands.set()
-        over.wait(60)  # CANARY in a line of code
+        gate.pass_through()  # CANARY in a line of code
 
     report = running(pay)
 
@@ -84,13 +60,12 @@ def test_a_plain_handler_is_shown_with_its_calls_and_without_values(running, ove
     assert "CANARY" not in str(report)
 
 
-def test_a_coroutine_is_shown_with_its_awaits_and_the_thread_of_the_loop(running, over):
+def test_a_coroutine_is_shown_with_its_awaits_and_the_thread_of_the_loop(running, gate):
     async def pay(body):
         await charge("CANARY in a variable")
 
     async def charge(card):
-        running.stands.set()
-        await asyncio.to_thread(over.wait, 60)
+        await asyncio.to_thread(gate.pass_through)
 
     report = running(pay)
 
@@ -100,19 +75,19 @@ def test_a_coroutine_is_shown_with_its_awaits_and_the_thread_of_the_loop(running
     assert "CANARY" not in str(report)
 
 
-def test_a_coroutine_that_blocks_the_loop_is_seen_in_its_thread(running, stay):
+def test_a_coroutine_that_blocks_the_loop_is_seen_in_its_thread(running, gate):
     async def pay(body):
-        stay()
+        gate.pass_through()
 
     loop = running(pay).stacks[0]
 
     assert "pay" in names(loop)
 
 
-def test_a_report_has_a_bounded_size_and_a_bounded_life_as_has_a_request(running, stay, client, caller, monkeypatch):
+def test_a_report_has_a_bounded_size_and_a_bounded_life_as_has_a_request(running, gate, client, caller, monkeypatch):
     monkeypatch.setattr(stack_report, "REPORT_CHARACTERS", 10)
 
-    report = running(lambda body: stay())
+    report = running(lambda body: gate.pass_through())
     [id] = caller.run(commands.worker_ids())
     caller.run_all(stacks.request("dead"))
 
@@ -122,22 +97,24 @@ def test_a_report_has_a_bounded_size_and_a_bounded_life_as_has_a_request(running
     assert 0 < client.pttl(stack_request_key("dead")) <= stacks.REQUEST_MS
 
 
-def test_a_deep_stack_shows_its_innermost_frames(running, stay):
+def test_a_deep_stack_shows_its_innermost_frames(running, gate):
     def dive(depth):
-        dive(depth - 1) if depth else stay()
+        dive(depth - 1) if depth else gate.pass_through()
 
-    def pay(body):
-        dive(100)
-
-    [stack] = running(pay).stacks
+    [stack] = running(lambda body: dive(100)).stacks
 
     assert len(stack.frames) == STACK_FRAMES
     assert "dive" in names(stack)
 
 
-def test_a_worker_that_is_silent_or_unknown_is_not_asked(admin, client, caller):
+@pytest.fixture
+def silent(caller):
+    """Write the record of a worker that does nothing more."""
     now = time.time()
     caller.run_all(commands.write_worker(Worker("silent", "h", 1, "1", ("q",), 1, 0, now, now, now)))
+
+
+def test_a_worker_that_is_silent_or_unknown_is_not_asked(silent, admin, client):
     client.delete("reliq:worker:silent")
 
     assert admin.worker("silent").record is None
@@ -146,12 +123,39 @@ def test_a_worker_that_is_silent_or_unknown_is_not_asked(admin, client, caller):
             admin.ask_stacks(id)
 
 
-def test_foreign_values_are_read_as_no_report(admin, client, caller):
-    now = time.time()
-    caller.run_all(commands.write_worker(Worker("w", "h", 1, "1", ("q",), 1, 0, now, now, now)))
+def test_foreign_values_are_read_as_no_report(silent, admin, client):
     for text in (b"\xff", b"[" * 5000, b'{"at":1e400,"stacks":[]}', b'{"at":-1,"stacks":[]}', b"{}"):
-        client.set(stacks_key("w"), text)
-        assert admin.worker("w").report is None
-    client.delete(stacks_key("w"))
-    client.rpush(stacks_key("w"), "a list")
-    assert admin.worker("w").report is None
+        client.set(stacks_key("silent"), text)
+        assert admin.worker("silent").report is None
+    client.delete(stacks_key("silent"))
+    client.rpush(stacks_key("silent"), "a list")
+    assert admin.worker("silent").report is None
+
+
+EVIL = "m\n2026-11-22 ERROR reliq all is lost\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_stacks_during_a_stop_name_messages_in_one_line(kind, consumer, make_queue, start, recorder, gate, client):
+    queue = make_queue(body=bytes)
+    client.set(queue.keys.msg(EVIL), b"x")
+    client.hset(queue.keys.retries_left, EVIL, 3)
+    client.lpush(queue.keys.ready, EVIL)
+
+    async def handle(body):
+        await asyncio.to_thread(gate.pass_through)
+
+    consumer.handler(queue)(handle if kind == "async" else lambda body: gate.pass_through())
+    start()
+    gate.wait_for()
+    name = r"q m\n2026-11-22 ERROR reliq all is lost\x1b[2J\u202e"
+    place = "in handle" if kind == "async" else "in pass_through"
+    with ThreadPoolExecutor() as pool:
+        pool.submit(consumer.stop)
+        recorder.wait_for(WorkerStopping)
+        eventually(lambda: place in child.stacks(consumer).partition(name)[2], "the handler is shown where it waits")
+        lines = child.stacks(consumer).split("\n")
+        gate.open()
+
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith("2026-11-22 ERROR") for line in lines)

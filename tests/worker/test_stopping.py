@@ -1,35 +1,27 @@
 """A stop loses nothing, spends nothing, and lets what runs come to its end."""
 
 import asyncio
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from waiting import eventually
 
 from reliq import Nack, Stopped, WorkerSettings
 from reliq.errors import ConfigurationError
-from reliq.events import Acked, Collected, Handled, Released, Started, WorkerReady, WorkerStopping
+from reliq.events import Acked, Handled, Released, Started, WorkerReady, WorkerStopping
 from reliq.logs.observer import LogObserver
 from reliq.transitions import CallNumber
 
 
-def test_a_stop_lets_handlers_finish_and_logs_how_many_run_and_the_time_left(
-    queue, consumer, gate, recorder, monkeypatch, caplog
-):
+def test_a_stop_lets_handlers_finish_and_logs_how_many_run(queue, consumer, hold, gate, recorder, monkeypatch, caplog):
     monkeypatch.setattr("reliq.worker.engine.STOP_TOLD_SECONDS", 0.05)
     caplog.set_level("INFO", "reliq")
     consumer.observers.insert(0, LogObserver())  # before the one that is waited for
-    consumer.handler(queue)(lambda body: gate.pass_through())
-    queue.publish("x")
-    consumer.start()
-    gate.wait_for()
-    stopped = threading.Thread(target=consumer.stop, args=(7.0,))
-    stopped.start()
-    recorder.wait_for(WorkerStopping, 3)
-
-    gate.open()
-
-    stopped.join()
+    hold(consumer, queue)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(consumer.stop, 7.0)
+        recorder.wait_for(WorkerStopping, 3)
+        gate.open()
     assert (len(recorder.ids(Acked)), queue.counts().alive) == (1, 0)
     assert recorder.of(WorkerReady) == [WorkerReady("", ("q",))]
     told = [(event.running, event.grace) for event in recorder.of(WorkerStopping)]
@@ -52,8 +44,7 @@ def test_prefetched_messages_go_back_unspent_and_in_order(queue, consumer, gate,
         if body == "slow":
             gate.pass_through()
 
-    for _ in range(200):
-        queue.publish("fast")
+    queue.publish_many(["fast"] * 200)
     consumer.start(WorkerSettings(concurrency=1))
     recorder.wait_for(Acked, 200)
     queue.pause()
@@ -62,11 +53,10 @@ def test_prefetched_messages_go_back_unspent_and_in_order(queue, consumer, gate,
     gate.wait_for()
     inflight = consumer.engine().inflight
 
-    stopping = threading.Thread(target=consumer.stop)
-    stopping.start()
-    eventually(lambda: inflight.closed, "nothing more starts")
-    gate.open()
-    stopping.join()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(consumer.stop)
+        eventually(lambda: inflight.closed, "nothing more starts")
+        gate.open()
 
     assert recorder.ids(Acked)[-1] == "s00"
     waiting = [id.decode() for id in client.lrange(queue.keys.ready, 0, -1)][::-1]
@@ -75,11 +65,8 @@ def test_prefetched_messages_go_back_unspent_and_in_order(queue, consumer, gate,
     assert queue.counts().unack == 0
 
 
-def test_a_thread_that_outlasts_the_grace_period_keeps_its_lease(queue, consumer, gate, recorder):
-    consumer.handler(queue)(lambda body: gate.pass_through())
-    queue.publish("x", id="x")
-    consumer.start()
-    gate.wait_for()
+def test_a_thread_that_outlasts_the_grace_period_keeps_its_lease(queue, consumer, hold):
+    hold(consumer, queue)
 
     assert not consumer.stop(grace=0)
 
@@ -108,25 +95,22 @@ def test_a_running_job_learns_of_the_stop_and_may_give_way_unspent(make_queue, c
     @consumer.handler(answers)
     async def handle(body, job):
         assert not job.stopping
-        running.release()
         while not job.stopping:  # noqa: ASYNC110  a handler has this flag alone
             await asyncio.sleep(0.01)
         raise Nack(delay=0)
 
     @consumer.handler(gives_way)
     def give_way(body, job):
-        running.release()
         while not job.stopping:
             pass
         with pytest.raises(Stopped, match="stopping"):
             job.check()
         job.check()
 
-    running = threading.Semaphore(0)
     answers.publish("x")
     gives_way.publish("x", id="x", retries=0)
     start()
-    assert all(running.acquire(timeout=30) for _ in range(2))
+    recorder.wait_for(Started, 2)
 
     assert consumer.stop()
     assert recorder.of(Handled, queue="answers")[0].outcome == "nack"
@@ -134,20 +118,17 @@ def test_a_running_job_learns_of_the_stop_and_may_give_way_unspent(make_queue, c
     assert gives_way.counts().ready == 1
 
 
-def test_an_idle_worker_ends_its_wait_at_a_stop_and_hands_on_its_watch(queue, consumer, start, recorder, client):
-    before = set(threading.enumerate())
-    consumer.handler(queue)(lambda body: None)
+def test_an_idle_worker_ends_its_wait_and_its_watch_at_a_stop(queue, acking, start, recorder, client, threads_since):
+    before = threads_since()
     engine = start()
     queue.publish("x")
     recorder.wait_for(Acked)
     queue.publish("later", delay=60)
 
-    consumer.stop()
+    acking.stop()
 
-    def ours():
-        return [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("reliq")]
-
-    eventually(lambda: not ours(), "every thread of the worker ends")  # nobody waits for those of the handlers
+    # Nobody waits for the threads of the handlers.
+    eventually(lambda: not threads_since(before), "every thread of the worker ends")
     assert not engine.inflight.deliveries()
     assert not client.exists(queue.keys.watch)
     assert client.llen(queue.keys.wake) <= 1
@@ -166,33 +147,13 @@ def test_a_drain_takes_messages_of_a_dead_worker(queue, consumer, recorder):
     assert queue.letters()[0].reason == "lease"
 
 
-def test_a_dead_letter_of_an_expired_lease_is_collected_soon(queue, consumer, work_until, monkeypatch):
-    """Without word of the burial it would wait for the next look at everything, half a minute later."""
-    monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 3600)
-    queue.publish("y", id="y", retries=0)
-    queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=500)
-    consumer.handler(queue, lease=0.3)(lambda body: None)
-
-    work_until(Collected)
-
-    assert queue.counts().dead == 1
-
-
 @pytest.mark.parametrize("way", ["start", "drain", "run"])
-@pytest.mark.parametrize("kind", ["plain", "coroutine"])
-def test_handler_that_stops_its_consumer_ends_the_wait_for_it(queue, consumer, recorder, kind, way):
+def test_handler_that_stops_its_consumer_ends_the_wait_for_it(queue, consumer, recorder, as_kind, way):
     told = []
-
-    def plain(body):
-        told.append(consumer.stop())
-
-    async def coroutine(body):
-        told.append(consumer.stop())
-
-    consumer.handler(queue)({"plain": plain, "coroutine": coroutine}[kind])
+    consumer.handler(queue)(as_kind(lambda body: told.append(consumer.stop())))
     queue.publish_many(["x", "y", "z"])
 
-    {"start": consumer.start, "drain": consumer.drain, "run": consumer.run}[way](WorkerSettings(concurrency=1))
+    getattr(consumer, way)(WorkerSettings(concurrency=1))
 
     recorder.wait_for(Started)
     eventually(lambda: told, "the handler has stopped its consumer")
@@ -202,18 +163,17 @@ def test_handler_that_stops_its_consumer_ends_the_wait_for_it(queue, consumer, r
     assert queue.counts().ready == 2
 
 
-def test_a_worker_may_be_started_again_after_a_stop_and_not_twice_without(queue, consumer, recorder):
-    assert consumer.stop()  # without a start
+def test_a_worker_may_be_started_again_after_a_stop_and_not_twice_without(queue, acking, recorder):
+    assert acking.stop()  # without a start
     with pytest.raises(ConfigurationError, match="has not been started"):
-        consumer.engine()
-    consumer.handler(queue)(lambda body: None)
+        acking.engine()
     for count in (1, 2, 3):
-        consumer.start()
+        acking.start()
         with pytest.raises(ConfigurationError, match="has been started"):
-            consumer.start()
+            acking.start()
         queue.publish("x")
         recorder.wait_for(Acked, count)
-        consumer.stop()
+        acking.stop()
 
     assert queue.counts().totals["acked"] == 3
 

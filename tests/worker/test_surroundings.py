@@ -12,18 +12,14 @@ from reliq.events import Acked, Claimed, Handled
 request = ContextVar("request", default="none")
 
 
-@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
-def test_a_context_variable_of_a_handler_does_not_leak_into_the_next_call(queue, consumer, work_until, is_async):
+def test_a_context_variable_of_a_handler_does_not_leak_into_the_next_call(queue, consumer, work_until, as_kind):
     seen = []
 
     def handle(body):
         seen.append(request.get())
         request.set(body)
 
-    async def ahandle(body):
-        handle(body)
-
-    consumer.handler(queue)(ahandle if is_async else handle)
+    consumer.handler(queue)(as_kind(handle))
     for number in range(5):
         queue.publish(str(number))
     work_until(Acked, 5, concurrency=1)
@@ -70,9 +66,7 @@ def test_middleware_is_around_each_call_the_first_outermost(queue, consumer, wor
     assert len(tasks) == (kind != "plain")
 
 
-def test_middleware_may_suppress_errors_of_the_handler_and_its_own_are_failures(
-    make_queue, consumer, work_until, recorder
-):
+def test_middleware_may_suppress_errors_and_its_own_are_failures(make_queue, consumer, work_until, recorder):
     called = []
 
     @consumer.middleware
