@@ -45,8 +45,10 @@ def test_command_prints_an_address_that_lets_a_browser_in_and_stops_cleanly(orde
         program = httpx.get(f"{base}/queues/orders", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=LIMIT)
         paused = browser.post(f"{base}/queues/orders/pause", data={"reason": "a look"})
         with browser.stream("GET", f"{base}/stream?page=queues") as stream:
-            assert next(stream.iter_lines()) == "retry: 2000"
+            lines = stream.iter_lines()
+            assert next(lines) == "retry: 2000"
             process.send_signal(signal.SIGTERM)
+            assert [line for line in lines if "away" in line] == []  # it ends whole, and is not cut off
             code = process.wait(LIMIT)
     errors = process.stderr.read()
 
