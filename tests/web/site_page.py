@@ -1,6 +1,8 @@
 """A page that is really served, and browsers and programs that ask it."""
 
 import asyncio
+import html
+import re
 import threading
 from contextlib import ExitStack, contextmanager
 
@@ -46,6 +48,19 @@ class Site:
         client = self.client(Sec_Fetch_Site="same-origin")
         assert client.post(f"/enter/{self.desk.token.once()}").status_code == 303
         return client
+
+
+def crawl(browser, ways, link, *, prefix=""):
+    """Follow the links that a pattern finds, from these paths on; return the status of each."""
+    ways, seen = [*ways], {}
+    while ways:
+        way = ways.pop()
+        answer = browser.get(way.removeprefix(prefix))
+        seen[way] = answer.status_code
+        if "html" in answer.headers["content-type"]:
+            found = {html.unescape(one) for one in re.findall(link, answer.text)}
+            ways += sorted(found - seen.keys() - {*ways})
+    return seen
 
 
 @contextmanager
