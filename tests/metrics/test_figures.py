@@ -1,7 +1,7 @@
 """Figures of processes: one process counts, another reads and adds up; counts outlive their process."""
 
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -49,11 +49,8 @@ class TestFile:
                 counted.add(counted.place(("all",), 0.0))
                 counted.place((str(thread), str(number)), *(0.0,) * 5)
 
-        threads = [threading.Thread(target=count, args=(number,)) for number in range(4)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(count, range(4)))
 
         assert dict(FiguresReader().series(counted.raw()))["all",] == (1600.0,)
 
@@ -78,10 +75,8 @@ class TestManyProcesses:
 
         found = rows(children)
 
-        assert (
-            sum(found["reliq_handler_seconds", "q", "ack"][:-1]),
-            found["reliq_handler_seconds", "q", "ack"][-1],
-        ) == (2, 0.5)
+        *buckets, seconds = found["reliq_handler_seconds", "q", "ack"]
+        assert (sum(buckets), seconds) == (2, 0.5)
         assert found["reliq_leases_lost_total", "q"] == 0
         assert found["reliq_longest_running_seconds",] == 7
         assert found["reliq_last_claim_timestamp_seconds",] == 200
@@ -139,14 +134,11 @@ class TestOneProcess:
         metrics = ProcessMetrics([f"q{number}" for number in range(200)])
         for number in range(200):
             metrics(events.Lost(f"q{number}", ("a",), "ack"))
-        before, found = sys.getswitchinterval(), []
+        before = sys.getswitchinterval()
         sys.setswitchinterval(1e-6)
         try:
-            scrapes = [threading.Thread(target=lambda: found.append(rows(metrics))) for _ in range(8)]
-            for one in scrapes:
-                one.start()
-            for one in scrapes:
-                one.join()
+            with ThreadPoolExecutor(8) as pool:
+                found = list(pool.map(rows, [metrics] * 8))
         finally:
             sys.setswitchinterval(before)
 
@@ -155,15 +147,12 @@ class TestOneProcess:
 
     def test_failures_are_counted_by_class_and_final_nacks_as_nack(self):
         metrics = ProcessMetrics(["q"])
-        for event in (
-            failed("ValueError"),
-            failed("ValueError"),
-            events.Handled("q", "id", 1, "timeout", 5.0, raised="TimeoutError", failed=True),
-            events.Handled("q", "id", 1, "nack", 0.1, error="no retry is left", failed=True),
-            events.Handled("q", "id", 1, "nack", 0.1, error="not now"),
-            events.Handled("q", "id", 1, "ack", 0.1),
-        ):
-            metrics(event)
+        for _ in range(2):
+            metrics(failed("ValueError"))
+        metrics(events.Handled("q", "id", 1, "timeout", 5.0, raised="TimeoutError", failed=True))
+        metrics(events.Handled("q", "id", 1, "nack", 0.1, error="no retry is left", failed=True))
+        metrics(events.Handled("q", "id", 1, "nack", 0.1, error="not now"))
+        metrics(events.Handled("q", "id", 1, "ack", 0.1))
 
         found = {key[2]: value for key, value in rows(metrics).items() if key[0] == "reliq_handler_failures_total"}
         assert found == {"ValueError": 2, "TimeoutError": 1, "Nack": 1}
