@@ -15,13 +15,9 @@ from reliq.transport.connection import Connection
 
 
 @pytest.fixture
-def look(connection):
+def look(reader):
     """Look at queues once."""
-
-    def once(*queues):
-        return SnapshotReader(Client(connection.wire(5.0)), lambda: [queue.keys for queue in queues]).look()
-
-    return once
+    return lambda *queues: reader(*(queue.keys for queue in queues)).look()
 
 
 def test_states_and_totals_are_those_of_counts(url, connection):

@@ -54,7 +54,7 @@ def scene(environment, own_redis, worker, command, prometheus, tmp_path):
     running, port = worker("--concurrency", "4", processes=PROCESSES, app="staged:consumer")
     other = free_port()
     command("exporter", "--port", str(other))
-    stage = Stage(prometheus(tmp_path / "rules.yml", {"cluster": "test"}, reliq=(port, other)))
+    stage = Stage(prometheus(tmp_path / "rules.yml", port, other))
     yield Scene(stage, staged.ORDERS, own_redis, running)
     staged.ORDERS.close()
 
