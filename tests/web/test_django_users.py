@@ -5,7 +5,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
@@ -46,21 +46,19 @@ def answers(address):
 @pytest.fixture
 def sign_in(shop):
     """Open a page, sign in where that leads to, and return the browser and where it came back to."""
-    browsers = []
+    with ExitStack() as stack:
 
-    def enter(name):
-        browser = httpx.Client(base_url=shop, headers={"Sec-Fetch-Site": "same-origin"}, timeout=60)
-        browsers.append(browser)
-        sent = browser.get(PAGE)
-        assert (sent.status_code, sent.headers["location"]) == (303, f"{LOGIN}?next={PAGE.replace('/', '%2F')}")
-        form = browser.get(sent.headers["location"])
-        fields = dict(re.findall(r'name="(csrfmiddlewaretoken|next)" value="([^"]*)"', form.text))
-        done = browser.post(LOGIN, data={**fields, "username": name, "password": PASSWORD})
-        return browser, done.headers.get("location")
+        def enter(name):
+            client = httpx.Client(base_url=shop, headers={"Sec-Fetch-Site": "same-origin"}, timeout=60)
+            browser = stack.enter_context(client)
+            sent = browser.get(PAGE)
+            assert (sent.status_code, sent.headers["location"]) == (303, f"{LOGIN}?next={PAGE.replace('/', '%2F')}")
+            form = browser.get(sent.headers["location"])
+            fields = dict(re.findall(r'name="(csrfmiddlewaretoken|next)" value="([^"]*)"', form.text))
+            done = browser.post(LOGIN, data={**fields, "username": name, "password": PASSWORD})
+            return browser, done.headers.get("location")
 
-    yield enter
-    for browser in browsers:
-        browser.close()
+        yield enter
 
 
 def test_django_users_have_their_rights_and_pages_change_no_session(shop, sign_in, tmp_path):
