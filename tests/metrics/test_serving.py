@@ -145,100 +145,99 @@ def served(consumer, **options):
     return of_one_process(consumer.observers, consumer.stats, connection, keys, **options)
 
 
-class TestOneProcess:
-    """`Consumer.run(metrics_port=...)`."""
+@pytest.fixture
+def consumer(url, patient_looks):
+    queue, handled = Queue("single", int, url=url), threading.Event()
+    consumer = Consumer()
 
-    @pytest.fixture
-    def consumer(self, url, patient_looks):
-        queue, handled = Queue("single", int, url=url), threading.Event()
-        consumer = Consumer()
+    @consumer.handler(queue)
+    def handle(number: int) -> None:
+        handled.set()
 
-        @consumer.handler(queue)
-        def handle(number: int) -> None:
-            handled.set()
-
-        consumer.handled, consumer.queue = handled, queue
-        yield consumer
-        consumer.stop()
-        queue.close()
-
-    def test_endpoint_serves_the_figures_of_a_running_consumer(self, consumer):
-        with served(consumer, port=0) as endpoint:
-            assert get(endpoint.port, "/ready") == (503, "starting: process 0\n")
-            consumer.start(WorkerSettings(concurrency=3))
-            consumer.queue.publish(1)
-            assert consumer.handled.wait(30)
-            eventually(lambda: get(endpoint.port, "/ready")[0] == 200, "it is ready")
-            now = lambda name, **labels: value(scrape(endpoint.port), name, **labels)  # noqa: E731  used often
-            counted = {"queue": "single", "outcome": "ack"}
-            eventually(lambda: now("reliq_handler_seconds_count", **counted) == 1, "the handler was counted")
-            eventually(lambda: now("reliq_slots_busy") == 0, "its slot is free")
-            found = scrape(endpoint.port)
-            consumer.queue.pause()
-            claimed = now("reliq_last_claim_timestamp_seconds")
-            eventually(lambda: now("reliq_last_claim_timestamp_seconds") > claimed + 1, "it claims though paused")
-
-        assert value(found, "reliq_slots") == 3
-        assert value(found, "reliq_workers") == 1
-        assert value(found, "reliq_messages", queue="single", state="ready") == 0
-        assert consumer.observers == []
-
-    def test_registry_of_the_application_has_the_figures_while_the_consumer_runs(self, consumer):
-        registry = CollectorRegistry(auto_describe=True)
-        Counter("mine", "of the user", registry=registry).inc()
-
-        with served(consumer, port=None, registry=registry):
-            found = figures(generate_latest(registry).decode())
-        after = figures(generate_latest(registry).decode())
-
-        assert value(found, "mine_total") == 1
-        assert value(found, "reliq_redis_up") == 1
-        assert set(after) == {("mine_total", ())}
-
-    @pytest.mark.slow
-    def test_run_serves_until_it_ends(self, environment, jobs):
-        port = free_port()
-        text = f"import monitored; raise SystemExit(monitored.consumer.run(metrics_port={port}))"
-        with subprocess.Popen([sys.executable, "-c", text], env=environment) as process:
-            eventually(lambda: get(port, "/ready")[0] == 200, "it is ready")
-            found = scrape(port)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-
-        assert value(found, "reliq_slots") == 16
-        assert get(port, "/live")[0] == 0
+    consumer.handled, consumer.queue = handled, queue
+    yield consumer
+    consumer.stop()
+    queue.close()
 
 
-class TestPulse:
-    """A process that completes claim rounds is alive; a starting process, or one without Redis, has longer."""
+def test_endpoint_serves_the_figures_of_a_running_consumer(consumer):
+    with served(consumer, port=0) as endpoint:
+        assert get(endpoint.port, "/ready") == (503, "starting: process 0\n")
+        consumer.start(WorkerSettings(concurrency=3))
+        consumer.queue.publish(1)
+        assert consumer.handled.wait(30)
+        eventually(lambda: get(endpoint.port, "/ready")[0] == 200, "it is ready")
+        now = lambda name, **labels: value(scrape(endpoint.port), name, **labels)  # noqa: E731  used often
+        counted = {"queue": "single", "outcome": "ack"}
+        eventually(lambda: now("reliq_handler_seconds_count", **counted) == 1, "the handler was counted")
+        eventually(lambda: now("reliq_slots_busy") == 0, "its slot is free")
+        found = scrape(endpoint.port)
+        consumer.queue.pause()
+        claimed = now("reliq_last_claim_timestamp_seconds")
+        eventually(lambda: now("reliq_last_claim_timestamp_seconds") > claimed + 1, "it claims though paused")
 
-    def test_process_without_claim_rounds_is_not_alive(self, tmp_path):
-        pulse = Pulse(tmp_path / "pulse")
-        start = pulse._read()[0]
-        pulse(RedisAway("", "fetcher", "gone"))
-        pulse.note(EngineStats(start + 100, False, 0, 0, 0.0, slots=1, busy_slots=0, hung_slots=0))
-        pulse(RedisAway("", "scheduler", "gone"))  # its tries say nothing of claim rounds
+    assert value(found, "reliq_slots") == 3
+    assert value(found, "reliq_workers") == 1
+    assert value(found, "reliq_messages", queue="single", state="ready") == 0
+    assert consumer.observers == []
 
-        assert pulse.complaint(start + 99 + CLAIM_SECONDS) == ""
-        assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
-        assert Pulse(tmp_path / "pulse").complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
 
-    def test_process_without_redis_is_alive_while_it_tries(self):
-        pulse = Pulse()
-        pulse._write(pulse._read()[0] - 10 * PATIENT_SECONDS, 0.0, ready=True)  # its last claim round was long ago
-        for part in ("fetcher", "start"):
-            pulse(RedisAway("", part, "gone"))
-            tried = pulse._read()[1]
+def test_registry_of_the_application_has_the_figures_while_the_consumer_runs(consumer):
+    registry = CollectorRegistry(auto_describe=True)
+    Counter("mine", "of the user", registry=registry).inc()
 
-            assert pulse.complaint(tried + PATIENT_SECONDS - 1) == ""
-            assert "no try to reach Redis" in pulse.complaint(tried + PATIENT_SECONDS + 1)
+    with served(consumer, port=None, registry=registry):
+        found = figures(generate_latest(registry).decode())
+    after = figures(generate_latest(registry).decode())
 
-    def test_process_that_starts_repeatedly_has_the_time_of_one_start(self, tmp_path):
-        first = Pulse(tmp_path / "pulse")
-        first.note(None)
-        again = Pulse(tmp_path / "pulse")
-        again.note(None)
+    assert value(found, "mine_total") == 1
+    assert value(found, "reliq_redis_up") == 1
+    assert set(after) == {("mine_total", ())}
 
-        assert again.complaint(first._read()[0] + PATIENT_SECONDS - 1) == ""
-        assert again.complaint(first._read()[0] + PATIENT_SECONDS + 1) != ""
-        assert not again.is_ready
+
+@pytest.mark.slow
+def test_run_serves_until_it_ends(environment, jobs):
+    port = free_port()
+    text = f"import monitored; raise SystemExit(monitored.consumer.run(metrics_port={port}))"
+    with subprocess.Popen([sys.executable, "-c", text], env=environment) as process:
+        eventually(lambda: get(port, "/ready")[0] == 200, "it is ready")
+        found = scrape(port)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+    assert value(found, "reliq_slots") == 16
+    assert get(port, "/live")[0] == 0
+
+
+def test_process_without_claim_rounds_is_not_alive(tmp_path):
+    pulse = Pulse(tmp_path / "pulse")
+    start = pulse._read()[0]
+    pulse(RedisAway("", "fetcher", "gone"))
+    pulse.note(EngineStats(start + 100, False, 0, 0, 0.0, slots=1, busy_slots=0, hung_slots=0))
+    pulse(RedisAway("", "scheduler", "gone"))  # its tries say nothing of claim rounds
+
+    assert pulse.complaint(start + 99 + CLAIM_SECONDS) == ""
+    assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
+    assert Pulse(tmp_path / "pulse").complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
+
+
+def test_process_without_redis_is_alive_while_it_tries():
+    pulse = Pulse()
+    pulse._write(pulse._read()[0] - 10 * PATIENT_SECONDS, 0.0, ready=True)  # its last claim round was long ago
+    for part in ("fetcher", "start"):
+        pulse(RedisAway("", part, "gone"))
+        tried = pulse._read()[1]
+
+        assert pulse.complaint(tried + PATIENT_SECONDS - 1) == ""
+        assert "no try to reach Redis" in pulse.complaint(tried + PATIENT_SECONDS + 1)
+
+
+def test_process_that_starts_repeatedly_has_the_time_of_one_start(tmp_path):
+    first = Pulse(tmp_path / "pulse")
+    first.note(None)
+    again = Pulse(tmp_path / "pulse")
+    again.note(None)
+
+    assert again.complaint(first._read()[0] + PATIENT_SECONDS - 1) == ""
+    assert again.complaint(first._read()[0] + PATIENT_SECONDS + 1) != ""
+    assert not again.is_ready

@@ -14,6 +14,9 @@ from reliq.web.serve import PageServer, listen
 TOKEN = "a token that nobody guesses"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 EVERYTHING = Access.WRITE | Access.BODIES
+#: A link of a page, but for those of forms and of streams, which do not end.
+FORMS = "stream|pause|resume|limits|purge|cancel|reschedule|redrive|delete|check|logout"
+LINK = rf'(?:href|src|action|data-live)="(?!#|[^"]*/(?:{FORMS}))([^"]+)"'
 
 
 class Site:

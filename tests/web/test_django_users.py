@@ -12,6 +12,7 @@ import httpx
 import pytest
 from django_shop import LOGIN, PASSWORD, PREFIX
 from ports import free_port
+from site_page import LINK, crawl
 from waiting import eventually
 
 from reliq import Queue
@@ -71,6 +72,9 @@ def test_django_users_have_their_rights_and_pages_change_no_session(shop, sign_i
     assert carl.get(PAGE).status_code == 303
     assert [one.post(f"{PAGE}/pause").status_code for one in (ada, bob, carl)] == [303, 403, 403]
     assert "ada" in bob.get(PAGE).text  # who paused it
+    seen = crawl(ada, [f"{PREFIX}/"], LINK)
+    assert [path for path in seen if not path.startswith(f"{PREFIX}/")] == []
+    assert {path for path, status in seen.items() if status != 200} == {f"{PREFIX}/queues/orders/message"}
 
     before = sessions(tmp_path)
     assert ">ada<" in ada.get(PAGE, headers={"x-another-secret": "1"}).text
