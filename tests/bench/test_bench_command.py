@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -36,18 +37,16 @@ TINY = Scale(rounds=1, drained=1000, singles=200, many=1000, late_seconds=0.1, p
 @pytest.fixture
 def started(url: str):
     """Start `reliq bench` with options; what still runs at the end of the test is killed."""
-    processes = []
+    with ExitStack() as stack:
 
-    def start(*options: str) -> subprocess.Popen:
-        command = [Path(sys.executable).with_name("reliq"), "bench", "--url", url, *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        processes.append(process)
-        return process
+        def start(*options: str) -> subprocess.Popen:
+            command = [Path(sys.executable).with_name("reliq"), "bench", "--url", url, *options]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+        yield start
 
 
 def output_of(process) -> str:

@@ -43,7 +43,7 @@ def test_services_have_a_fixed_image_existing_files_and_ports_on_the_loopback_on
     assert [source for source in sources - set(COMPOSE["volumes"]) if not (EXAMPLES / source).exists()] == []
 
 
-def test_commands_of_our_services_are_commands_of_reliq_and_workers_have_time_to_stop():
+def test_commands_of_our_services_are_those_of_reliq_and_workers_have_time_to_stop():
     of_image = ["CMD", *json.loads(dict(dockerfile.stages()[-1])["HEALTHCHECK"].partition("CMD ")[2])]
     for name in OURS:
         check = SERVICES[name].get("healthcheck", {"test": of_image})["test"]

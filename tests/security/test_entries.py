@@ -129,7 +129,6 @@ def test_errors_and_representations_show_no_secret():
     with pytest.raises(UndecodableError) as caught:
         Queue("q", dict[str, int]).codec.decode(b'{"a":"%s"}' % SECRET.encode())
     connection = QUEUE.connection()
-
     shown = [caught.value, QUEUE, connection, connection.name, vars(connection).get("_wires")]
 
     assert [one for one in shown if SECRET in f"{one}{one!r}"] == []
@@ -139,7 +138,6 @@ BAD_COMMANDS = {
     "a module without a consumer": (["worker", "os:path"], "must have a Consumer named 'path'"),
     "a setting": (["worker", "x", "--grace", "nan"], "grace must be seconds"),
     "a URL": (["exporter", "--url", f"redis://:{SECRET}@host/zero"], "Redis URL must end in a database number"),
-    "a port": (["exporter", "--url", NOBODY, "--port", "70000"], "metrics port must be 0 to 65535, not 70000"),
 }
 
 

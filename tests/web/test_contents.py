@@ -111,6 +111,7 @@ NOTHING = {
     "/queues/orders/messages/ready?after=nonsense": 404,
     "/queues/orders?layout=nonsense": 404,
     "/queues/orders/dead?older=nonsense": 404,
+    "/queues/orders/periodic?name=%3Cscript%3Ealert(1)%3C/script%3E": 404,
     "/progress/none": 404,
     "/stream?page=everything": 404,
     "/?" + "a=b&" * 2000: 400,
@@ -123,11 +124,14 @@ NONSENSE = [
     ("/queues/orders/purge", {"state": "dead"}, 400),
     ("/queues/orders/dead/redrive", {"rate": "fast"}, 400),
     ("/queues/orders/reschedule", {"id": "", "delay": "1h"}, 400),
+    ("/queues/orders/periodic/pause", {"name": "<b>"}, 400),
+    ("/queues/orders/periodic/resume", {}, 400),
     ("/queues/orders/pause", {"reason": "x" * 70_000}, 413),
 ]
 
 
-def test_missing_things_have_an_error_page(orders, site):
+def test_missing_things_have_an_error_page(orders, entry, site):
+    entry("daily")
     answers = {path: site.program().get(path) for path in NOTHING}
 
     assert {path: answer.status_code for path, answer in answers.items()} == NOTHING
@@ -135,7 +139,8 @@ def test_missing_things_have_an_error_page(orders, site):
     assert [path for path, answer in answers.items() if "<script>alert" in answer.text] == []
 
 
-def test_invalid_form_is_refused_and_changes_nothing(orders, site):
+def test_invalid_form_is_refused_and_changes_nothing(orders, entry, site):
+    entry("daily")
     before, program = orders.counts(), site.program()
     seen = [(path, form, program.post(path, data=form).status_code) for path, form, _ in NONSENSE]
 

@@ -12,10 +12,8 @@ from reliq.stacks import REQUEST_MS, HandlerStack, StackReport, write_report
 FRAME = "/srv/shop/<jobs>.py:31 pay.<locals>.charge"
 
 
-def said_by(site, id="w"):
-    answer = site.program().get(f"/workers/{id}")
-    assert answer.status_code == 200
-    return html.unescape(answer.text)
+def said_by(site):
+    return html.unescape(site.program().get("/workers/w").raise_for_status().text)
 
 
 def test_request_for_stacks_waits_for_the_worker_until_it_is_overdue(orders, alive, client, site, caplog):
