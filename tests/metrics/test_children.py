@@ -57,8 +57,7 @@ def test_children_killed_between_scrapes_turn_no_counter_back_and_are_counted(wo
     assert min(of_processes(pages[-1], "process_open_fds").values()) >= 3
     assert of_processes(pages[-1], "process_cpu_seconds_total")["supervisor"] > 0
     for earlier, later in itertools.pairwise(whole):
-        gone_back = {key for key, figure in counters(earlier).items() if later.get(key, -1) < figure}
-        assert gone_back == set()
+        assert {key for key, figure in counters(earlier).items() if later.get(key, -1) < figure} == set()
 
 
 @pytest.mark.slow

@@ -4,12 +4,11 @@ import asyncio
 import itertools
 from contextlib import AsyncExitStack
 
-import httpx
 import pytest
 from anyio import to_thread
 from listener import Listener
 from ports import free_port
-from site_page import BEARER, site_of
+from site_page import site_of
 from streams import events_of, viewing
 from waiting import eventually
 
@@ -130,26 +129,24 @@ def test_slow_viewer_of_failing_looks_gets_the_newest_alone_until_its_stream_end
 def test_pages_and_streams_report_an_outage_of_redis_and_recover(server_path, monkeypatch):
     monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
 
-    async def watch(server, site, queue):
+    async def watch():
         async with viewing(site, "/stream?page=queues") as viewer:
             before = await viewer.until(lambda one: one.kind == "message")
             await asyncio.to_thread(server.kill)
             away = await viewer.until(lambda one: one.kind == "away")
-            page, form = await asyncio.gather(
-                asyncio.to_thread(httpx.get, f"{site.url}/queues/orders", headers=BEARER, timeout=60),
-                asyncio.to_thread(httpx.post, f"{site.url}/queues/orders/pause", headers=BEARER, timeout=60),
-            )
+            page = await asyncio.to_thread(program.get, "/queues/orders")
+            form = await asyncio.to_thread(program.post, "/queues/orders/pause")
             await asyncio.to_thread(server.start)
             await asyncio.to_thread(queue.publish, "y")
             after = await viewer.until(lambda one: one.kind == "message")
             return before, away, page, form, after
 
     with EmbeddedRedis(server=server_path, port=free_port()) as server, site_of(server.url) as site:
-        queue = Queue("orders", str, url=server.url)
+        queue, program = Queue("orders", str, url=server.url), site.program()
         queue.publish("x")
-        before, away, page, form, after = asyncio.run(watch(server, site, queue))
+        before, away, page, form, after = asyncio.run(watch())
         queue.close()
-        assert httpx.get(f"{site.url}/queues/orders", headers=BEARER, timeout=60).status_code == 200
+        assert program.get("/queues/orders").status_code == 200
 
     assert "orders" in before.data
     assert "orders" not in away.data
@@ -187,9 +184,8 @@ def test_part_that_redis_refuses_or_that_fails_harms_no_other(orders, client, ad
 
     async def watch(site):
         async with AsyncExitStack() as stack:
-            for path in ("/stream?page=queue&queue=third", "/stream?page=workers", "/stream?page=worker&id=none"):
-                await stack.enter_async_context(viewing(site, path))
-            viewer = await stack.enter_async_context(viewing(site, "/stream?page=queue&queue=orders"))
+            for part in ("queue&queue=third", "workers", "worker&id=none", "queue&queue=orders"):
+                viewer = await stack.enter_async_context(viewing(site, f"/stream?page={part}"))
             return [await viewer.event() for _ in range(2)]
 
     try:

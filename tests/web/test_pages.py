@@ -18,11 +18,8 @@ def test_templates_have_no_inline_style_script_or_unescaped_text():
 
 
 def test_queue_at_rest_has_no_mark_and_nothing_red():
-    at_rest = view(rates=rates(acked=3.0), late=0.0)
-
+    at_rest, hour = view(rates=rates(acked=3.0)), [minute(published=3, acked=3)] * 60
     html = Pages().render("live/queues.html", **context(overview=overview(at_rest, workers=[worker()]), histories={}))
-
-    hour = [minute(published=3, acked=3)] * 60
     html += Pages().render("live/queue.html", **context(view=at_rest, history=hour, running=[], failures=[]))
 
     assert marks(at_rest) == []
