@@ -14,16 +14,7 @@ from benchmarks.results import Results
 from benchmarks.table import page
 
 ROOT = Path(__file__).parents[2]
-ABOUT = {
-    "when": "2026-01-02",
-    "machine": "2 cores, 4 GiB",
-    "redis": "7.0.0",
-    "python": "3.11.0",
-    "node": "",
-    "quick": False,
-    "rounds": 3,
-    "note": "",
-}
+ABOUT = dict.fromkeys(("when", "machine", "redis", "python", "node", "note"), "") | {"quick": False, "rounds": 3}
 #: A cell without a figure.
 NONE = "\N{EN DASH}"
 STEPS = {"one", "bulk", "late", "delayed", "slow", "work"}
@@ -38,16 +29,15 @@ def results() -> Results:
         made_up.add("dramatiq", {"drain 1": theirs, "late 100 p50": 300.0, "late 100 p99": 900.0}, {})
         made_up.add("Celery", {"late 100 p50": 1.8}, {})
         made_up.add("huey (no acks)", {"drain 1": 50_000}, {})
-        made_up.add(
-            "RQ", {"late 100 p50": -200.0, "drain wait": 700, "worker cpu wait": 3000, "redis cpu wait": 400}, {}
-        )
+        waiting = {"drain wait": 700, "worker cpu wait": 3000, "redis cpu wait": 400}
+        made_up.add("RQ", waiting | {"late 100 p50": -200.0}, {})
     made_up.add("arq", {}, {"drain 1": "worker ended with 1: <no such thing>"})
     made_up.tried["dramatiq"] = {"nothing": {"8 threads": 2000, "32 threads": 5000, "64 threads": 4900}}
     return made_up
 
 
-def test_table_cells_have_the_best_figure_its_spread_and_the_failures(results):
-    text = page(results, PEERS)
+def test_page_has_best_figures_spreads_failures_ratios_and_each_tried_setting(results):
+    text, times = page(results, PEERS), "\N{MULTIPLICATION SIGN}"
 
     [row] = [line for line in text.splitlines() if line.startswith("| dramatiq | 32 threads | 9,000")]
     assert "9,000<br><small>4,000\N{EN DASH}9,000</small>" in row
@@ -55,28 +45,13 @@ def test_table_cells_have_the_best_figure_its_spread_and_the_failures(results):
     assert "| arq | 8 at once | failed |" in text
     assert "- arq, drain 1: failed: worker ended with 1: <no such thing>" in text
     assert "- dramatiq, bulk: no bulk publish" in text
-
-
-def test_ratios_are_to_the_limit_and_to_the_best_peer_that_acks(results):
-    text, times = page(results, PEERS), "\N{MULTIPLICATION SIGN}"
-
     drain = f"- Drain, 1 process: 64% of the bare scripts, 7.8 {times} dramatiq, the best acked Python peer."
     assert drain in text
     # RQ's negative lateness is no best figure: it delivers early.
     late = f"- Late at 100/s, p50: 1.8 {times} the bare scripts, 0.5 {times} Celery, the best acked Python peer."
     assert late in text
-
-
-def test_every_tried_setting_is_shown_and_the_fastest_is_measured(results):
-    shown = f"| dramatiq | 8 threads: 2,000<br>**32 threads: 5,000**<br>64 threads: 4,900 | {NONE} | {NONE} |"
-
+    assert f"| dramatiq | 8 threads: 2,000<br>**32 threads: 5,000**<br>64 threads: 4,900 | {NONE} | {NONE} |" in text
     assert (results.fastest("dramatiq", "nothing"), results.fastest("dramatiq", "wait")) == ("32 threads", None)
-    assert shown in page(results, PEERS)
-
-
-def test_busy_handlers_have_a_table_of_their_own(results):
-    text = page(results, PEERS)
-
     assert f"| RQ | 1 process | 700 | 3,000 / 400 | 1 process | {NONE} | {NONE} |" in text
     [busy] = re.findall(r"## A handler that takes its time.*?\n\n(.*?)\n\n", text, re.DOTALL)
     assert "reliq, batch handler" not in busy
@@ -105,16 +80,12 @@ def test_picture_has_a_bar_for_each_figure_in_proportion(results):
     assert widths["ours"][0] == pytest.approx(widths["limit"][0] * 7 / 11, abs=0.2)
 
 
-def test_empty_results_make_a_page_and_a_picture():
+def test_empty_or_saved_results_make_a_page_and_a_picture(results, tmp_path):
     empty = Results(dict(ABOUT))
+    results.save(tmp_path / "deep" / "results.json")
 
     assert page(empty, PEERS).startswith("# Results")
     assert ET.fromstring(picture(empty, PEERS)) is not None
-
-
-def test_saved_results_are_loaded_unchanged(results, tmp_path):
-    results.save(tmp_path / "deep" / "results.json")
-
     assert Results.load(tmp_path / "deep" / "results.json") == results
 
 

@@ -11,13 +11,6 @@ from reliq.process import main
 from reliq.process.plan import ChildPlan
 
 
-class NeverRun(Consumer):
-    """A consumer that is set up and does not run."""
-
-    def run(self, *_args, **_options):
-        return 0
-
-
 def reporting(consumer):
     """The kinds of a consumer's observers, and its callback before a handler."""
     return [type(one) for one in consumer.observers], consumer.before_call.__func__
@@ -35,7 +28,8 @@ def test_bench_process_has_the_observers_of_a_supervised_process(url, tmp_path, 
     monkeypatch.setattr(child, "_answer_looks", lambda *_: None)
     child._work(url, queue, "plain", Diary())
 
-    supervised = NeverRun(url)
+    supervised = Consumer(url)
+    monkeypatch.setattr(supervised, "run", lambda *_args, **_options: 0)
     supervised.handler(queue)(lambda body: None)
     BoardView(tmp_path / "board", ["q"], 16)
     facts = {"consumer": "", "queues": (), "grace": 1.0, "max_jobs": None, "burst": False, "allow_eviction": True}

@@ -3,15 +3,18 @@
 import json
 import shutil
 import subprocess
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from patience import Prometheus, end, get
+from patience import Prometheus, get
 from ports import free_port
 from required import must_run_in_ci
 from waiting import eventually
 from worker_process import Command, environment_for
 
+from reliq.client.client import Client
+from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
 
 HERE = Path(__file__).parent
@@ -48,17 +51,20 @@ def connection(url, patient_looks):
 
 
 @pytest.fixture
+def reader(connection):
+    """A reader of snapshots of the queues with these keys, or of those in the registry."""
+
+    def of(*keys, **options):
+        return SnapshotReader(Client(connection.wire(5.0)), *([lambda: list(keys)] if keys else []), **options)
+
+    return of
+
+
+@pytest.fixture
 def command(environment):
     """Start `reliq` commands that end with the test."""
-    started = []
-
-    def start(*arguments):
-        started.append(Command(HERE, environment, *arguments))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.close()
+    with ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(closing(Command(HERE, environment, *arguments)))
 
 
 @pytest.fixture
@@ -90,31 +96,24 @@ def promtool():
 
 @pytest.fixture
 def prometheus(tmp_path):
-    """Start a Prometheus with rules that scrapes ports of this machine twice a second, each job with these labels."""
+    """Start a Prometheus with rules that scrapes ports of this machine twice a second."""
     found = shutil.which("prometheus") or must_run_in_ci("Prometheus is not installed (apt-get install prometheus)")
-    started = []
+    with ExitStack() as stack:
 
-    def start(rules, labels, **jobs):
-        config = {
-            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
-            "rule_files": [str(rules)],
-            "scrape_configs": [
-                {
-                    "job_name": job,
-                    "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports], "labels": labels}],
-                }
-                for job, ports in jobs.items()
-            ],
-        }
-        (tmp_path / "prometheus.yml").write_text(json.dumps(config))
-        running = Prometheus(free_port())
-        options = [f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
-        options += [f"--web.listen-address=127.0.0.1:{running.port}", "--log.level=error"]
-        started.append(subprocess.Popen([found, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        targets = sum(map(len, jobs.values()))
-        eventually(lambda: running.ask(f"count(up == 1) == {targets}"), "Prometheus scrapes")
-        return running
+        def start(rules, *ports):
+            targets = {"targets": [f"127.0.0.1:{port}" for port in ports], "labels": {"cluster": "test"}}
+            config = {
+                "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+                "rule_files": [str(rules)],
+                "scrape_configs": [{"job_name": "reliq", "static_configs": [targets]}],
+            }
+            (tmp_path / "prometheus.yml").write_text(json.dumps(config))
+            running = Prometheus(free_port())
+            options = [f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+            options += [f"--web.listen-address=127.0.0.1:{running.port}", "--log.level=error"]
+            process = stack.enter_context(subprocess.Popen([found, *options], stderr=subprocess.DEVNULL))
+            stack.callback(process.kill)
+            eventually(lambda: running.ask(f"count(up == 1) == {len(ports)}"), "Prometheus scrapes")
+            return running
 
-    yield start
-    for one in started:
-        end(one)
+        yield start

@@ -1,14 +1,11 @@
-"""Asking other processes by HTTP, and ending them."""
+"""Asking other processes by HTTP."""
 
-import contextlib
 import http.client
 import json
 import urllib.parse
 
-import psutil
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from waiting import with_patience
 
 
 def get(port, path):
@@ -72,14 +69,3 @@ class Prometheus:
         """Return what an instant query answers: {labels: value}."""
         data = self.api("query", query=promql) or {"result": []}
         return {tuple(sorted(one["metric"].items())): float(one["value"][1]) for one in data["result"]}
-
-
-def end(process):
-    """End a process and its children."""
-    children = []
-    with contextlib.suppress(psutil.Error):
-        children = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.wait(100)
-    for child in children:
-        with_patience(child)

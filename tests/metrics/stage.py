@@ -17,13 +17,12 @@ LIMITS = {
     "reliq:cron_late_seconds > 60": "reliq:cron_late_seconds > 8",
 }
 UNITS = {"s": 1, "m": 60, "h": 3600}
-WELL = {"green", "#666", "transparent", "blue"}
 TILES = [panel for panel in row("Now") if panel["type"] == "stat"]
 
 
-def seconds(text):
-    """Return the seconds of a duration such as 5m."""
-    return int(text[:-1]) * UNITS[text[-1]]
+def faster(duration, times):
+    """Return a duration such as 5m made so many times shorter."""
+    return f"{1000 * int(duration[:-1]) * UNITS[duration[-1]] // times}ms"
 
 
 def faster_rules():
@@ -32,13 +31,10 @@ def faster_rules():
     for limit, instead in LIMITS.items():
         assert text.count(limit) == 1, limit
         text = text.replace(limit, instead)
+    text = re.sub(r"\[(\w+)\]", lambda found: f"[{faster(found[1], WINDOWS_FASTER)}]", text)
     rules = yaml.safe_load(text)
-    for group in rules["groups"]:
-        for rule in group["rules"]:
-            windows = lambda found: f"[{1000 * seconds(found[1]) // WINDOWS_FASTER}ms]"  # noqa: E731  one use
-            rule["expr"] = re.sub(r"\[(\w+)\]", windows, rule["expr"])
-            if "for" in rule:
-                rule["for"] = f"{1000 * seconds(rule['for']) // HOLDS_FASTER}ms"
+    for rule in (rule for group in rules["groups"] for rule in group["rules"] if "for" in rule):
+        rule["for"] = faster(rule["for"], HOLDS_FASTER)
     return yaml.safe_dump(rules)
 
 
@@ -57,17 +53,16 @@ class Stage:
             (told[panel["title"]],) = answer.values() or [math.nan]
         return told
 
-    def shows(self, act, **wanted):
+    def shows(self, **wanted):
         """Wait until the tiles show `wanted`, by title with underscores; return all of them."""
         conditions = {title.replace("_", " "): value for title, value in wanted.items()}
-        assert set(conditions) <= {panel["title"] for panel in TILES}
         seen = {}
 
         def is_shown():
             seen.update(self.now())
             return all(met(seen[title], value) for title, value in conditions.items())
 
-        eventually(is_shown, Told(lambda: f"{act}: the first row shows {wanted}, not {seen}, {self.firing()}"))
+        eventually(is_shown, seen)
         return seen
 
     def colours(self):
@@ -79,14 +74,9 @@ class Stage:
         """Return the names of the alerts that fire."""
         return {dict(labels)["alertname"] for labels in self.prometheus.ask('ALERTS{alertstate="firing"}')}
 
-    def fires(self, *alerts, meanwhile=lambda: None):
+    def fires(self, *alerts):
         """Wait until these alerts fire."""
-
-        def all_fire():
-            meanwhile()
-            return set(alerts) <= self.firing()
-
-        eventually(all_fire, Told(lambda: f"{alerts} fire, not {self.firing()}"))
+        eventually(lambda: set(alerts) <= self.firing(), f"{alerts} fire")
 
     def table(self, title):
         """Return a table: label -> column -> value."""
@@ -105,10 +95,6 @@ class Stage:
                 answers[name] = [float(value) for _, value in one["values"]]
         return answers
 
-    def last(self, title):
-        """Return the last values of a graph."""
-        return {name: values[-1] for name, values in self.graph(title).items()}
-
     def marked(self, name):
         """Whether an annotation has marked something of the story."""
         found = self._range(ANNOTATIONS[name])
@@ -123,26 +109,9 @@ class Stage:
                 silent.add(panel["title"])
         return silent
 
-    def speaks(self, act, may_be_silent):
-        """Wait until every other panel shows something."""
-        eventually(
-            lambda: self.silent_panels() <= may_be_silent,
-            Told(lambda: f"{act}: these panels show something: {self.silent_panels() - may_be_silent}"),
-        )
-
     def _range(self, query):
         now = time.time()
         return self.prometheus.api("query_range", query=filled(query), start=self.begun, end=now, step=0.5)["result"]
-
-
-class Told:
-    """A text that is made when it is needed."""
-
-    def __init__(self, make):
-        self._make = make
-
-    def __str__(self):
-        return self._make()
 
 
 def met(value, wanted):

@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -28,10 +27,6 @@ def of_processes(found, name):
     return {dict(labels)["process"]: figure for (one, labels), figure in found.items() if one == name}
 
 
-def _exceeds(figure, before):
-    return figure() == before + 1
-
-
 @pytest.mark.slow
 def test_children_killed_between_scrapes_turn_no_counter_back_and_are_counted(worker, jobs):
     running, port = worker()
@@ -46,13 +41,11 @@ def test_children_killed_between_scrapes_turn_no_counter_back_and_are_counted(wo
         assert killed() == before
         eventually(running.children, "a child runs")
         running.children()[0].send_signal(signal.SIGKILL)
-        eventually(partial(_exceeds, killed, before), "the restart is counted")
+        eventually(lambda before=before: killed() == before + 1, "the restart is counted")
     eventually(lambda: killed() == 3 and value(pages[-1], "reliq_workers") == 2, "both places are taken again")
 
-    def whole():  # a page on which Redis came too late has fewer figures
-        return [page for page in pages if value(page, "reliq_redis_up") == 1]
-
-    while len(whole()) <= 10:
+    # A page on which Redis came too late has fewer figures.
+    while len(whole := [page for page in pages if value(page, "reliq_redis_up") == 1]) <= 10:
         killed()
 
     first, last = (of_processes(page, "process_start_time_seconds") for page in (pages[0], pages[-1]))
@@ -63,9 +56,8 @@ def test_children_killed_between_scrapes_turn_no_counter_back_and_are_counted(wo
     assert memory == pytest.approx(psutil.Process(running.process.pid).memory_info().rss, rel=0.5)
     assert min(of_processes(pages[-1], "process_open_fds").values()) >= 3
     assert of_processes(pages[-1], "process_cpu_seconds_total")["supervisor"] > 0
-    for earlier, later in itertools.pairwise(whole()):
-        gone_back = {key for key, figure in counters(earlier).items() if later.get(key, -1) < figure}
-        assert gone_back == set()
+    for earlier, later in itertools.pairwise(whole):
+        assert {key for key, figure in counters(earlier).items() if later.get(key, -1) < figure} == set()
 
 
 @pytest.mark.slow
@@ -77,7 +69,7 @@ def test_counts_of_replaced_children_stay_and_their_files_do_not(worker, jobs):
 
     for before in range(3):
         jobs.SHOP.publish_many(["good"] * 20)
-        eventually(partial(_exceeds, replaced, before), "a process was replaced")
+        eventually(lambda before=before: replaced() == before + 1, "a process was replaced")
 
     assert value(scrape(port), HANDLED, queue="shop", outcome="ack") == 60
     (child,) = eventually(running.children, "the place is taken again")
@@ -87,11 +79,8 @@ def test_counts_of_replaced_children_stay_and_their_files_do_not(worker, jobs):
     assert value(scrape(port), "shop_bodies_total") == 60
 
 
-@pytest.fixture
-def dead_pid():
-    """Pids that no process can have."""
-    most = int(Path("/proc/sys/kernel/pid_max").read_text())
-    return lambda number: most + 1 + number
+#: No process can have a pid above it.
+MOST = int(Path("/proc/sys/kernel/pid_max").read_text())
 
 
 def write(folder, kind, pid, rows):
@@ -105,28 +94,19 @@ def sums(files):
     return {sample.name: sample.value for family in files.collect() for sample in family.samples}
 
 
-def test_sweep_after_many_restarts_keeps_one_file_of_each_kind_and_every_count(tmp_path, dead_pid):
-    files = Files(lambda: tmp_path / "figures")
-    folder = tmp_path / "figures"
-    write(folder, "counter", os.getpid(), {"jobs_total": 5})
-
-    for number in range(200):
-        write(folder, "counter", dead_pid(number), {"jobs_total": 1})
-        write(folder, "gauge_livesum", dead_pid(number), {"slots": 16})
-        if number % 10 == 0:
-            write(folder, "gauge_max", dead_pid(number), {"peak": number})
-        files.sweep()
-
-    assert sums(files) == {"jobs_total": 205, "peak": 190}
-    assert len(list(folder.iterdir())) == 3
-
-
-def test_client_file_that_is_empty_disturbs_no_scrape(tmp_path, dead_pid):
+def test_sweep_after_many_restarts_keeps_one_file_of_each_kind_and_every_count(tmp_path):
     write(tmp_path, "counter", 1, {"jobs_total": 7})  # of an earlier run
     files = Files(lambda: tmp_path)
     write(tmp_path, "counter", os.getpid(), {"jobs_total": 5})
-    (tmp_path / f"histogram_{dead_pid(1)}.db").touch()
+    (tmp_path / f"histogram_{MOST + 1}.db").touch()  # an empty file disturbs no scrape
+    assert sums(files) == {"jobs_total": 5}
 
-    assert sums(files) == {"jobs_total": 5}
-    files.sweep()
-    assert sums(files) == {"jobs_total": 5}
+    for number in range(20):
+        write(tmp_path, "counter", MOST + 2 + number, {"jobs_total": 1})
+        write(tmp_path, "gauge_livesum", MOST + 2 + number, {"slots": 16})
+        if number % 10 == 0:
+            write(tmp_path, "gauge_max", MOST + 2 + number, {"peak": number})
+        files.sweep()
+
+    assert sums(files) == {"jobs_total": 25, "peak": 10}
+    assert len(list(tmp_path.iterdir())) == 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import dockerfile
 import pytest
 import yaml
-from panels import GRAFANA, ROOT
+from panels import ALERTS, GRAFANA, ROOT
 
 from reliq.cli.app import Commands
 
@@ -28,35 +28,26 @@ def mounts(name):
     return {place: source for source, place, *_ in (one.split(":") for one in SERVICES[name].get("volumes", ()))}
 
 
-def health_check(name):
-    """Return the words of a service's health check; one without a check of its own has its image's."""
-    if "healthcheck" in SERVICES[name]:
-        return SERVICES[name]["healthcheck"]["test"]
-    return ["CMD", *json.loads(dict(dockerfile.stages()[-1])["HEALTHCHECK"].partition("CMD ")[2])]
-
-
 def read(*names):
     return yaml.safe_load(GRAFANA.joinpath(*names).read_text("utf-8"))
 
 
-def test_services_have_a_fixed_image_and_ports_on_the_loopback_only():
+def test_services_have_a_fixed_image_existing_files_and_ports_on_the_loopback_only():
     ports = [port.split(":") for service in SERVICES.values() for port in service.get("ports", ())]
 
     assert [one for one in SERVICES.values() if not re.search(r":v?\d+\.\d+", one.get("image", "built:1.0"))] == []
     assert {host for host, _, _ in ports} == {"127.0.0.1"}
     assert len({port for _, port, _ in ports}) == len(ports)
     assert {"ports", "container_name", "hostname"} & {*SERVICES["worker"], *SERVICES["exporter"]} == set(), "they scale"
-
-
-def test_mounted_files_exist():
     sources = {source for name in SERVICES for source in mounts(name).values()}
-
     assert [source for source in sources - set(COMPOSE["volumes"]) if not (EXAMPLES / source).exists()] == []
 
 
-def test_commands_of_our_services_are_commands_of_reliq():
+def test_commands_of_our_services_are_those_of_reliq_and_workers_have_time_to_stop():
+    of_image = ["CMD", *json.loads(dict(dockerfile.stages()[-1])["HEALTHCHECK"].partition("CMD ")[2])]
     for name in OURS:
-        for program, word, *rest in (shlex.split(SERVICES[name]["command"]), health_check(name)[1:]):
+        check = SERVICES[name].get("healthcheck", {"test": of_image})["test"]
+        for program, word, *rest in (shlex.split(SERVICES[name]["command"]), check[1:]):
             if program == "reliq":
                 Commands.load(word).make_context(word, rest)
             else:
@@ -74,23 +65,18 @@ def test_prometheus_reads_its_files_and_scrapes_every_worker_and_exporter():
     assert "--metrics-port 9464 --metrics-host 0.0.0.0" in SERVICES["worker"]["command"]
     assert "exporter --host 0.0.0.0 --port 9465" in SERVICES["exporter"]["command"]
     assert config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == ["alertmanager:9093"]
-
-
-def test_worker_has_longer_to_stop_than_its_handlers():
     grace = next(one.default for one in Commands.load("worker").params if one.name == "grace")
 
     assert float(SERVICES["worker"]["stop_grace_period"].removesuffix("s")) > grace + 5
 
 
 def test_alerts_and_receivers_that_alertmanager_names_exist():
-    rules = {rule.get("alert") for group in read("rules.yml")["groups"] for rule in group["rules"]}
-    named = set(re.findall(r"Reliq\w+", (GRAFANA / "alertmanager.yml").read_text("utf-8")))
+    text = (GRAFANA / "alertmanager.yml").read_text("utf-8")
+    named = set(re.findall(r"Reliq\w+", text))
 
     assert len(named) > 1
-    assert named - rules == set()
-    config = read("alertmanager.yml")
-    used = set(re.findall(r"receiver: (\w+)", (GRAFANA / "alertmanager.yml").read_text("utf-8")))
-    assert used <= {one["name"] for one in config["receivers"]}
+    assert named <= {rule["alert"] for rule in ALERTS}
+    assert set(re.findall(r"receiver: (\w+)", text)) <= {one["name"] for one in yaml.safe_load(text)["receivers"]}
 
 
 def test_grafana_finds_its_data_sources_and_its_home():

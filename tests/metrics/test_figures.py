@@ -1,7 +1,7 @@
 """Figures of processes: one process counts, another reads and adds up; counts outlive their process."""
 
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,163 +22,158 @@ def failed(name, queue="q"):
     return events.Handled(queue, "id", 1, "nack", 0.01, raised=f"{name} at jobs.py:3", failed=True)
 
 
-class TestFile:
-    def test_figures_of_one_process_are_read_by_another_while_the_file_grows(self, tmp_path):
-        counted, reader = Figures(tmp_path / "1.figures"), FiguresReader()
-        first = counted.place(("first",), 0.0)
-        counted.add(first, 2)
-        assert dict(reader.series((tmp_path / "1.figures").read_bytes())) == {("first",): (2.0,)}
+def test_figures_of_one_process_are_read_by_another_while_the_file_grows(tmp_path):
+    counted, reader = Figures(tmp_path / "1.figures"), FiguresReader()
+    first = counted.place(("first",), 0.0)
+    counted.add(first, 2)
+    assert dict(reader.series((tmp_path / "1.figures").read_bytes())) == {("first",): (2.0,)}
 
-        many = [counted.place(("many", str(number)), *(0.0,) * 40) for number in range(1000)]
-        counted.observe(many[-1], [float(number) for number in range(38)], 0.5)
-        counted.add(first)
+    many = [counted.place(("many", str(number)), *(0.0,) * 40) for number in range(1000)]
+    counted.observe(many[-1], [float(number) for number in range(38)], 0.5)
+    counted.add(first)
 
-        raw = (tmp_path / "1.figures").read_bytes()
-        found = dict(reader.series(raw))
-        assert len(raw) > FIRST_BYTES
-        assert len(found) == 1001
-        assert found["first",] == (3.0,)
-        assert found["many", "999"] == (0, 1, *(0,) * 37, 0.5)
-
-    @pytest.mark.parametrize("name", ["1.figures", None], ids=["file", "memory"])
-    def test_counts_of_threads_are_not_lost_while_series_are_added(self, tmp_path, name):
-        counted = Figures(name and tmp_path / name)
-
-        def count(thread):
-            for number in range(400):
-                counted.add(counted.place(("all",), 0.0))
-                counted.place((str(thread), str(number)), *(0.0,) * 5)
-
-        threads = [threading.Thread(target=count, args=(number,)) for number in range(4)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-
-        assert dict(FiguresReader().series(counted.raw()))["all",] == (1600.0,)
+    raw = (tmp_path / "1.figures").read_bytes()
+    found = dict(reader.series(raw))
+    assert len(raw) > FIRST_BYTES
+    assert len(found) == 1001
+    assert found["first",] == (3.0,)
+    assert found["many", "999"] == (0, 1, *(0,) * 37, 0.5)
 
 
-class TestManyProcesses:
-    @pytest.fixture
-    def children(self, tmp_path):
-        return Children(lambda: tmp_path)
+@pytest.mark.parametrize("name", ["1.figures", None], ids=["file", "memory"])
+def test_counts_of_threads_are_not_lost_while_series_are_added(tmp_path, name):
+    counted = Figures(name and tmp_path / name)
 
-    @pytest.fixture
-    def process(self, tmp_path):
-        return lambda pid, *queues: ProcessMetrics(queues, file_of(tmp_path, pid))
+    def count(thread):
+        for number in range(400):
+            counted.add(counted.place(("all",), 0.0))
+            counted.place((str(thread), str(number)), *(0.0,) * 5)
 
-    def test_sums_add_counters_and_histograms_and_merge_each_gauge(self, children, process, tmp_path):
-        for pid, longest, claimed in ((1, 5.0, 300.0), (2, 7.0, 200.0)):
-            process(pid, "q")(events.Handled("q", "id", 1, "ack", 0.25))
-            told = Figures(file_of(tmp_path, 10 * pid))
-            told.place(("reliq_longest_running_seconds",), longest)
-            told.place(("reliq_last_claim_timestamp_seconds",), claimed)
-            told.place(("reliq_slots",), 16.0)
-            told.place(("unknown_to_this_version",), 16.0)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(count, range(4)))
 
-        found = rows(children)
+    assert dict(FiguresReader().series(counted.raw()))["all",] == (1600.0,)
 
-        assert (
-            sum(found["reliq_handler_seconds", "q", "ack"][:-1]),
-            found["reliq_handler_seconds", "q", "ack"][-1],
-        ) == (2, 0.5)
-        assert found["reliq_leases_lost_total", "q"] == 0
-        assert found["reliq_longest_running_seconds",] == 7
-        assert found["reliq_last_claim_timestamp_seconds",] == 200
-        assert found["reliq_slots",] == 32
 
-    def test_sums_after_many_restarts_have_every_count_and_no_gauge_of_the_dead(self, children, process, tmp_path):
-        living = process(1, "q")
-        living(events.Lost("q", ("a",), "ack"))
-        for pid in range(2, 202):
-            one = process(pid)
-            one(events.Lost("q", ("b",), "ack"))
-            one.sample(None)
-            Figures(file_of(tmp_path, 1000 + pid)).place(("reliq_slots",), 16.0)
+@pytest.fixture
+def children(tmp_path):
+    return Children(lambda: tmp_path)
+
+
+@pytest.fixture
+def process(tmp_path):
+    return lambda pid, *queues: ProcessMetrics(queues, file_of(tmp_path, pid))
+
+
+def test_sums_add_counters_and_histograms_and_merge_each_gauge(children, process, tmp_path):
+    for pid, longest, claimed in ((1, 5.0, 300.0), (2, 7.0, 200.0)):
+        process(pid, "q")(events.Handled("q", "id", 1, "ack", 0.25))
+        told = Figures(file_of(tmp_path, 10 * pid))
+        told.place(("reliq_longest_running_seconds",), longest)
+        told.place(("reliq_last_claim_timestamp_seconds",), claimed)
+        told.place(("reliq_slots",), 16.0)
+        told.place(("unknown_to_this_version",), 16.0)
+
+    found = rows(children)
+
+    *buckets, seconds = found["reliq_handler_seconds", "q", "ack"]
+    assert (sum(buckets), seconds) == (2, 0.5)
+    assert found["reliq_leases_lost_total", "q"] == 0
+    assert found["reliq_longest_running_seconds",] == 7
+    assert found["reliq_last_claim_timestamp_seconds",] == 200
+    assert found["reliq_slots",] == 32
+
+
+def test_sums_after_many_restarts_have_every_count_and_no_gauge_of_the_dead(children, process, tmp_path):
+    living = process(1, "q")
+    living(events.Lost("q", ("a",), "ack"))
+    for pid in range(2, 202):
+        one = process(pid)
+        one(events.Lost("q", ("b",), "ack"))
+        one.sample(None)
+        Figures(file_of(tmp_path, 1000 + pid)).place(("reliq_slots",), 16.0)
+        children.bury(pid)
+        children.bury(1000 + pid)
+
+    found = rows(children)
+
+    assert found["reliq_leases_lost_total", "q"] == 201
+    assert ("reliq_slots",) not in found
+    assert [file.name for file in tmp_path.iterdir()] == ["1.figures"]
+
+
+def test_process_with_the_pid_of_a_dead_process_is_counted(children, process):
+    for queue in ("q", "another"):
+        process(1, queue)(events.Lost(queue, ("a",), "ack"))
+        rows(children)
+        children.bury(1)
+
+    found = rows(children)
+    assert [found["reliq_leases_lost_total", queue] for queue in ("q", "another")] == [1, 1]
+
+
+def test_sums_ignore_files_of_an_earlier_run(process, tmp_path):
+    process(1, "q")(events.RenewalLate("q", 1.0))
+
+    assert rows(Children(lambda: tmp_path)) == {}
+
+
+def test_sums_keep_twenty_classes_of_exceptions_for_a_queue(children, process):
+    for pid in range(4):
+        one = process(pid)
+        for number in range(30):
+            one(failed(f"Error{pid}{number}"))
+        assert len([key for key in rows(one) if key[0] == "reliq_handler_failures_total"]) == 21
+        if pid % 2:
             children.bury(pid)
-            children.bury(1000 + pid)
 
-        found = rows(children)
+    found = {key[2]: value for key, value in rows(children).items() if key[0] == "reliq_handler_failures_total"}
 
-        assert found["reliq_leases_lost_total", "q"] == 201
-        assert ("reliq_slots",) not in found
-        assert [file.name for file in tmp_path.iterdir()] == ["1.figures"]
-
-    def test_process_with_the_pid_of_a_dead_process_is_counted(self, children, process):
-        for queue in ("q", "another"):
-            process(1, queue)(events.Lost(queue, ("a",), "ack"))
-            rows(children)
-            children.bury(1)
-
-        found = rows(children)
-        assert [found["reliq_leases_lost_total", queue] for queue in ("q", "another")] == [1, 1]
-
-    def test_sums_ignore_files_of_an_earlier_run(self, process, tmp_path):
-        process(1, "q")(events.RenewalLate("q", 1.0))
-
-        assert rows(Children(lambda: tmp_path)) == {}
-
-    def test_sums_keep_twenty_classes_of_exceptions_for_a_queue(self, children, process):
-        for pid in range(4):
-            one = process(pid)
-            for number in range(30):
-                one(failed(f"Error{pid}{number}"))
-            assert len([key for key in rows(one) if key[0] == "reliq_handler_failures_total"]) == 21
-            if pid % 2:
-                children.bury(pid)
-
-        found = {key[2]: value for key, value in rows(children).items() if key[0] == "reliq_handler_failures_total"}
-
-        assert len(found) == 21
-        assert sum(found.values()) == 120
-        assert found["other"] == 100
+    assert len(found) == 21
+    assert sum(found.values()) == 120
+    assert found["other"] == 100
 
 
-class TestOneProcess:
-    def test_concurrent_scrapes_count_nothing_twice(self):
-        metrics = ProcessMetrics([f"q{number}" for number in range(200)])
-        for number in range(200):
-            metrics(events.Lost(f"q{number}", ("a",), "ack"))
-        before, found = sys.getswitchinterval(), []
-        sys.setswitchinterval(1e-6)
-        try:
-            scrapes = [threading.Thread(target=lambda: found.append(rows(metrics))) for _ in range(8)]
-            for one in scrapes:
-                one.start()
-            for one in scrapes:
-                one.join()
-        finally:
-            sys.setswitchinterval(before)
+def test_concurrent_scrapes_count_nothing_twice():
+    metrics = ProcessMetrics([f"q{number}" for number in range(200)])
+    for number in range(200):
+        metrics(events.Lost(f"q{number}", ("a",), "ack"))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(rows, [metrics] * 8))
+    finally:
+        sys.setswitchinterval(before)
 
-        lost = [sum(figure for key, figure in one.items() if key[0] == "reliq_leases_lost_total") for one in found]
-        assert lost == [200] * 8
+    lost = [sum(figure for key, figure in one.items() if key[0] == "reliq_leases_lost_total") for one in found]
+    assert lost == [200] * 8
 
-    def test_failures_are_counted_by_class_and_final_nacks_as_nack(self):
-        metrics = ProcessMetrics(["q"])
-        for event in (
-            failed("ValueError"),
-            failed("ValueError"),
-            events.Handled("q", "id", 1, "timeout", 5.0, raised="TimeoutError", failed=True),
-            events.Handled("q", "id", 1, "nack", 0.1, error="no retry is left", failed=True),
-            events.Handled("q", "id", 1, "nack", 0.1, error="not now"),
-            events.Handled("q", "id", 1, "ack", 0.1),
-        ):
-            metrics(event)
 
-        found = {key[2]: value for key, value in rows(metrics).items() if key[0] == "reliq_handler_failures_total"}
-        assert found == {"ValueError": 2, "TimeoutError": 1, "Nack": 1}
+def test_failures_are_counted_by_class_and_final_nacks_as_nack():
+    metrics = ProcessMetrics(["q"])
+    for _ in range(2):
+        metrics(failed("ValueError"))
+    metrics(events.Handled("q", "id", 1, "timeout", 5.0, raised="TimeoutError", failed=True))
+    metrics(events.Handled("q", "id", 1, "nack", 0.1, error="no retry is left", failed=True))
+    metrics(events.Handled("q", "id", 1, "nack", 0.1, error="not now"))
+    metrics(events.Handled("q", "id", 1, "ack", 0.1))
 
-    def test_reconnect_of_many_parts_is_counted_once(self):
-        metrics = ProcessMetrics()
-        assert rows(metrics)["reliq_redis_reconnects_total",] == 0
-        for part in ("fetcher", "scheduler", "fetcher"):
-            metrics(events.RedisAway("", part, "gone"))
-        metrics(events.RedisRefused("q", "settler", "OOM"))
-        for part in ("scheduler", "settler", "fetcher", "fetcher"):
-            metrics(events.RedisBack("", part))
+    found = {key[2]: value for key, value in rows(metrics).items() if key[0] == "reliq_handler_failures_total"}
+    assert found == {"ValueError": 2, "TimeoutError": 1, "Nack": 1}
 
-        found = rows(metrics)
 
-        assert found["reliq_redis_errors_total", "away"] == 3
-        assert found["reliq_redis_errors_total", "refused"] == 1
-        assert found["reliq_redis_reconnects_total",] == 1
+def test_reconnect_of_many_parts_is_counted_once():
+    metrics = ProcessMetrics()
+    assert rows(metrics)["reliq_redis_reconnects_total",] == 0
+    for part in ("fetcher", "scheduler", "fetcher"):
+        metrics(events.RedisAway("", part, "gone"))
+    metrics(events.RedisRefused("q", "settler", "OOM"))
+    for part in ("scheduler", "settler", "fetcher", "fetcher"):
+        metrics(events.RedisBack("", part))
+
+    found = rows(metrics)
+
+    assert found["reliq_redis_errors_total", "away"] == 3
+    assert found["reliq_redis_errors_total", "refused"] == 1
+    assert found["reliq_redis_reconnects_total",] == 1

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import sys
 from datetime import datetime
 
 import pytest
@@ -24,8 +23,9 @@ def lines(caplog):
 
     def log(*happened):
         caplog.clear()
+        observer = LogObserver()
         for event in happened:
-            LogObserver()(event)
+            observer(event)
         return list(caplog.records)
 
     return log
@@ -65,11 +65,9 @@ def test_json_line_has_queue_id_attempt_and_duration_and_error_text_on_request(l
     assert row["message"] == "q m attempt 2 answered nack after 0.250 s: ValueError at jobs.py:31"
     expected = {"level": "info", "logger": "reliq", "event": "handled", "queue": "q", "id": "m", "attempt": 2}
     expected |= {"seconds": 0.25, "outcome": "nack", "error": "ValueError at jobs.py:31", "error_type": "ValueError"}
-    assert {name: row[name] for name in expected} == expected
+    assert row.items() >= expected.items()
     assert SECRET not in str(row)
-    LogObserver(error_text=True)(
-        events.Handled("q", "m", 2, "nack", 0.25, "ValueError: no", "ValueError at jobs.py:31")
-    )
+    LogObserver(error_text=True)(events.Handled("q", "m", 2, "nack", 0.25, "ValueError: no", "ValueError at x.py:1"))
     assert caplog.records[-1].getMessage().endswith(": ValueError: no")
 
 
@@ -80,11 +78,8 @@ def test_place_of_an_exception_is_a_line_of_the_handler():
     with pytest.raises(ValueError, match="invalid literal") as caught:
         handler()
 
-    line = handler.__code__.co_firstlineno + 1
-    assert placed(caught.value).startswith("ValueError at test_logs.py:")
-    assert (
-        placed(caught.value.with_traceback(caught.value.__traceback__.tb_next)) == f"ValueError at test_logs.py:{line}"
-    )
+    in_handler = caught.value.with_traceback(caught.value.__traceback__.tb_next)
+    assert placed(in_handler) == f"ValueError at test_logs.py:{handler.__code__.co_firstlineno + 1}"
     assert placed(ValueError(SECRET)) == "ValueError"
 
 
@@ -96,33 +91,13 @@ def test_foreign_ids_and_errors_are_escaped_in_a_line(lines):
 
 
 def test_control_characters_are_escaped_in_lines_of_reliq_only():
-    formatter = TextFormatter(colours=False)
-    ours, theirs = (
-        formatter.format(logging.makeLogRecord({"name": name, "msg": "stacks:\nq \x1b[2J\x9b31m\u202e\r"}))
-        for name in ("reliq.process.main", "shop")
-    )
+    said = {"msg": "stacks:\nq \x1b[2J\x9b31m\u202e\r"}
+    records = [logging.makeLogRecord(said | {"name": name}) for name in ("reliq.process.main", "shop")]
+    ours, theirs = map(TextFormatter(colours=False).format, records)
 
     assert [line.isprintable() for line in ours.split("\n")] == [True, True]
     assert r"q \x1b[2J\x9b31m\u202e\r" in ours
     assert "\x1b[2J" in theirs
-
-
-def json_of(**extra):
-    return JsonFormatter().format(
-        logging.makeLogRecord({"msg": "it broke", "levelno": 20, "levelname": "INFO", **extra})
-    )
-
-
-def test_json_line_has_extras_and_the_traceback_and_its_own_fields_win():
-    try:
-        raise ValueError("x")
-    except ValueError:
-        text = json_of(tenant="acme", price=7.5, level="mine", when={1, 2}, exc_info=sys.exc_info())
-
-    row = json.loads(text)
-    assert (row["tenant"], row["price"], row["level"], row["when"]) == ("acme", 7.5, "info", "{1, 2}")
-    assert "ValueError: x" in row["trace"]
-    assert "\n" not in text
 
 
 class Unspeakable:
@@ -130,10 +105,23 @@ class Unspeakable:
         raise RuntimeError("no")
 
 
+def json_of(**extra):
+    said = {"msg": "it broke", "levelno": 20, "levelname": "INFO"}
+    return JsonFormatter().format(logging.makeLogRecord(said | extra))
+
+
+def test_json_line_has_extras_and_the_traceback_and_its_own_fields_win():
+    failed = (ValueError, ValueError("x"), None)
+    text = json_of(tenant="acme", price=7.5, level="mine", when={1, 2}, exc_info=failed)
+
+    assert json.loads(text).items() >= {"tenant": "acme", "price": 7.5, "level": "info", "when": "{1, 2}"}.items()
+    assert json.loads(text)["trace"] == "ValueError: x"
+
+
 def test_extra_that_is_no_json_is_left_out_of_its_line():
-    loop = []
-    loop.append(loop)
-    row = json.loads(json_of(unspeakable=Unspeakable(), endless=loop))
+    endless = []
+    endless.append(endless)
+    row = json.loads(json_of(unspeakable=Unspeakable(), endless=endless))
 
     assert (row["message"], row["extra_left_out"]) == ("it broke", ["unspeakable", "endless"])
 
@@ -178,19 +166,15 @@ def test_held_back_lines_are_reported_without_a_further_line(lines, caplog, monk
     assert sum(one.reliq["count"] for one in caplog.records if "held back" in one.getMessage()) == written.count(False)
 
 
-def test_redis_away_and_back_are_one_line_each_for_all_parts(caplog):
-    caplog.set_level(logging.DEBUG, "reliq")
-    observer = LogObserver()
-    for event in (
+def test_redis_away_and_back_are_one_line_each_for_all_parts(lines):
+    said = lines(
         *[events.RedisAway("", part, "refused") for part in ("fetcher", "janitor", "fetcher")],
         *[events.RedisAway("orders", part, "gone") for part in ("fetcher", "settler")],
         *[events.RedisBack("orders", part) for part in ("fetcher", "settler")],
         *[events.RedisBack("", part) for part in ("start", "janitor", "fetcher", "fetcher")],
-    ):
-        observer(event)
+    )
 
-    said = [record.getMessage() for record in caplog.records]
-    assert [line.partition(" (")[0].partition(" after ")[0] for line in said] == [
+    assert [record.getMessage().partition(" (")[0].partition(" after ")[0] for record in said] == [
         "Redis is away, trying again until it is back",
         "orders: its server is away, others go on, trying again until it is back",
         "orders: its server is back",
@@ -217,9 +201,6 @@ def test_worker_logs_json_without_bodies_or_passwords(command, jobs, environment
 
     rows = [json.loads(line) for line in running.lines if line.startswith("{")]
     handled = {row["outcome"]: row for row in rows if row.get("event") == "handled"}
-    assert handled["ack"]["level"] == "debug"
-    assert handled["reject"]["queue"] == "shop"
+    assert (handled["ack"]["level"], handled["reject"]["queue"]) == ("debug", "shop")
     assert handled["nack"]["error"].startswith("ValueError at monitored.py:")
-    assert "not today" not in "".join(running.lines)
-    assert "hunter2" not in "".join(running.lines)
-    assert SECRET not in "".join(running.lines)
+    assert [secret for secret in ("not today", "hunter2", SECRET) if secret in "".join(running.lines)] == []

@@ -63,6 +63,11 @@ class Case:
     labels: dict[str, str] = field(default_factory=lambda: {"queue": "shop", **WHERE})
 
 
+def values(series, fires, silent):
+    """One series of which an alert fires, and is silent."""
+    return {series: fires}, {series: silent}
+
+
 PAUSED = {shop("reliq_paused"): steady(1)}
 INSTANCE = {"instance": "a", **WHERE}
 STUCK = {shop("reliq_backlog"): then(0, 7), shop("reliq_claimed_total"): stops(60)}
@@ -70,14 +75,12 @@ WAITING = shop("reliq_messages", state="waiting")
 ALIVE, GONE = {series("up"): steady(1)}, {series("up"): then(1, 0)}
 CASES = {
     "ReliqBacklogGrowing": Case(
-        {shop("reliq_backlog"): rising(110)},
-        {shop("reliq_backlog"): rising(-50, 9000)},
+        *values(shop("reliq_backlog"), rising(110), rising(-50, 9000)),
         7,
         "shop: 770 messages wait, and their number grows",
     ),
     "ReliqOldestMessageTooOld": Case(
-        {shop("reliq_oldest_seconds", state="ready"): rising(60)},
-        {shop("reliq_oldest_seconds", state="ready"): then(0, 170)},
+        *values(shop("reliq_oldest_seconds", state="ready"), rising(60), then(0, 170)),
         5,
         "shop: a message has been due for 5m 0s",
     ),
@@ -88,33 +91,34 @@ CASES = {
         "shop: 7 messages wait and no worker takes them",
     ),
     "ReliqPausedLong": Case(
-        {shop("reliq_paused"): f"0x{BEFORE - 1} 1x400"},
-        {shop("reliq_paused"): f"0x{BEFORE - 1} 1x230 0x170"},
+        *values(shop("reliq_paused"), f"0x{BEFORE - 1} 1x400", f"0x{BEFORE - 1} 1x230 0x170"),
         61,
         "shop has been paused for more than an hour",
     ),
     "ReliqKeyHeldUp": Case(
-        {shop("reliq_key_held_up_seconds"): f"0x{BEFORE - 1} 0+{INTERVAL}x400"},
-        {shop("reliq_key_held_up_seconds"): f"0x{BEFORE - 1} 0+{INTERVAL}x230 0x170"},
+        *values(
+            shop("reliq_key_held_up_seconds"),
+            f"0x{BEFORE - 1} 0+{INTERVAL}x400",
+            f"0x{BEFORE - 1} 0+{INTERVAL}x230 0x170",
+        ),
         61,
         "shop: nothing of a key has started for 1h 1m 0s",
     ),
     "ReliqTickLate": Case(
-        {shop("reliq_cron_next_timestamp_seconds", entry="daily"): steady(FAULT_SECONDS)},
-        {shop("reliq_cron_next_timestamp_seconds", entry="daily"): f"{INTERVAL}+{INTERVAL}x{ALL}"},
+        *values(
+            shop("reliq_cron_next_timestamp_seconds", entry="daily"),
+            steady(FAULT_SECONDS),
+            f"{INTERVAL}+{INTERVAL}x{ALL}",
+        ),
         2.5,
         "shop: a tick of the periodic entry daily is 2m 30s late",
         {"queue": "shop", "entry": "daily", **WHERE},
     ),
     "ReliqDeadLettersRising": Case(
-        {shop("reliq_dead_total"): then(3, 5)},
-        {shop("reliq_dead_total"): steady(3)},
-        0.5,
-        "shop: 2 messages died within 15 minutes",
+        *values(shop("reliq_dead_total"), then(3, 5), steady(3)), 0.5, "shop: 2 messages died within 15 minutes"
     ),
     "ReliqLeasesLost": Case(
-        {shop("reliq_leases_lost_total"): then(0, 1)},
-        {shop("reliq_leases_lost_total"): steady(2)},
+        *values(shop("reliq_leases_lost_total"), then(0, 1), steady(2)),
         0.5,
         "shop: 1 answers came after their lease, within 15 minutes",
     ),
@@ -125,8 +129,7 @@ CASES = {
         "shop: more than half of all deliveries fail",
     ),
     "ReliqMessagesExpiring": Case(
-        {shop("reliq_expired_total"): then(0, 4)},
-        {shop("reliq_expired_total"): steady(4)},
+        *values(shop("reliq_expired_total"), then(0, 4), steady(4)),
         0.5,
         "shop: 4 messages were gone before they could start",
     ),
@@ -138,10 +141,7 @@ CASES = {
         "shop: the account is wrong by 3 messages",
     ),
     "ReliqShardMapLost": Case(
-        {shop("reliq_shard_map_lost"): then(0, 1)},
-        {shop("reliq_shard_map_lost"): steady(0)},
-        2.5,
-        "shop: Redis has lost the map of its shards",
+        *values(shop("reliq_shard_map_lost"), then(0, 1), steady(0)), 2.5, "shop: Redis has lost the map of its shards"
     ),
     "ReliqTargetDown": Case(GONE, ALIVE, 2.5, "a (reliq) does not answer: a worker or exporter is gone", INSTANCE),
     "ReliqNoWorkers": Case(
@@ -160,8 +160,7 @@ CASES = {
         INSTANCE,
     ),
     "ReliqSlotsHung": Case(
-        {series("reliq_slots_hung"): then(0, 2)},
-        {series("reliq_slots_hung"): f"0x{BEFORE - 1} 2x10 0x{ALL - BEFORE - 10}"},
+        *values(series("reliq_slots_hung"), then(0, 2), f"0x{BEFORE - 1} 2x10 0x{ALL - BEFORE - 10}"),
         5.5,
         "a: 2 slots are lost to handlers that cannot be ended",
         INSTANCE,
@@ -181,11 +180,7 @@ CASES = {
         INSTANCE,
     ),
     "ReliqRedisDown": Case(
-        {series("reliq_redis_up"): then(1, 0)},
-        {series("reliq_redis_up"): steady(1)},
-        1.5,
-        "a cannot reach Redis",
-        INSTANCE,
+        *values(series("reliq_redis_up"), then(1, 0), steady(1)), 1.5, "a cannot reach Redis", INSTANCE
     ),
     "ReliqRedisMemoryHigh": Case(
         {series("reliq_redis_memory_bytes"): then(5, 95), series("reliq_redis_memory_limit_bytes"): steady(100)},
@@ -202,8 +197,7 @@ CASES = {
         WHERE,
     ),
     "ReliqRedisAofOff": Case(
-        {series("reliq_redis_aof_enabled"): then(1, 0)},
-        {series("reliq_redis_aof_enabled"): steady(1)},
+        *values(series("reliq_redis_aof_enabled"), then(1, 0), steady(1)),
         10.5,
         "Redis writes no append-only file: a restart loses messages",
         WHERE,
@@ -225,10 +219,9 @@ ALSO_FIRES = [
     ("ReliqNoWorkers", {series("unrelated"): steady(1)}),
 ]
 ALSO_SILENT = [
-    *(
-        (name, CASES[name].fires | PAUSED)
-        for name in ("ReliqBacklogGrowing", "ReliqOldestMessageTooOld", "ReliqNobodyClaims")
-    ),
+    ("ReliqBacklogGrowing", CASES["ReliqBacklogGrowing"].fires | PAUSED),
+    ("ReliqOldestMessageTooOld", CASES["ReliqOldestMessageTooOld"].fires | PAUSED),
+    ("ReliqNobodyClaims", STUCK | PAUSED),
     ("ReliqBacklogGrowing", {shop("reliq_backlog"): rising(1)}),
     # A Go program works on the queue; reliq has claimed from it before, or never.
     ("ReliqNobodyClaims", STUCK | {shop("reliq_shared"): steady(1)}),
@@ -247,8 +240,7 @@ ALSO_SILENT = [
 
 def sight(alert, shown, *, fires):
     """One test in promtool's own words: silent before the fault, and after it as it should be."""
-    case = CASES[alert]
-    due = f"{FAULT_SECONDS + int(case.minutes * 60)}s"
+    due = f"{FAULT_SECONDS + int(CASES[alert].minutes * 60)}s"
     count = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})'
     return {
         "name": f"{alert} {'fires' if fires else 'is silent'}",

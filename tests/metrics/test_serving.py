@@ -25,18 +25,12 @@ from reliq.metrics.serving import of_one_process
 
 
 @pytest.fixture
-def reliq(environment):
-    """Run a `reliq` command to its end."""
+def reliq(command):
+    """Run a `reliq` command to its end; return its exit code and output."""
 
     def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "reliq", *map(str, arguments)],
-            env=environment,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        done = command(*map(str, arguments))
+        return done.wait(), "".join(done.lines)
 
     return run
 
@@ -53,21 +47,18 @@ def listeners(pid):
 def test_port_in_use_is_reported_in_one_line(reliq, arguments):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = reliq(*arguments, port)
+        code, output = reliq(*arguments, port)
 
-    assert done.returncode == 2
-    assert f"cannot serve metrics on 127.0.0.1:{port}: something listens there already" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert code == 2
+    assert f"cannot serve metrics on 127.0.0.1:{port}: something listens there already" in output
+    assert "Traceback" not in output
 
 
-@pytest.mark.parametrize(
-    ("port", "host", "complaint"),
-    [(70000, None, "metrics port must be 0 to 65535, not 70000"), (0, "192.0.2.1", "this machine has no such address")],
-    ids=["port", "host"],
-)
-def test_impossible_port_or_host_is_refused(port, host, complaint):
-    with pytest.raises(ConfigurationError, match=complaint):
-        Endpoint(port, host, page=Page(), live=str, ready=str)
+def test_impossible_port_or_host_is_refused():
+    with pytest.raises(ConfigurationError, match="metrics port must be 0 to 65535, not 70000"):
+        Endpoint(70000, None, page=Page(), live=str, ready=str)
+    with pytest.raises(ConfigurationError, match="this machine has no such address"):
+        Endpoint(0, "192.0.2.1", page=Page(), live=str, ready=str)
 
 
 def test_endpoint_serves_probes_and_no_other_page():
@@ -92,24 +83,24 @@ def test_worker_during_an_outage_serves_its_counters_and_stays_alive(worker, job
         assert value(found, "reliq_messages", queue="shop", state="ready") is None
         assert get(port, "/live")[0] == 200
         assert get(port, "/ready") == (503, "Redis does not answer\n")
-        assert reliq("health", "ready", "--port", port).returncode == 1
+        assert reliq("health", "ready", "--port", port)[0] == 1
     finally:
         os.kill(redis_server.pid, signal.SIGCONT)
 
     eventually(lambda: value(scrape(port), "reliq_redis_up") == 1, "it sees Redis again")
     eventually(lambda: get(port, "/ready")[0] == 200, "and is ready")
-    assert reliq("health", "live", "--port", port).stdout == "ok\n"
-    assert reliq("health", "ready", "--port", port).returncode == 0
+    assert reliq("health", "live", "--port", port) == (0, "ok\n")
+    assert reliq("health", "ready", "--port", port) == (0, "ok\n")
     assert len(running.children()) == 2
 
 
 def test_health_command_without_a_worker_fails_with_the_reason(reliq):
     port = free_port()
 
-    done = reliq("health", "live", "--port", port)
+    code, output = reliq("health", "live", "--port", port)
 
-    assert done.returncode == 1
-    assert f"no answer from 127.0.0.1:{port}" in done.stderr
+    assert code == 1
+    assert f"no answer from 127.0.0.1:{port}" in output
 
 
 @pytest.mark.slow
@@ -154,122 +145,99 @@ def served(consumer, **options):
     return of_one_process(consumer.observers, consumer.stats, connection, keys, **options)
 
 
-class TestOneProcess:
-    """`Consumer.run(metrics_port=...)`."""
+@pytest.fixture
+def consumer(url, patient_looks):
+    queue, handled = Queue("single", int, url=url), threading.Event()
+    consumer = Consumer()
 
-    @pytest.fixture
-    def consumer(self, url, patient_looks):
-        queue, handled = Queue("single", int, url=url), threading.Event()
-        consumer = Consumer()
+    @consumer.handler(queue)
+    def handle(number: int) -> None:
+        handled.set()
 
-        @consumer.handler(queue)
-        def handle(number: int) -> None:
-            handled.set()
-
-        consumer.handled, consumer.queue = handled, queue
-        yield consumer
-        consumer.stop()
-        queue.close()
-
-    def test_endpoint_serves_the_figures_of_a_running_consumer(self, consumer):
-        with served(consumer, port=0) as endpoint:
-            assert get(endpoint.port, "/ready") == (503, "starting: process 0\n")
-            consumer.start(WorkerSettings(concurrency=3))
-            consumer.queue.publish(1)
-            assert consumer.handled.wait(30)
-            eventually(lambda: get(endpoint.port, "/ready")[0] == 200, "it is ready")
-            eventually(
-                lambda: value(scrape(endpoint.port), "reliq_handler_seconds_count", queue="single", outcome="ack") == 1,
-                "the handler was counted",
-            )
-            eventually(lambda: value(scrape(endpoint.port), "reliq_slots_busy") == 0, "its slot is free")
-            found = scrape(endpoint.port)
-            consumer.queue.pause()
-            claimed = value(scrape(endpoint.port), "reliq_last_claim_timestamp_seconds")
-            eventually(
-                lambda: value(scrape(endpoint.port), "reliq_last_claim_timestamp_seconds") > claimed + 1,
-                "a paused worker goes on with its claim rounds",
-            )
-
-        assert value(found, "reliq_slots") == 3
-        assert value(found, "reliq_slots_busy") == 0
-        assert value(found, "reliq_workers") == 1
-        assert value(found, "reliq_messages", queue="single", state="ready") == 0
-        assert consumer.observers == []
-
-    def test_registry_of_the_application_has_the_figures_while_the_consumer_runs(self, consumer):
-        registry = CollectorRegistry(auto_describe=True)
-        Counter("mine", "of the user", registry=registry).inc()
-
-        with served(consumer, port=None, registry=registry):
-            found = figures(generate_latest(registry).decode())
-        after = figures(generate_latest(registry).decode())
-
-        assert value(found, "mine_total") == 1
-        assert value(found, "reliq_redis_up") == 1
-        assert set(after) == {("mine_total", ())}
-
-    @pytest.mark.slow
-    def test_run_serves_until_it_ends(self, environment, jobs):
-        port = free_port()
-        text = f"import monitored; raise SystemExit(monitored.consumer.run(metrics_port={port}))"
-        with subprocess.Popen([sys.executable, "-c", text], env=environment) as process:
-            eventually(lambda: get(port, "/ready")[0] == 200, "it is ready")
-            found = scrape(port)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-
-        assert value(found, "reliq_slots") == 16
-        assert get(port, "/live")[0] == 0
+    consumer.handled, consumer.queue = handled, queue
+    yield consumer
+    consumer.stop()
+    queue.close()
 
 
-class TestPulse:
-    """A process that completes claim rounds is alive; a starting process, or one without Redis, has longer."""
+def test_endpoint_serves_the_figures_of_a_running_consumer(consumer):
+    with served(consumer, port=0) as endpoint:
+        assert get(endpoint.port, "/ready") == (503, "starting: process 0\n")
+        consumer.start(WorkerSettings(concurrency=3))
+        consumer.queue.publish(1)
+        assert consumer.handled.wait(30)
+        eventually(lambda: get(endpoint.port, "/ready")[0] == 200, "it is ready")
+        now = lambda name, **labels: value(scrape(endpoint.port), name, **labels)  # noqa: E731  used often
+        counted = {"queue": "single", "outcome": "ack"}
+        eventually(lambda: now("reliq_handler_seconds_count", **counted) == 1, "the handler was counted")
+        eventually(lambda: now("reliq_slots_busy") == 0, "its slot is free")
+        found = scrape(endpoint.port)
+        consumer.queue.pause()
+        claimed = now("reliq_last_claim_timestamp_seconds")
+        eventually(lambda: now("reliq_last_claim_timestamp_seconds") > claimed + 1, "it claims though paused")
 
-    @staticmethod
-    def stats(last_claim_at):
-        return EngineStats(last_claim_at, False, 0, 0, 0.0, slots=1, busy_slots=0, hung_slots=0)
+    assert value(found, "reliq_slots") == 3
+    assert value(found, "reliq_workers") == 1
+    assert value(found, "reliq_messages", queue="single", state="ready") == 0
+    assert consumer.observers == []
 
-    def test_process_without_claim_rounds_is_not_alive(self, tmp_path):
-        pulse = Pulse(tmp_path / "pulse")
-        start = pulse._read()[0]
-        pulse.note(self.stats(start + 100))
 
-        assert pulse.complaint(start + 99 + CLAIM_SECONDS) == ""
-        assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
-        assert Pulse(tmp_path / "pulse").complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
+def test_registry_of_the_application_has_the_figures_while_the_consumer_runs(consumer):
+    registry = CollectorRegistry(auto_describe=True)
+    Counter("mine", "of the user", registry=registry).inc()
 
-    def test_process_without_redis_is_alive_while_it_tries(self):
-        pulse = Pulse()
-        pulse._write(pulse._read()[0] - 10 * PATIENT_SECONDS, 0.0, ready=True)  # its last claim round was long ago
-        for part in ("fetcher", "start"):
-            pulse(RedisAway("", part, "gone"))
-            tried = pulse._read()[1]
+    with served(consumer, port=None, registry=registry):
+        found = figures(generate_latest(registry).decode())
+    after = figures(generate_latest(registry).decode())
 
-            assert pulse.complaint(tried + PATIENT_SECONDS - 1) == ""
-            assert "no try to reach Redis" in pulse.complaint(tried + PATIENT_SECONDS + 1)
+    assert value(found, "mine_total") == 1
+    assert value(found, "reliq_redis_up") == 1
+    assert set(after) == {("mine_total", ())}
 
-    def test_tries_of_other_parts_hide_no_hung_claim_round(self):
-        pulse = Pulse()
-        pulse.note(self.stats(pulse._read()[0]))
-        pulse(RedisAway("", "scheduler", "gone"))
 
-        assert pulse.complaint(pulse._read()[0] + CLAIM_SECONDS + 1) == "no claim round for 31 s"
+@pytest.mark.slow
+def test_run_serves_until_it_ends(environment, jobs):
+    port = free_port()
+    text = f"import monitored; raise SystemExit(monitored.consumer.run(metrics_port={port}))"
+    with subprocess.Popen([sys.executable, "-c", text], env=environment) as process:
+        eventually(lambda: get(port, "/ready")[0] == 200, "it is ready")
+        found = scrape(port)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
-    def test_process_that_reached_redis_again_has_the_usual_time(self):
-        pulse = Pulse()
-        pulse(RedisAway("", "fetcher", "gone"))
-        claimed = pulse._read()[1] + 1
-        pulse.note(self.stats(claimed))
+    assert value(found, "reliq_slots") == 16
+    assert get(port, "/live")[0] == 0
 
-        assert pulse.complaint(claimed + CLAIM_SECONDS + 1) == "no claim round for 31 s"
 
-    def test_process_that_starts_repeatedly_has_the_time_of_one_start(self, tmp_path):
-        first = Pulse(tmp_path / "pulse")
-        first.note(None)
-        again = Pulse(tmp_path / "pulse")
-        again.note(None)
+def test_process_without_claim_rounds_is_not_alive(tmp_path):
+    pulse = Pulse(tmp_path / "pulse")
+    start = pulse._read()[0]
+    pulse(RedisAway("", "fetcher", "gone"))
+    pulse.note(EngineStats(start + 100, False, 0, 0, 0.0, slots=1, busy_slots=0, hung_slots=0))
+    pulse(RedisAway("", "scheduler", "gone"))  # its tries say nothing of claim rounds
 
-        assert again.complaint(first._read()[0] + PATIENT_SECONDS - 1) == ""
-        assert again.complaint(first._read()[0] + PATIENT_SECONDS + 1) != ""
-        assert not again.is_ready
+    assert pulse.complaint(start + 99 + CLAIM_SECONDS) == ""
+    assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
+    assert Pulse(tmp_path / "pulse").complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
+
+
+def test_process_without_redis_is_alive_while_it_tries():
+    pulse = Pulse()
+    pulse._write(pulse._read()[0] - 10 * PATIENT_SECONDS, 0.0, ready=True)  # its last claim round was long ago
+    for part in ("fetcher", "start"):
+        pulse(RedisAway("", part, "gone"))
+        tried = pulse._read()[1]
+
+        assert pulse.complaint(tried + PATIENT_SECONDS - 1) == ""
+        assert "no try to reach Redis" in pulse.complaint(tried + PATIENT_SECONDS + 1)
+
+
+def test_process_that_starts_repeatedly_has_the_time_of_one_start(tmp_path):
+    first = Pulse(tmp_path / "pulse")
+    first.note(None)
+    again = Pulse(tmp_path / "pulse")
+    again.note(None)
+
+    assert again.complaint(first._read()[0] + PATIENT_SECONDS - 1) == ""
+    assert again.complaint(first._read()[0] + PATIENT_SECONDS + 1) != ""
+    assert not again.is_ready

@@ -25,53 +25,32 @@ def published(environment):
     traced.TRACED.close()
 
 
-@pytest.fixture
-def handled(environment):
-    """Run the traced consumer in another process until enough was handled; return its spans."""
-
-    def run(queue, enough):
-        command = [sys.executable, "-m", "traced"]
-        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            eventually(lambda: enough(queue.counts()), "the messages are handled")
-            out, _ = process.communicate(timeout=120)
-        return json.loads(out)
-
-    return run
-
-
-def test_handler_span_in_another_process_is_a_child_of_the_publish(published, handled, environment):
+def test_handler_span_in_another_process_is_a_child_of_the_publish(published, environment):
     import traced
 
     receipt = traced.TRACED.publish("good", headers={"mine": "stays"})
     traced.TRACED.publish("bad")
     traced.TRACED.publish("snooze")
 
-    spans = handled(traced.TRACED, lambda counts: counts.ready == counts.unack == counts.garbage == 0)
+    command = [sys.executable, "-m", "traced"]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        handled = lambda counts: counts.ready == counts.unack == counts.garbage == 0  # noqa: E731
+        eventually(lambda: handled(traced.TRACED.counts()), "the messages are handled")
+        spans = json.loads(process.communicate(timeout=120)[0])
 
     sent = {span["told"]["messaging.message.id"]: span for span in published()}
     done = {span["told"]["messaging.message.id"]: span for span in spans}
     assert set(sent) == set(done)
+    shared = {"messaging.system": "reliq", "messaging.destination.name": "traced", "messaging.message.id": receipt.id}
     publish = sent[receipt.id]
     assert (publish["name"], publish["kind"], publish["parent"]) == ("publish traced", "PRODUCER", None)
-    assert publish["told"] == {
-        "messaging.system": "reliq",
-        "messaging.operation.name": "publish",
-        "messaging.operation.type": "send",
-        "messaging.destination.name": "traced",
-        "messaging.message.id": receipt.id,
-    }
+    assert publish["told"] == shared | {"messaging.operation.name": "publish", "messaging.operation.type": "send"}
     for id, span in done.items():
         assert (span["trace"], span["parent"]) == (sent[id]["trace"], sent[id]["id"])
     good = done[receipt.id]
     assert (good["name"], good["kind"], good["status"]) == ("process traced", "CONSUMER", "UNSET")
-    assert good["told"] == {
-        "messaging.system": "reliq",
-        "messaging.operation.name": "process",
-        "messaging.operation.type": "process",
-        "messaging.destination.name": "traced",
-        "messaging.message.id": receipt.id,
-        "reliq.attempt": 1,
-    }
+    processed = {"messaging.operation.name": "process", "messaging.operation.type": "process", "reliq.attempt": 1}
+    assert good["told"] == shared | processed
     assert sorted(span["status"] for span in spans) == ["ERROR", "UNSET", "UNSET"]
     assert "secret" not in json.dumps(spans)
 
@@ -113,10 +92,8 @@ def test_failed_publish_is_an_error_span_with_its_class_only(published):
     with pytest.raises(PublishFailed):
         queue.publish(1)
 
-    assert [(span["status"], span["told"]["error.type"]) for span in published()] == [
-        ("ERROR", "ConfigurationError"),
-        ("ERROR", "PublishFailed"),
-    ]
+    failed = [(span["status"], span["told"]["error.type"]) for span in published()]
+    assert failed == [("ERROR", "ConfigurationError"), ("ERROR", "PublishFailed")]
 
 
 def test_tracing_without_instrument_imports_and_wraps_nothing(url):

@@ -33,7 +33,6 @@ def spans_of(exporter: InMemorySpanExporter) -> list[dict]:
             "parent": f"{span.parent.span_id:016x}" if span.parent else None,
             "status": span.status.status_code.name,
             "told": dict(span.attributes or {}),
-            "events": len(span.events),
         }
         for span in exporter.get_finished_spans()
     ]

@@ -57,10 +57,10 @@ def tls_server(authority):
 
         def start(key, certificate, **options):
             port = free_port()
-            names = {name.replace("_", "-"): str(value) for name, value in options.items()}
-            names = {"tls-auth-clients": "no", **names, "tls-port": str(port), "tls-key-file": str(key)}
-            names |= {"tls-cert-file": str(certificate), "tls-ca-cert-file": str(authority.certificate)}
-            stack.enter_context(EmbeddedRedis(server=DEBIAN, options=names))
+            names = {"tls_auth_clients": "no", "tls_port": port, "tls_key_file": key, "tls_cert_file": certificate}
+            names |= {"tls_ca_cert_file": authority.certificate, **options}
+            written = {name.replace("_", "-"): str(value) for name, value in names.items()}
+            stack.enter_context(EmbeddedRedis(server=DEBIAN, options=written))
             return port
 
         yield start

@@ -113,9 +113,7 @@ def test_bad_argument_is_refused_before_anything_is_sent(monkeypatch):
     monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", refuse)
     errors = {name: error_of(call) for name, (_, call) in BAD_CALLS.items()}
 
-    assert {name: errors[name][: len(said)] for name, (said, _) in BAD_CALLS.items()} == {
-        name: said for name, (said, _) in BAD_CALLS.items()
-    }
+    assert {name: errors[name] for name, (said, _) in BAD_CALLS.items() if not errors[name].startswith(said)} == {}
     assert [name for name, error in errors.items() if SECRET in error] == []
 
 
@@ -131,7 +129,6 @@ def test_errors_and_representations_show_no_secret():
     with pytest.raises(UndecodableError) as caught:
         Queue("q", dict[str, int]).codec.decode(b'{"a":"%s"}' % SECRET.encode())
     connection = QUEUE.connection()
-
     shown = [caught.value, QUEUE, connection, connection.name, vars(connection).get("_wires")]
 
     assert [one for one in shown if SECRET in f"{one}{one!r}"] == []
@@ -141,23 +138,15 @@ BAD_COMMANDS = {
     "a module without a consumer": (["worker", "os:path"], "must have a Consumer named 'path'"),
     "a setting": (["worker", "x", "--grace", "nan"], "grace must be seconds"),
     "a URL": (["exporter", "--url", f"redis://:{SECRET}@host/zero"], "Redis URL must end in a database number"),
-    "a port": (["exporter", "--url", NOBODY, "--port", "70000"], "metrics port must be 0 to 65535, not 70000"),
 }
 
 
-@pytest.mark.parametrize("name", BAD_COMMANDS)
-def test_command_with_a_bad_option_ends_in_one_line_and_exit_code_2(name):
-    arguments, said = BAD_COMMANDS[name]
+@pytest.mark.parametrize(("arguments", "said"), BAD_COMMANDS.values(), ids=BAD_COMMANDS)
+def test_command_with_a_bad_option_ends_in_one_line_and_exit_code_2(arguments, said):
+    environment = {**os.environ, "RELIQ_URL": NOBODY}
+    command = [sys.executable, "-m", "reliq", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-    done = subprocess.run(
-        [sys.executable, "-m", "reliq", *arguments],
-        env={**os.environ, "RELIQ_URL": NOBODY},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 2
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert said in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert SECRET not in done.stdout + done.stderr
+    assert SECRET not in done.stderr

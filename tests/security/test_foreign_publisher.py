@@ -7,18 +7,16 @@ from dataclasses import dataclass
 import pytest
 from tenacity import wait_none
 from waiting import eventually
+from worker_vandal import IDS, NOTES, Vandal, put
 
 from reliq import Consumer, Queue, WorkerSettings
 from reliq.codec.codec import Codec
 from reliq.errors import UndecodableError
-from reliq.wireformat import MAGIC
 
 SEED = 20_240_817
 MESSAGES = 200
 #: A count of retries beyond all measure: a message that does not decode ends with its body.
 ENDLESS = b"9" * 30
-BODY_MS = 60_000
-ALPHABET = b'\x00\n\t\r :{}[]"\\*?\xff\xfe\xc3\x28aZ09-_.'
 
 
 @dataclass
@@ -27,51 +25,26 @@ class Order:
     note: str = ""
 
 
-def some_bytes(chance, most):
-    return bytes(chance.choice(ALPHABET) for _ in range(chance.randrange(most)))
-
-
-def some_value(chance):
-    """An envelope that is cut, spoilt or odd, or no envelope at all."""
-    whole = MAGIC + b'{"d":1700000000000,"r":3}\n{"number":1}'
-    header = f'{{"d":{chance.choice(["1", "-1", "1e99", "null", "9" * 40])},"r":{chance.choice(["0", "-7", "1.5"])}}}'
-    return chance.choice(
-        [
-            whole[: chance.randrange(len(whole))],
-            bytes(byte ^ (chance.random() < 0.05) for byte in whole),
-            MAGIC + header.encode() + b"\n" + some_bytes(chance, 20),
-            MAGIC + some_bytes(chance, 60) + b"\n",
-            some_bytes(chance, 60),
-            b"[" * 5000,
-            whole,
-        ]
-    )
-
-
 def publish_anything(client, keys, chance, number):
     """
     Put a message where a consumer meets it, as nobody's code should; its id says its number, so that no two are one.
 
     Return its body's key, and whether it has more retries than anybody waits for.
     """
-    id = some_bytes(chance, 12) + str(number).encode() + some_bytes(chance, 12)
+    vandal = Vandal(client, chance)
+    id = vandal.blob(IDS) + b"~%d" % number
     place = chance.choice(["ready", "retry", "pending", "unack", "garbage"])
     left = chance.choice([b"0", b"1", b"-3", b"", b"many", b"1e5", ENDLESS, None])
     with client.pipeline() as pipe:
         if chance.random() < 0.9:
-            pipe.set(keys.msg("").encode() + id, some_value(chance), px=BODY_MS)
+            pipe.set(keys.msg("").encode() + id, vandal.value(), px=60_000)
         if left is not None and place != "garbage":
             pipe.hset(keys.retries_left, id, left)
         if chance.random() < 0.2:
             pipe.hset(keys.lease, id, chance.choice([b"!", b"nacked", b"suspect", b"@5", b"@x", b"a.1:5", b"\xff"]))
         if chance.random() < 0.2:
-            pipe.hset(keys.errors, id, some_bytes(chance, 30))
-        if place in ("ready", "retry"):
-            pipe.lpush(getattr(keys, place), id)
-        elif place == "garbage":
-            pipe.sadd(keys.garbage, id)
-        else:
-            pipe.zadd(getattr(keys, place), {id: chance.choice([0, -5, 1.5, 1_700_000_000])})
+            pipe.hset(keys.errors, id, vandal.blob(NOTES))
+        put(pipe, keys, place, id, chance.choice([0, -5, 1.5, 1_700_000_000]))
         pipe.execute()
     return keys.msg("").encode() + id, left == ENDLESS
 

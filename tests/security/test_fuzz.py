@@ -77,9 +77,7 @@ REQUESTS = [
 
 atoms = st.none() | st.integers() | st.binary(max_size=40) | st.booleans()
 atoms |= st.integers(-(10**6), 10**6).map(lambda number: str(number).encode())
-atoms |= st.sampled_from(
-    [b"", b"published", b"1700000000000-0", b"id", b"value", b"note", b"suspect", b"\xff", b"1 2:x"]
-)
+atoms |= st.sampled_from(b" published 1700000000000-0 id value note suspect \xff 1,2:x".split(b" "))
 replies = atoms | st.lists(atoms, max_size=12) | st.lists(atoms | st.lists(atoms, max_size=7), max_size=7)
 
 
@@ -100,11 +98,8 @@ MALFORMED = [
 
 def test_malformed_reply_raises_protocol_error():
     for request, reply in MALFORMED:
-        try:
-            answer = request.read(reply)
-        except ProtocolError:
-            continue
-        pytest.fail(f"{request} read {reply} as {answer}")
+        with pytest.raises(ProtocolError):
+            request.read(reply)
 
 
 def test_every_script_has_a_request_here():
@@ -119,7 +114,7 @@ def test_reader_of_any_reply_answers_or_raises_protocol_error(reply):
             list(request.events(request.read(reply)))
         except ProtocolError as error:
             assert re.search(
-                "answered something that is not its reply|the total .*`reliq check` says more", str(error), re.DOTALL
+                "something that is not its reply|the total .*`reliq check` says more", str(error), re.DOTALL
             )
 
 
@@ -169,10 +164,8 @@ def test_any_url_is_parsed_by_redis_py_or_refused(text):
 def test_password_in_a_url_is_never_shown(secret, scheme):
     text = f"{scheme}://me:{secret}@host:6379/shop/0"
 
-    shown = masked(text)
+    assert secret not in masked(text)
     try:
         check_url(text)
     except ConfigurationError as error:
-        shown += str(error)
-
-    assert secret not in shown
+        assert secret not in str(error)

@@ -1,6 +1,7 @@
 """TLS: who is talked to is checked, and nobody switches that off without saying so."""
 
 import ssl
+from contextlib import closing
 
 import pytest
 import redis
@@ -23,91 +24,73 @@ def server_elsewhere(tls_server, authority):
     return tls_server(*authority.vouch_for("elsewhere", "DNS:redis.example"))
 
 
-def works(queue, call):
-    status = call(queue, "publish", {}).status
-    queue.close()
-    return status == "published"
+@pytest.fixture
+def url(authority):
+    """The URL of a port, with the authority and with further options."""
+    return lambda port, *options: (
+        f"rediss://127.0.0.1:{port}/0?{'&'.join((f'ssl_ca_certs={authority.certificate}', *options))}"
+    )
 
 
-def refused(queue, call):
-    with pytest.raises(PublishFailed) as caught:
+def works(url, call):
+    with closing(Queue("q", url=url)) as queue:
+        return call(queue, "publish", {}).status == "published"
+
+
+def refused(url, call):
+    with closing(Queue("q", url=url)) as queue, pytest.raises(PublishFailed) as caught:
         call(queue, "publish", {})
-    queue.close()
     assert caught.value.outcome == "refused"
     return str(caught.value)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_certificate_of_a_known_authority_is_accepted(server, authority, call, host):
-    assert works(Queue("q", url=f"rediss://{host}:{server}/0?ssl_ca_certs={authority.certificate}"), call)
-
-
 @pytest.mark.usefixtures("impatient")
-def test_certificate_of_an_unknown_authority_is_refused(server, call):
-    assert "certificate verify failed" in refused(Queue("q", url=f"rediss://127.0.0.1:{server}/0"), call)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_certificate_for_another_host_is_refused(server_elsewhere, authority, call):
-    queue = Queue("q", url=f"rediss://127.0.0.1:{server_elsewhere}/0?ssl_ca_certs={authority.certificate}")
-
-    assert "certificate is not valid for '127.0.0.1'" in refused(queue, call)
+def test_only_a_certificate_of_a_known_authority_for_that_host_is_accepted(server, server_elsewhere, url, call):
+    assert works(url(server), call)
+    assert works(url(server).replace("127.0.0.1", "localhost"), call)
+    assert "certificate verify failed" in refused(url(server).partition("?")[0], call)
+    assert "certificate is not valid for '127.0.0.1'" in refused(url(server_elsewhere), call)
 
 
 @pytest.mark.parametrize("option", ["ssl_cert_reqs=none", "ssl_check_hostname=false"])
-def test_certificate_checks_are_off_only_with_insecure_true(server_elsewhere, authority, call, option):
-    url = f"rediss://127.0.0.1:{server_elsewhere}/0?ssl_ca_certs={authority.certificate}&{option}"
-
+def test_certificate_checks_are_off_only_with_insecure_true(server_elsewhere, url, call, option):
     with pytest.raises(ConfigurationError, match="would take anybody's certificate"):
-        Queue("q", url=url)
-    assert works(Queue("q", url=f"{url}&insecure=true"), call)
+        Queue("q", url=url(server_elsewhere, option))
+    assert works(url(server_elsewhere, option, "insecure=true"), call)
 
 
 def test_redis_py_client_without_certificate_checks_warns(server_elsewhere):
-    theirs = redis.Redis(port=server_elsewhere, ssl=True, ssl_cert_reqs="none")
-
-    with pytest.warns(InsecureWarning, match="takes anybody's certificate"):
-        Queue("q", url=theirs).publish({})
-
-    Queue("q", url=theirs).close()
-    theirs.close()
+    with redis.Redis(port=server_elsewhere, ssl=True, ssl_cert_reqs="none") as theirs:
+        with pytest.warns(InsecureWarning, match="takes anybody's certificate"):
+            Queue("q", url=theirs).publish({})
+        Queue("q", url=theirs).close()
 
 
 @pytest.mark.usefixtures("impatient")
-def test_client_certificate_is_sent_to_a_server_that_requires_it(tls_server, authority, call):
+def test_client_certificate_is_sent_to_a_server_that_requires_it(tls_server, authority, url, call):
     key, certificate = authority.vouch_for("worker", *HERE)
     port = tls_server(*authority.vouch_for("strict", *HERE), tls_auth_clients="yes")
-    url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
 
-    refused(Queue("q", url=url), call)
-    assert works(Queue("q", url=f"{url}&ssl_certfile={certificate}&ssl_keyfile={key}"), call)
+    refused(url(port), call)
+    assert works(url(port, f"ssl_certfile={certificate}", f"ssl_keyfile={key}"), call)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_oldest_tls_version_may_be_raised(tls_server, authority, call):
+def test_oldest_tls_version_may_be_raised(tls_server, authority, url, call):
     port = tls_server(*authority.vouch_for("older", *HERE), tls_protocols="TLSv1.2")
-    url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
 
-    assert works(Queue("q", url=url), call)
-    refused(Queue("q", url=f"{url}&ssl_min_version=1.3"), call)
+    assert works(url(port), call)
+    refused(url(port, "ssl_min_version=1.3"), call)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asyncio"])
-@pytest.mark.parametrize(
-    "target",
-    [
-        "rediss://h/0",
-        "rediss+sentinel://h/shop",
-        redis.Redis(ssl=True),
-        redis.Redis(ssl=True, ssl_min_version=ssl.TLSVersion.MINIMUM_SUPPORTED),
-    ],
-    ids=["url", "sentinel", "client", "client with an older one"],
-)
-def test_tls_is_1_2_at_least(target, asynchronous):
-    made = pool(target, 1.0, asynchronous=asynchronous)
-    settings = getattr(made, "_pool", made).connection_kwargs
+def test_tls_is_1_2_at_least(asynchronous):
+    older = redis.Redis(ssl=True, ssl_min_version=ssl.TLSVersion.MINIMUM_SUPPORTED)
+    for target in ("rediss://h/0", "rediss+sentinel://h/shop", redis.Redis(ssl=True), older):
+        made = pool(target, 1.0, asynchronous=asynchronous)
+        settings = getattr(made, "_pool", made).connection_kwargs
 
-    assert settings["ssl_min_version"] == ssl.TLSVersion.TLSv1_2
+        assert settings["ssl_min_version"] == ssl.TLSVersion.TLSv1_2, target
 
 
 def test_connections_to_sentinels_use_tls():

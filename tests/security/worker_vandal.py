@@ -75,19 +75,14 @@ ERRORS = [
     *(ValueError(one) for one in ("\ud83d", "x" * 1_000_000, "\x1b]0;x\x07\n\r", b"\xff", Evil())),
     *(WordlessError(), NamelessError(), TornError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit()),
     *(asyncio.CancelledError(), StopIteration(1), StopAsyncIteration(), MemoryError(), RecursionError()),
+    *(TimeoutError(), ExceptionGroup("many", [ValueError("x")] * 3), Stopped("x"), UndecodableError("\ud83d")),
     *(
-        TimeoutError(),
-        ExceptionGroup("many", [ValueError("x")] * 3),
-        Stopped("x"),
-        UndecodableError("\ud83d"),
         ProtocolError("x"),
+        RedisUnavailableError("x"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"),
+        OSError(24, "x"),
     ),
-    *(RedisUnavailableError("not true"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), OSError(24, "EMFILE")),
 ]
-
-
-def returned(value):
-    return lambda: value
 
 
 def raising(error):
@@ -97,15 +92,25 @@ def raising(error):
     return answer
 
 
-ANSWERS = [
-    *(returned(make(reason=one)) for make in (Nack, Reject) for one in REASONS),
-    *(returned(make(delay=one)) for make in (Nack, Snooze) for one in DELAYS),
-    *(raising(make(delay=one)) for make in (Nack, Snooze) for one in DELAYS),
-    *(raising(Reject(reason=one)) for one in REASONS),
-    *map(raising, ERRORS),
-    *map(returned, [Nack, Reject, Snooze, Evil(), 0, "x", [], (), {}, object, range(3), iter([]), float("nan")]),
-    lambda: (one for one in [Nack()]),
+RETURNED = [
+    *(make(reason=one) for make in (Nack, Reject) for one in REASONS),
+    *(make(delay=one) for make in (Nack, Snooze) for one in DELAYS),
+    *(Nack, Reject, Snooze, Evil(), 0, "x", [], (), {}, object, range(3), iter([]), float("nan")),
 ]
+RAISED = (
+    [make(delay=one) for make in (Nack, Snooze) for one in DELAYS] + [Reject(reason=one) for one in REASONS] + ERRORS
+)
+ANSWERS = [*(lambda value=value: value for value in RETURNED), *map(raising, RAISED), lambda: (one for one in [Nack()])]
+
+
+def put(pipe, keys, place, id, score):
+    """Write an id where messages of this state are."""
+    if place in ("ready", "retry"):
+        pipe.lpush(getattr(keys, place), id)
+    elif place == "garbage":
+        pipe.sadd(keys.garbage, id)
+    else:
+        pipe.zadd(getattr(keys, place), {id: score})
 
 
 class Vandal:
@@ -116,8 +121,7 @@ class Vandal:
 
     def number(self) -> str:
         chance = self._chance
-        bits = chance.choice([1, 40, 64, 900])
-        return chance.choice(NUMBERS) if chance.random() < 0.7 else str(chance.getrandbits(bits))
+        return chance.choice(NUMBERS) if chance.random() < 0.7 else str(chance.getrandbits(chance.choice([1, 64, 900])))
 
     def score(self) -> float:
         chance = self._chance
@@ -153,16 +157,8 @@ class Vandal:
             pipe.hset(keys.errors, id, self.blob(NOTES))
         places = ["ready", "ready", "retry", "pending", "unack", "garbage"]
         for place in chance.sample(places, chance.choice([1, 1, 1, 2])):
-            self._put(pipe, place, getattr(keys, place), id)
+            put(pipe, keys, place, id, self.score())
         pipe.execute()
-
-    def _put(self, pipe, place: str, key: str, id: bytes) -> None:
-        if place in ("ready", "retry"):
-            pipe.lpush(key, id)
-        elif place == "garbage":
-            pipe.sadd(key, id)
-        else:
-            pipe.zadd(key, {id: self.score()})
 
     def surroundings(self, keys) -> None:
         """Write to what lies around the messages: totals, ends, letters, tokens, names, records of workers."""

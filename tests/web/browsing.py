@@ -4,18 +4,17 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from site_page import serving
+from site_page import EVERYTHING, serving
 from waiting import eventually
 
 from reliq import Consumer, Outgoing, Queue, WorkerSettings
 from reliq.admin import Admin
-from reliq.web import Access, app, reading
+from reliq.web import app, reading
 from reliq.worker import heartbeat
 
 #: As long as a queue allows: no page may become wider for it.
 LONG_ID = "long-" + "x" * 123
 DEAD = [*(f"dead-{number}" for number in range(7)), LONG_ID]
-EVERYTHING = Access.WRITE | Access.BODIES
 
 
 @contextmanager
@@ -60,8 +59,8 @@ def queues(url):
             eventually(lambda: [one for one in admin.workers() if one.busy == 2], "a record says that two handlers run")
             eventually(lambda: len(admin.crons()) == 2, "the periodic entries are there")
             admin.pause_cron("payments", "quarterly-check", reason="we move", by="ada")
-            assert admin.stacks([worker_of(admin)], for_seconds=30)
-        yield admin
+            assert admin.stacks([worker_of(url)], for_seconds=30)
+        yield
     finally:
         done.set()
         consumer.stop(5)
@@ -69,9 +68,9 @@ def queues(url):
         admin.close()
 
 
-def worker_of(admin):
+def worker_of(url):
     """The id of the only worker."""
-    [worker] = admin.workers()
+    [worker] = Admin(url).workers()
     return worker.id
 
 

@@ -1,6 +1,8 @@
 """A page that is really served, and browsers and programs that ask it."""
 
 import asyncio
+import html
+import re
 import threading
 from contextlib import ExitStack, contextmanager
 
@@ -12,6 +14,9 @@ from reliq.web.serve import PageServer, listen
 TOKEN = "a token that nobody guesses"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 EVERYTHING = Access.WRITE | Access.BODIES
+#: A link of a page, but for those of forms and of streams, which do not end.
+FORMS = "stream|pause|resume|limits|purge|cancel|reschedule|redrive|delete|check|logout"
+LINK = rf'(?:href|src|action|data-live)="(?!#|[^"]*/(?:{FORMS}))([^"]+)"'
 
 
 class Site:
@@ -46,6 +51,19 @@ class Site:
         client = self.client(Sec_Fetch_Site="same-origin")
         assert client.post(f"/enter/{self.desk.token.once()}").status_code == 303
         return client
+
+
+def crawl(browser, ways, link, *, prefix=""):
+    """Follow the links that a pattern finds, from these paths on; return the status of each."""
+    ways, seen = [*ways], {}
+    while ways:
+        way = ways.pop()
+        answer = browser.get(way.removeprefix(prefix))
+        seen[way] = answer.status_code
+        if "html" in answer.headers["content-type"]:
+            found = {html.unescape(one) for one in re.findall(link, answer.text)}
+            ways += sorted(found - seen.keys() - {*ways})
+    return seen
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 from browsing import DEAD, LONG_ID, publish_seven, queues, served, worker_of
 from chromium import FAR_HOST, chromium
 from ports import free_port
+from redis import Redis
 from required import module_of_ci
 from site_page import TOKEN, site_of
 from waiting import eventually
@@ -24,6 +25,8 @@ SCRIPTS = {"script": True, "no-script": False}
 #: A busy machine takes its time: only a test that fails waits so long.
 PATIENCE_MS = 100_000
 expect.set_options(timeout=PATIENCE_MS)
+#: What the browser's console says of a page, and errors of its JavaScript.
+COMPLAINTS = []
 #: Groups of axe's rules, and single ones, by where they are tried: what a narrow or a dark page can have worse than a
 #: wide and light one is its contrast, and what does not fit.
 RULES = {
@@ -32,7 +35,7 @@ RULES = {
 }
 #: Every page: its address, and texts that it must show.
 PAGES = {
-    "queues": ("/", ["payments", "invoices", "nobody works on it", "paused: we move"]),
+    "queues": ("/", ["payments", "invoices", "nobody works on it", "paused: we move", "1 worker", "2 of 4 busy"]),
     "queue": ("/queues/payments", ["payments", "What runs now", "Pause …"]),
     "unwatched": ("/queues/invoices", ["Nobody works on this queue"]),
     "paused": ("/queues/reports", ["Paused", "we move", "Resume reports"]),
@@ -46,7 +49,7 @@ PAGES = {
     ),
     "hidden": ("/queues/payments/message?id=dead-3", ["dead-3", "Not shown until you ask"]),
     "dead": ("/queues/payments/dead", ["Why they died", "ValueError at", "Looked at 8 of 8", "dead-6", LONG_ID]),
-    "workers": ("/workers", ["payments", "What they run"]),
+    "workers": ("/workers", ["payments", "What they run", "2 of 4"]),
     "worker": ("/workers/{worker}", ["Where its handlers stand", "queues.<locals>.pay", "Ask for the stacks"]),
     "periodic": ("/periodic", ["nightly-settlement", "0 6 29 2 * Europe/Berlin", "paused: we move", "never"]),
     "entry": (
@@ -62,45 +65,36 @@ PAGES = {
 
 @pytest.fixture(scope="module")
 def redis_url(redis_server):
-    """The shared server's, emptied."""
-    from redis import Redis
-
+    """The shared server's, emptied, with the queues."""
     with Redis.from_url(redis_server.url) as client:
         client.flushall()
-    return redis_server.url
+    with queues(redis_server.url):
+        yield redis_server.url
 
 
 @pytest.fixture(scope="module")
-def admin(redis_url):
-    with queues(redis_url) as admin:
-        yield admin
-
-
-@pytest.fixture(scope="module")
-def address(redis_url, admin):
+def address(redis_url):
     with served(redis_url) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
-def paths(admin):
+def paths(redis_url):
     """The path of each page."""
-    return {name: path.format(worker=worker_of(admin)) for name, (path, _) in PAGES.items()}
+    worker = worker_of(redis_url)
+    return {name: path.format(worker=worker) for name, (path, _) in PAGES.items()}
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def windows(browser):
+def windows():
     """A window with JavaScript, and one without."""
-    contexts = {name: browser.new_context(java_script_enabled=enabled) for name, enabled in SCRIPTS.items()}
-    for context in contexts.values():
-        context.set_default_timeout(PATIENCE_MS)
-    return {name: context.new_page() for name, context in contexts.items()}
+    with chromium() as browser:
+        windows = {name: browser.new_page(java_script_enabled=enabled) for name, enabled in SCRIPTS.items()}
+        for window in windows.values():
+            window.set_default_timeout(PATIENCE_MS)
+            window.on("console", lambda said: said.type in ("error", "warning") and COMPLAINTS.append(said.text))
+            window.on("pageerror", lambda error: COMPLAINTS.append(str(error)))
+        yield windows
 
 
 @pytest.fixture
@@ -122,9 +116,10 @@ def look(page, width, scheme):
 def test_page_shows_its_values_fits_and_is_accessible(windows, address, paths, name, script):
     page, texts = windows[script], PAGES[name][1]
 
-    complaints = opened(page, address + paths[name])
+    COMPLAINTS.clear()
+    page.goto(address + paths[name])
 
-    assert [one for one in complaints if name != "missing"] == []
+    assert name == "missing" or COMPLAINTS == []
     for width, scheme in itertools.product(WIDTHS, SCHEMES):
         look(page, width, scheme)
         seen = page.locator("body").inner_text()
@@ -133,25 +128,6 @@ def test_page_shows_its_values_fits_and_is_accessible(windows, address, paths, n
         assert (width, scheme, too_wide) == (width, scheme, 0)
         if script == "script" and (width, scheme) in RULES:
             assert (width, scheme, serious(page, RULES[width, scheme])) == (width, scheme, [])
-
-
-def opened(page, address):
-    """Open a page; return what its console complained of."""
-    complaints = []
-
-    def note(message):
-        if message.type in ("error", "warning"):
-            complaints.append(message.text)
-
-    def failed(error):
-        complaints.append(str(error))
-
-    page.on("console", note)
-    page.on("pageerror", failed)
-    page.goto(address)
-    page.remove_listener("console", note)
-    page.remove_listener("pageerror", failed)
-    return complaints
 
 
 def serious(page, rules):
@@ -226,47 +202,38 @@ def test_keyboard_reaches_search_rows_and_content(window, address):
     assert window.evaluate("document.getElementById('main').contains(document.activeElement)")
 
 
+def press(page, button):
+    page.get_by_role("button", name=button, exact=True).click()
+
+
+def pause_and_resume(page, name, mark, text):
+    """Follow a link, pause what it leads to, see the mark of the pause, and resume."""
+    page.get_by_role("link", name=name).click()
+    page.get_by_label("Why it is paused").fill("<b>for lunch</b>")
+    press(page, "Pause")
+    expect(page.locator(mark)).to_contain_text(text)
+    expect(page.locator(mark)).to_contain_text("<b>for lunch</b>")
+    press(page, f"Resume {name}")
+    expect(page.locator(mark)).to_have_count(0)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_queue_and_periodic_job_are_paused_and_resumed_by_forms(windows, address, script):
     page = windows[script]
-    page.goto(address + "/queues/thumbnails")
-    page.get_by_label("Why it is paused").fill("<b>for lunch</b>")
-    page.get_by_role("button", name="Pause", exact=True).click()
-
-    expect(page.locator(".note.warn")).to_contain_text("Paused by ada")
-    expect(page.locator(".note.warn")).to_contain_text("<b>for lunch</b>")
-    page.get_by_role("button", name="Resume thumbnails").click()
-    expect(page.locator(".note.warn")).to_have_count(0)
-
+    page.goto(address)
+    pause_and_resume(page, "thumbnails", ".note.warn", "Paused by ada")
     page.goto(address + "/periodic")
-    page.get_by_role("link", name="nightly-settlement").click()
-    page.get_by_label("Why it is paused").fill("the bank is closed")
-    page.get_by_role("button", name="Pause", exact=True).click()
-
-    expect(page.locator(".facts")).to_contain_text("by ada")
-    expect(page.locator(".mark.warn")).to_have_text("paused: the bank is closed")
-    page.get_by_role("button", name="Resume nightly-settlement").click()
-    expect(page.locator(".mark.warn")).to_have_count(0)
+    pause_and_resume(page, "nightly-settlement", ".mark.warn", "paused: ")
 
 
 def test_message_is_found_by_its_id(windows, address):
     page = windows["no-script"]
     page.goto(address + "/queues/payments")
     page.locator("#find").fill("dead-2")
-    page.get_by_role("button", name="Find").click()
+    press(page, "Find")
 
     expect(page.locator("h1")).to_have_text("dead-2")
     expect(page.locator(".story li").last).to_contain_text("became a dead letter")
-
-
-def test_workers_page_shows_running_handlers(window, address):
-    window.goto(address + "/workers")
-
-    expect(window.locator("tbody [data-label='slots busy']")).to_contain_text("2 of 4")
-    expect(window.locator("tbody [data-label=queue]")).to_have_text(["payments", "payments"])
-    window.goto(address)
-    expect(cell(window, "payments", "workers")).to_contain_text("1 worker")
-    expect(cell(window, "payments", "workers")).to_contain_text("2 of 4 busy")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -282,7 +249,7 @@ def test_group_of_dead_letters_is_redriven_and_its_progress_shown(windows, addre
     eventually(lambda: shows("/queues/payments/dead", everything), "all letters are back")
     page.locator("tbody th a").first.click()
     page.get_by_label("At most, a second").fill("1000")
-    page.get_by_role("button", name="Redrive").click()
+    press(page, "Redrive")
 
     expect(page.locator("h1")).to_contain_text("payments")
     if script == "no-script":
@@ -303,42 +270,25 @@ def test_reader_gets_no_body_and_no_form_that_writes(window, redis_url, paths):
         window.goto("about:blank")  # it leaves the stream
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", FAR_HOST])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_person_logs_in_with_the_token_and_out(windows, redis_url, script):
-    page = windows[script]
-    with site_of(redis_url) as site:
-        page.goto(site.url)
+def test_person_logs_in_pauses_a_queue_and_logs_out(windows, redis_url, script, host):
+    """Off this machine a browser sends no Sec-Fetch-Site over plain HTTP: only Origin says that a form is our own."""
+    page, requests = windows[script], []
+    page.on("request", lambda request: requests.append(request))  # noqa: PLW0108  Playwright marks its listeners
+    with site_of(redis_url, hosts=[FAR_HOST]) as site:
+        page.goto(site.url.replace("127.0.0.1", host))
         page.get_by_label("Token").fill("not the token, but as long")
-        page.get_by_role("button", name="Log in").click()
+        press(page, "Log in")
         expect(page.get_by_role("alert")).to_contain_text("That is not the token")
         page.get_by_label("Token").fill(TOKEN)
-        page.get_by_role("button", name="Log in").click()
-
+        press(page, "Log in")
         expect(page.locator("h1")).to_have_text("Queues")
-        page.get_by_role("button", name="Log out").click()
+        pause_and_resume(page, "thumbnails", ".note.warn", "Paused by alice")
+        press(page, "Log out")
         expect(page.locator("h1")).to_have_text("Log in")
-
-
-def test_login_and_forms_work_over_plain_http_under_a_host_name(browser, redis_url, admin):
-    """Off this machine a browser sends no Sec-Fetch-Site over plain HTTP: only Origin says that a form is our own."""
-    sent = []
-    with site_of(redis_url, hosts=[FAR_HOST]) as site, browser.new_context() as context:
-        page = context.new_page()
-        page.on("request", lambda request: sent.append(request.all_headers()) if request.method == "POST" else None)
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(site.url.replace("127.0.0.1", FAR_HOST))
-        page.get_by_label("Token").fill(TOKEN)
-        page.get_by_role("button", name="Log in").click()
-        page.get_by_role("link", name="thumbnails").click()
-        page.get_by_label("Why it is paused").fill("for lunch")
-        page.get_by_role("button", name="Pause", exact=True).click()
-        expect(page.locator(".note.warn")).to_contain_text("Paused by alice")
-        page.get_by_role("button", name="Resume thumbnails").click()
-        expect(page.locator(".note.warn")).to_have_count(0)
-        page.goto("about:blank")
-
-    assert len(sent) == 3
-    assert all("sec-fetch-site" not in headers for headers in sent)
+    posts = [one.all_headers() for one in requests if one.method == "POST"]
+    assert ["sec-fetch-site" in headers for headers in posts] == [host != FAR_HOST] * 5
 
 
 def test_page_reports_an_outage_of_redis_and_recovers(window, server_path, monkeypatch):

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -18,21 +19,16 @@ LIMIT = 60
 @pytest.fixture
 def start(url):
     """Start `reliq web` with these words; it ends with the test."""
-    started = []
+    with ExitStack() as stack:
 
-    def make(*words, **environment):
-        command = [sys.executable, "-m", "reliq", "web", "--port", "0", "--url", url, *words]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
-        )
-        started.append(process)
-        return process
+        def make(*words, **environment):
+            command = [sys.executable, "-m", "reliq", "web", "--port", "0", "--url", url, *words]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            process = stack.enter_context(subprocess.Popen(command, env=os.environ | environment, **pipes))
+            stack.callback(process.kill)
+            return process
 
-    yield make
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        yield make
 
 
 def test_command_prints_an_address_that_lets_a_browser_in_and_stops_cleanly(orders, start):
@@ -45,8 +41,10 @@ def test_command_prints_an_address_that_lets_a_browser_in_and_stops_cleanly(orde
         program = httpx.get(f"{base}/queues/orders", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=LIMIT)
         paused = browser.post(f"{base}/queues/orders/pause", data={"reason": "a look"})
         with browser.stream("GET", f"{base}/stream?page=queues") as stream:
-            assert next(stream.iter_lines()) == "retry: 2000"
+            lines = stream.iter_lines()
+            assert next(lines) == "retry: 2000"
             process.send_signal(signal.SIGTERM)
+            assert [line for line in lines if "away" in line] == []  # it ends whole, and is not cut off
             code = process.wait(LIMIT)
     errors = process.stderr.read()
 

@@ -5,13 +5,14 @@ import re
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
 import pytest
 from django_shop import LOGIN, PASSWORD, PREFIX
 from ports import free_port
+from site_page import LINK, crawl
 from waiting import eventually
 
 from reliq import Queue
@@ -46,21 +47,19 @@ def answers(address):
 @pytest.fixture
 def sign_in(shop):
     """Open a page, sign in where that leads to, and return the browser and where it came back to."""
-    browsers = []
+    with ExitStack() as stack:
 
-    def enter(name):
-        browser = httpx.Client(base_url=shop, headers={"Sec-Fetch-Site": "same-origin"}, timeout=60)
-        browsers.append(browser)
-        sent = browser.get(PAGE)
-        assert (sent.status_code, sent.headers["location"]) == (303, f"{LOGIN}?next={PAGE.replace('/', '%2F')}")
-        form = browser.get(sent.headers["location"])
-        fields = dict(re.findall(r'name="(csrfmiddlewaretoken|next)" value="([^"]*)"', form.text))
-        done = browser.post(LOGIN, data={**fields, "username": name, "password": PASSWORD})
-        return browser, done.headers.get("location")
+        def enter(name):
+            client = httpx.Client(base_url=shop, headers={"Sec-Fetch-Site": "same-origin"}, timeout=60)
+            browser = stack.enter_context(client)
+            sent = browser.get(PAGE)
+            assert (sent.status_code, sent.headers["location"]) == (303, f"{LOGIN}?next={PAGE.replace('/', '%2F')}")
+            form = browser.get(sent.headers["location"])
+            fields = dict(re.findall(r'name="(csrfmiddlewaretoken|next)" value="([^"]*)"', form.text))
+            done = browser.post(LOGIN, data={**fields, "username": name, "password": PASSWORD})
+            return browser, done.headers.get("location")
 
-    yield enter
-    for browser in browsers:
-        browser.close()
+        yield enter
 
 
 def test_django_users_have_their_rights_and_pages_change_no_session(shop, sign_in, tmp_path):
@@ -73,6 +72,9 @@ def test_django_users_have_their_rights_and_pages_change_no_session(shop, sign_i
     assert carl.get(PAGE).status_code == 303
     assert [one.post(f"{PAGE}/pause").status_code for one in (ada, bob, carl)] == [303, 403, 403]
     assert "ada" in bob.get(PAGE).text  # who paused it
+    seen = crawl(ada, [f"{PREFIX}/"], LINK)
+    assert [path for path in seen if not path.startswith(f"{PREFIX}/")] == []
+    assert {path for path, status in seen.items() if status != 200} == {f"{PREFIX}/queues/orders/message"}
 
     before = sessions(tmp_path)
     assert ">ada<" in ada.get(PAGE, headers={"x-another-secret": "1"}).text

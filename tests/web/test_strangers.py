@@ -1,9 +1,8 @@
 """Strangers at the web pages: many connections, foreign host names, forged addresses, guesses, spoilt data."""
 
-import asyncio
 import logging
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from site_page import BEARER, EVERYTHING, TOKEN, serving, site_of
@@ -11,24 +10,21 @@ from waiting import eventually
 
 from reliq.web import Access, app, live, serve
 from reliq.web.access import Visitor
-from reliq.web.live import Live, Part
 
 
 @pytest.fixture
 def connect():
     """Return what connects to a site and sends these bytes; every connection is closed with the test."""
-    opened = []
+    with ExitStack() as stack:
 
-    def to(site, sent=b""):
-        one = socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])), timeout=60)
-        opened.append(one)
-        with suppress(ConnectionError):  # it may be closed already
-            one.sendall(sent)
-        return one
+        def to(site, sent=b""):
+            address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
+            one = stack.enter_context(socket.create_connection(address, timeout=60))
+            with suppress(ConnectionError):  # it may be closed already
+                one.sendall(sent)
+            return one
 
-    yield to
-    for one in opened:
-        one.close()
+        yield to
 
 
 def read_to_the_end(connection):
@@ -152,41 +148,34 @@ def test_reader_with_many_streams_leaves_room_for_others(url, monkeypatch):
     monkeypatch.setattr(live, "VIEWERS_PER_VISITOR", 3)
     monkeypatch.setattr(live, "PARTS_PER_VISITOR", 2)
     with serving(app(url, access=lambda request: Visitor(Access.READ, request.headers["x-user"]))) as site:
-        client = site.client()
 
         def opened(who, *pages):
             """Open streams, which stay open; return their statuses."""
+            client = site.client()
             streams = [client.stream("GET", f"/stream?page={page}", headers={"x-user": who}) for page in pages]
             return [site.clients.enter_context(stream).status_code for stream in streams]
 
         assert opened("carol", *["queues"] * 4) == [200, 200, 200, 429]
         assert opened("alice", *(f"worker&id={n}" for n in range(3))) == [200, 200, 429]
         assert opened("bob", "queues") == [200]
-
-
-def test_closed_streams_leave_room_for_their_visitor():
-    async def watch():
-        parts = Live(lambda _parts: {}, 0)
-        for number in range(max(live.VIEWERS_PER_VISITOR, live.PARTS_PER_VISITOR) + 1):
-            part = Part("work", str(number), "", "")
-            assert parts.has_room(part, "ada"), number
-            parts.join(part, "ada")
-            parts.leave(part, "ada")
-
-    asyncio.run(watch())
+        site.clients.close()
+        eventually(lambda: not site.desk.live.viewers, "the streams are closed")
+        assert [opened("carol", "queues"), opened("alice", "worker&id=9")] == [[200], [200]]
 
 
 def test_checks_of_readers_leave_room_for_writes(url, orders, monkeypatch):
     held = []
     monkeypatch.setattr("reliq.web.works.Works._run", lambda *run: held.append(run))  # every work goes on
-    access = lambda request: (Access.WRITE if request.headers["x-user"] == "carol" else Access.READ).by(  # noqa: E731
-        request.headers["x-user"]
-    )
+    rights = {"alice": Access.READ, "carol": Access.WRITE}
+
+    def access(request):
+        who = request.headers["x-user"]
+        return rights[who].by(who)
+
+    def post(who, path):
+        return site.client(X_User=who, Sec_Fetch_Site="same-origin").post(path)
+
     with serving(app(url, access=access)) as site:
-
-        def post(who, path):
-            return site.client(X_User=who, Sec_Fetch_Site="same-origin").post(path)
-
         checks = [post("alice", "/queues/orders/check") for _ in range(4)]
         eventually(lambda: len(held) >= 2, "two checks run")
         write = post("carol", "/queues/orders/dead/redrive")

@@ -45,26 +45,27 @@ def test_dead_letters_of_one_place_are_redriven(letters, admin, site):
     assert "data-live" not in page.text
 
 
-def test_slow_redrive_shows_its_progress_and_stops_between_steps(letters, admin, site):
-    browser = site.browser()
+def test_slow_redrive_shows_its_progress_and_two_visitors_stop_it_between_steps(letters, admin, site):
+    browser, other = site.browser(), site.browser()
     location = browser.post("/queues/orders/dead/redrive", data={"rate": "0.2", "delay": "1h"}).headers["location"]
     id = location.rpartition("/")[2]
 
     async def watch():
         async with viewing(site, f"/stream?page=work&id={id}") as viewer:
             some = await viewer.event()
-            await asyncio.to_thread(browser.post, f"{location}/stop")
-            return some, await viewer.until(lambda event: "data-finished" in event.data)
+            stops = [asyncio.to_thread(visitor.post, f"{location}/stop") for visitor in (browser, other)]
+            stopped = [stop.status_code for stop in await asyncio.gather(*stops)]
+            return some, stopped, await viewer.until(lambda event: "data-finished" in event.data)
 
-    some, last = asyncio.run(watch())
+    some, stopped, last = asyncio.run(watch())
     work = site.desk.works.get(id)
 
     assert "running" in some.data
     assert "stopped" in last.data
-    assert work.state == "stopped"
+    assert (stopped, work.state, site.desk.works.stop(id)) == ([303, 303], "stopped", False)
     assert 0 < admin.size("orders", "pending") < 30
-    assert admin.size("orders", "pending") + admin.size("orders", "dead") == 30
     assert work.outcome == f"{admin.size('orders', 'pending')} redriven"
+    assert admin.account("orders").balanced
 
 
 def test_page_groups_the_newest_dead_letters_and_more_when_asked(letters, site, monkeypatch):
@@ -122,11 +123,7 @@ def test_failed_work_is_reported_and_its_error_is_in_the_log_alone(caplog):
 
 def test_works_at_once_and_works_remembered_are_limited():
     works, go_on = Works(), threading.Event()
-
-    def run(_step):
-        go_on.wait()
-        return "done"
-
+    run = lambda _step: str(go_on.wait())  # noqa: E731  used twice
     started = [works.start(work_of(str(number)), run) for number in range(RUNNING_LIMIT + 1)]
     check = works.start(Work("check", "a title", "orders", "", "bob", 0.0, None, only_reads=True), run)
     go_on.set()
@@ -144,10 +141,7 @@ def test_works_at_once_and_works_remembered_are_limited():
 class Meeting(int):
     """A limit that waits when it is compared, until two threads compare it or no second thread comes."""
 
-    def __new__(cls, limit):
-        one = super().__new__(cls, limit)
-        one.barrier = threading.Barrier(2)
-        return one
+    barrier = threading.Barrier(2)
 
     def __le__(self, count):
         with suppress(threading.BrokenBarrierError):
@@ -156,23 +150,13 @@ class Meeting(int):
 
 
 def test_works_begun_at_once_keep_to_the_limit(monkeypatch):
-    works, go_on, begun = Works(), threading.Event(), []
-
-    def begin(name):
-        begun.append(works.start(work_of(name), lambda _step: str(go_on.wait())))
-
-    for number in range(RUNNING_LIMIT - 1):
-        begin(str(number))
-    monkeypatch.setattr("reliq.web.works.RUNNING_LIMIT", Meeting(RUNNING_LIMIT))
-    two = [threading.Thread(target=begin, args=(name,)) for name in ("one", "the other")]
-    for thread in two:
-        thread.start()
-    for thread in two:
-        thread.join()
+    monkeypatch.setattr("reliq.web.works.RUNNING_LIMIT", Meeting(1))
+    works, go_on = Works(), threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        begun = list(pool.map(lambda name: works.start(work_of(name), lambda _step: str(go_on.wait())), "ab"))
     go_on.set()
-    eventually(lambda: all(work.state == "finished" for work in works.all()), "they end")
 
-    assert (begun.count(True), begun.count(False)) == (RUNNING_LIMIT, 1)
+    assert sorted(begun) == [False, True]
 
 
 def test_work_whose_thread_does_not_start_takes_no_place(monkeypatch):
@@ -185,18 +169,3 @@ def test_work_whose_thread_does_not_start_takes_no_place(monkeypatch):
         works.start(work_of("w"), lambda _step: "done")
 
     assert works.all() == []
-
-
-def test_work_stopped_by_two_visitors_at_once_ends_once(letters, admin, site):
-    first, second = site.browser(), site.browser()
-    location = first.post("/queues/orders/dead/redrive", data={"rate": "0.2", "delay": "1h"}).headers["location"]
-    work = site.desk.works.get(location.rpartition("/")[2])
-    with ThreadPoolExecutor(2) as pool:
-        stops = list(pool.map(lambda browser: browser.post(f"{location}/stop"), (first, second)))
-    eventually(lambda: work.state != "running", "the work ends")
-
-    assert [one.status_code for one in stops] == [303, 303]
-    assert work.state == "stopped"
-    assert site.desk.works.stop(work.id) is False
-    assert admin.size("orders", "pending") + admin.size("orders", "dead") == 30
-    assert admin.account("orders").balanced
