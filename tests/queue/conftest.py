@@ -1,12 +1,11 @@
 """What the tests of `Queue` share: a queue on the test's server, a proxy that loses replies, a server of one's own."""
 
 import asyncio
-import contextlib
 import socket
 import struct
 import subprocess
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 from listener import Listener, received
@@ -17,10 +16,27 @@ from reliq.embedded import EmbeddedRedis
 
 
 @pytest.fixture
-def queue(url):
-    queue = Queue("q", url=url)
-    yield queue
-    queue.close()
+def make_queue(url):
+    """Make a queue, on the test's server if no URL is given; it is closed with the test."""
+    with ExitStack() as stack:
+
+        def make(body=dict, **options):
+            queue = Queue("q", body, **{"url": url} | options)
+            stack.callback(queue.close)
+            return queue
+
+        yield make
+
+
+@pytest.fixture
+def queue(make_queue):
+    return make_queue()
+
+
+@pytest.fixture
+def through(proxy, make_queue):
+    """The queue as it is seen through the proxy."""
+    return make_queue(url=proxy.url)
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -105,9 +121,8 @@ class Proxy(Listener):
 
 @pytest.fixture
 def proxy(url, redis_server):
-    proxy = Proxy(redis_server.port)
-    yield proxy
-    proxy.close()
+    with closing(Proxy(redis_server.port)) as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -115,10 +130,7 @@ def away(url, redis_server):
     """A URL that nobody answers, and a function by which Redis does."""
     port = free_port()
     with ExitStack() as stack:
-        yield (
-            f"redis://127.0.0.1:{port}/0",
-            lambda: stack.enter_context(contextlib.closing(Proxy(redis_server.port, port))),
-        )
+        yield f"redis://127.0.0.1:{port}/0", lambda: stack.enter_context(closing(Proxy(redis_server.port, port)))
 
 
 @pytest.fixture
