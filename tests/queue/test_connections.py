@@ -63,9 +63,9 @@ def test_client_with_text_replies_and_retries_works_unchanged(url, call, proxy):
     theirs.close()
 
 
-def test_retries_of_a_client_do_not_repeat_a_script(proxy, call, commands):
+def test_retries_of_a_client_do_not_repeat_a_script(proxy, call, commands, make_queue):
     theirs = redis.Redis.from_url(proxy.url, retry=Retry(ExponentialBackoff(), 10))
-    queue = Queue("q", url=theirs)
+    queue = make_queue(url=theirs)
     call(queue, "publish", {})
     before = commands()["evalsha"]
     assert proxy.connections == 1
@@ -75,7 +75,6 @@ def test_retries_of_a_client_do_not_repeat_a_script(proxy, call, commands):
 
     assert commands()["evalsha"] == before + 2
     assert queue.counts().totals["published"] == 2
-    queue.close()
     theirs.close()
 
 
@@ -120,8 +119,8 @@ def test_queues_of_a_url_share_a_pool(proxy):
     queues[0].close()
 
 
-def test_threads_share_a_bounded_pool(proxy):
-    queue = Queue("q", url=f"{proxy.url}?max_connections=3")
+def test_threads_share_a_bounded_pool(proxy, make_queue):
+    queue = make_queue(url=f"{proxy.url}?max_connections=3")
 
     threads = [threading.Thread(target=lambda: [queue.publish({}) for _ in range(20)]) for _ in range(10)]
     for thread in threads:
@@ -131,7 +130,6 @@ def test_threads_share_a_bounded_pool(proxy):
 
     assert queue.counts().totals["published"] == 200
     assert proxy.connections <= 3
-    queue.close()
 
 
 @pytest.fixture
@@ -153,17 +151,16 @@ def tls(tls_options):
         yield port, certificate
 
 
-def test_tls_works_in_a_cluster(tls_options):
+def test_tls_works_in_a_cluster(tls_options, make_queue):
     port, authority, options = tls_options
     options |= {"cluster-enabled": "yes", "tls-cluster": "yes"}
     with EmbeddedRedis(server=DEBIAN, options=options) as node, redis.Redis(unix_socket_path=str(node.socket)) as admin:
         admin.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
         eventually(lambda: admin.cluster("info")["cluster_state"] == "ok", "the cluster is well")
 
-        queue = Queue("q", url=f"rediss+cluster://127.0.0.1:{port}?ssl_ca_certs={authority}")
+        queue = make_queue(url=f"rediss+cluster://127.0.0.1:{port}?ssl_ca_certs={authority}")
         assert queue.publish({}).status == "published"
         assert asyncio.run(queue.apublish({})).status == "published"
-        queue.close()
         with pytest.raises(RedisUnavailableError, match="if that port speaks TLS, the URL begins with rediss"):
             Queue("q", url=f"redis+cluster://127.0.0.1:{port}").moves.counts()
 

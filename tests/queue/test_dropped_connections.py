@@ -61,10 +61,10 @@ def demote(server, port):
 
 
 @pytest.mark.slow
-def test_publish_reaches_the_new_primary_behind_the_same_address(proxy, own_server, publishes):
+def test_publish_reaches_the_new_primary_behind_the_same_address(proxy, own_server, publishes, make_queue):
     old, new = own_server(), own_server(repl_diskless_sync_delay=0)
     proxy.port = old.port
-    queue = Queue("q", url=proxy.url)
+    queue = make_queue(url=proxy.url)
 
     def fail_over():
         demote(old, new.port)
@@ -72,15 +72,13 @@ def test_publish_reaches_the_new_primary_behind_the_same_address(proxy, own_serv
 
     assert publishes(queue, fail_over) == ["published"] * KEPT
 
-    there = Queue("q", url=new.url)
+    there = make_queue(url=new.url)
     assert there.counts().ready == KEPT // 2
-    there.close()
-    queue.close()
 
 
 @pytest.mark.parametrize("resets", [True, False], ids=["reset", "silent"])
-def test_dropped_connections_fail_no_publish(proxy, publishes, queue, resets):
-    through = Queue("q", url=proxy.url)
+def test_dropped_connections_fail_no_publish(proxy, publishes, queue, resets, make_queue):
+    through = make_queue(url=proxy.url)
     before = []
 
     def drop():
@@ -91,7 +89,6 @@ def test_dropped_connections_fail_no_publish(proxy, publishes, queue, resets):
 
     assert before == [KEPT]
     assert queue.counts().ready == KEPT
-    through.close()
 
 
 def test_reply_of_a_demoted_or_loading_server_is_recognised():
