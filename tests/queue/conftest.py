@@ -1,15 +1,12 @@
 """What the tests of `Queue` share: a queue on the test's server, a proxy that loses replies, a server of one's own."""
 
 import asyncio
-import socket
-import struct
 import subprocess
-import threading
 from contextlib import ExitStack, closing
 
 import pytest
-from listener import Listener, received
 from ports import free_port
+from proxy import Proxy
 
 from reliq import Queue
 from reliq.embedded import EmbeddedRedis
@@ -71,52 +68,6 @@ def commands(client):
         return {name: calls for name, calls in ran.items() if name not in greetings}
 
     return look
-
-
-class Proxy(Listener):
-    """A TCP proxy in front of Redis that drops the replies to commands with a word in them, or whole connections."""
-
-    def __init__(self, port, listen=0):
-        self.port = port
-        self._word, self._times = b"", 0
-        self._forgotten, self._resets = 0, False
-        self.swallowed = 0
-        super().__init__(listen, backlog=512)
-
-    def lose_reply_to(self, word, times=1):
-        """Cut the connection instead of handing on the reply to the next commands with `word`."""
-        self._word, self._times = word.encode(), times
-
-    def forget_connections(self, *, resets):
-        """As a firewall does with what was idle: what comes over a connection of now is dropped, or answered by RST."""
-        self._forgotten, self._resets = self.connections, resets
-
-    def _serve(self, client, number):
-        with client, socket.create_connection(("127.0.0.1", self.port)) as server:
-            lose = threading.Event()
-            back = threading.Thread(target=self._back, args=(server, client, lose), daemon=True)
-            back.start()
-            while data := received(client):
-                if number <= self._forgotten:
-                    if self._resets:
-                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                        client.close()
-                        break
-                    continue
-                if self._times and self._word in data:
-                    self._times -= 1
-                    lose.set()
-                server.sendall(data)
-            server.shutdown(socket.SHUT_RDWR if number <= self._forgotten else socket.SHUT_WR)
-            back.join()
-
-    def _back(self, server, client, lose):
-        while data := received(server):
-            if lose.is_set():
-                self.swallowed += 1
-                client.shutdown(socket.SHUT_RDWR)
-                return
-            client.sendall(data)
 
 
 @pytest.fixture
