@@ -1,7 +1,5 @@
 """One primary stands still, and no replica takes its place: a sharded queue goes on with the shards that answer."""
 
-import asyncio
-
 import pytest
 from typer.testing import CliRunner
 from waiting import eventually
@@ -66,32 +64,12 @@ def registries_apart(cluster, queue):
             yield
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
-def receive(request, queue):
-    """Receive so often, in blocking or async code, without a wait; return the bodies."""
-
-    def blocking(times):
-        bodies = []
-        for _ in range(times):
-            with queue.receive() as jobs:
-                bodies += [job.body for job in jobs]
-        return bodies
-
-    async def asynchronous(times):
-        bodies = []
-        for _ in range(times):
-            async with queue.areceive() as jobs:
-                bodies += [job.body for job in jobs]
-        await queue.aclose()
-        return bodies
-
-    return blocking if request.param == "blocking" else lambda times: asyncio.run(asynchronous(times))
-
-
 def test_a_receive_serves_the_other_shards_while_a_primary_is_away(queue, receive, away):
     there = away(0)
 
-    bodies = receive(SHARDS + 2)
+    bodies = []
+    for _ in range(SHARDS + 2):
+        bodies += receive(queue, lambda jobs: [job.body for job in jobs])
 
     assert len(set(bodies)) == len(bodies) == SHARDS - len(there)
     spared = {shard for shard in range(SHARDS) if queue._receiver.spares_leases(queue.known_shards.keys(shard))}

@@ -80,8 +80,14 @@ def knows_everybody(port):
     return (seen["num-other-sentinels"], seen["num-slaves"], seen["flags"]) == (2, 1, "master")
 
 
-def test_queue_publishes_and_receives_by_sentinel(sentinels, call):
-    queue = Queue("q", url=sentinels)
+@pytest.mark.parametrize("by", ["URL", "client"])
+def test_queue_publishes_and_receives_by_sentinel(sentinels, call, by):
+    places = sentinels.partition("@")[2].partition("/")[0].split(",")
+    theirs = redis.sentinel.Sentinel(
+        [place.split(":") for place in places], sentinel_kwargs={"password": SENTINEL_SECRET}
+    )
+    client = theirs.master_for(SERVICE, password=SECRET, decode_responses=True)
+    queue = Queue("q", url=sentinels if by == "URL" else client)
 
     receipt = call(queue, "publish", {"a": 1}, durability=Durability.replicas(1, timeout=20))
 
@@ -89,6 +95,8 @@ def test_queue_publishes_and_receives_by_sentinel(sentinels, call):
     with queue.receive() as [job]:
         assert (job.id, job.body) == (receipt.id, {"a": 1})
     queue.close()
+    for one in (client, *theirs.sentinels):
+        one.close()
 
 
 @pytest.mark.usefixtures("impatient")

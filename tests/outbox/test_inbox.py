@@ -27,15 +27,6 @@ def effect(tx, job):
     return True
 
 
-@pytest.fixture(autouse=True)
-def effects(request):
-    """A table of effects, one row for each."""
-    if "database" in request.fixturenames:
-        with closing(request.getfixturevalue("database").connect()) as tx:
-            tx.execute("CREATE TABLE effects (id text)")
-            tx.commit()
-
-
 def made(database):
     return sorted(id for (id,) in all_of(database, "SELECT id FROM effects"))
 
@@ -113,7 +104,6 @@ def collect(queue):
 def test_concurrent_deliveries_have_the_effect_once(postgresql, url):
     """The second waits for the end of the first: when that is rolled back, the effect is its own."""
     queue = Queue("orders", dict, url=url)
-    execute(postgresql, "CREATE TABLE effects (id text)")
     for first_end, expected in (("commit", False), ("rollback", True)):
         queue.publish({})
         with queue.receive() as [job], closing(postgresql.connect()) as one, closing(postgresql.connect()) as other:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from urllib.request import urlopen
 
@@ -136,24 +137,14 @@ def test_late_relay_publishes_nothing_twice_after_the_dedup_window(database, url
     assert (unsent(database), queue.counts().totals["published"]) == (0, 2)
 
 
-def test_rows_of_a_relay_killed_before_its_publish_are_sent(database, orders, mover):
-    publish(database, orders)
-    dead, other = mover(), mover()
-    dead._take()
-    dead.store.database.close()
-
-    assert other.move() == 0  # it may yet come back
-    shift(database, "again_ms", 60_000)
-    other._due["overdue"] = 0.0
-    assert other.move() == 1
-    assert len(bodies(orders)) == 1
-
-
 def test_stalled_relay_publishes_nothing_twice_after_a_takeover(database, orders, mover):
     publish(database, orders)
     stalled, other = mover(), mover()
     stalled._take()
-    other.move_all()
+    assert other.move() == 0  # the first may yet come back
+    shift(database, "again_ms", 60_000)
+    other._due["overdue"] = 0.0
+    assert other.move() == 1
     assert bodies(orders) == [BODY]
 
     assert stalled.move_all() == 1
@@ -182,11 +173,9 @@ def test_two_relays_move_each_row_once(database, orders, mover):
     publish(database, orders, *({"n": n} for n in range(300)))
     movers = [mover(batch=7), mover(batch=11)]
 
-    threads = [threading.Thread(target=one.move_all) for one in movers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        for one in movers:
+            pool.submit(one.move_all)
 
     movers[0].move_all()
     assert sorted(body["n"] for body in bodies(orders)) == list(range(300))

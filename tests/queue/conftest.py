@@ -1,6 +1,5 @@
 """What the tests of `Queue` share: a queue on the test's server, a proxy that loses replies, a server of one's own."""
 
-import asyncio
 import subprocess
 from contextlib import ExitStack, closing
 
@@ -34,27 +33,6 @@ def queue(make_queue):
 def through(proxy, make_queue):
     """The queue as it is seen through the proxy."""
     return make_queue(url=proxy.url)
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def receive(request):
-    """Receive, blocking or async, and do `work` with the jobs."""
-
-    def blocking(queue, work, **options):
-        with queue.receive(**options) as jobs:
-            return work(jobs)
-
-    def asynchronous(queue, work, **options):
-        async def once():
-            try:
-                async with queue.areceive(**options) as jobs:
-                    return work(jobs)
-            finally:
-                await queue.aclose()
-
-        return asyncio.run(once())
-
-    return blocking if request.param == "blocking" else asynchronous
 
 
 @pytest.fixture
