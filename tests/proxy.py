@@ -28,7 +28,7 @@ class Proxy(Listener):
         self._forgotten, self._resets = self.connections, resets
 
     def hold_reply_to(self, word, until):
-        """Keep the reply to commands with `word` back until another was sent; `late` counts those for which none came."""
+        """Keep the reply to commands with `word` back until another is sent; `late` counts those for which none was."""
         self._held, self._awaited = word.encode(), until.encode()
 
     def _serve(self, client, number):

@@ -156,15 +156,6 @@ def test_equal_findings_of_several_nodes_are_merged():
     assert together({"": [bad]}) == [bad]
 
 
-def test_commands_take_a_clusters_url(cluster, queues):
-    queue = next(iter(queues.values()))
-    queue.publish(1)
-
-    shown = CliRunner().invoke(app, ["queues", "--json"], env={"RELIQ_URL": cluster.url})
-
-    assert (shown.exit_code, queue.name in shown.stdout) == (0, True)
-
-
 @pytest.fixture
 def login(cluster, admin):
     """Make a user with exactly the rights of roles on a queue, at every node; return its URL."""

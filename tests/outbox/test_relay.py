@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 from databases import Postgresql, Sqlite, all_of, bodies, execute, unsent
 from ports import free_port
+from sqlalchemy import create_engine
 from waiting import eventually
 
 from reliq import ConfigurationError, Consumer, Durability, Queue, Relay, events, transitions
@@ -380,11 +381,8 @@ def test_relay_goes_on_after_any_database_error_and_reports_it(database, orders,
 
     assert one.step() == 0.0
     assert (one.complaint(), bodies(orders)) == ("", [BODY])
-    assert [event.oldest_seconds >= 31 for event in seen if isinstance(event, events.OutboxSeen)] == [
-        False,
-        True,
-        False,
-    ]
+    looks = [event.oldest_seconds >= 31 for event in seen if isinstance(event, events.OutboxSeen)]
+    assert looks == [False, True, False]
 
 
 def test_outbox_figures_are_read_while_redis_is_unreachable(database, orders, mover):
@@ -502,11 +500,6 @@ def test_bad_setting_or_database_of_a_relay_is_refused():
         with pytest.raises(ConfigurationError, match="database URL must be postgresql") as told:
             Relay(url)
         assert "secret" not in str(told.value)
-
-
-def test_relay_accepts_an_engine_of_sqlalchemy(tmp_path):
-    from sqlalchemy import create_engine
-
     engine = create_engine("postgresql+psycopg://me:secret@127.0.0.1:1/x")
     assert Relay(engine).database is engine
 
