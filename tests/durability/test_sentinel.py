@@ -1,11 +1,9 @@
 """A primary is killed, three sentinels promote its replica, and everybody goes on with the same URL."""
 
-import os
 import signal
 import subprocess
-import sys
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import psutil
@@ -14,6 +12,7 @@ import redis
 from failover_jobs import NUMBERS
 from ports import free_port
 from waiting import eventually
+from worker_process import Worker, environment_for
 
 from reliq import Durability, PublishFailed, Queue
 
@@ -151,17 +150,9 @@ class Publisher(threading.Thread):
 def worker(sentinels, tmp_path):
     """A `reliq worker` of two processes that goes by Sentinel, and the file its handlers write into."""
     notes = tmp_path / "notes"
-    paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "reliq", "worker", "failover_jobs:consumer", "--processes", "2", "--grace", "5"],
-        env={**os.environ, "RELIQ_URL": sentinels, "NOTES": str(notes), "PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    yield process, notes
-    process.kill()
-    process.communicate()
+    environment = environment_for(HERE, sentinels) | {"NOTES": str(notes)}
+    with closing(Worker("failover_jobs:consumer", HERE, environment, "--processes", "2", "--grace", "5")) as worker:
+        yield worker, notes
 
 
 def noted(notes):
@@ -171,7 +162,7 @@ def noted(notes):
 
 @pytest.mark.timeout(240)
 def test_failover_by_sentinel_loses_no_confirmed_message(servers, sentinels, worker):
-    process, notes = worker
+    worker, notes = worker
     publishers = [Publisher(sentinels, durability) for durability in (WAIT, Durability.NONE)]
     careful = publishers[0]
     for one in publishers:
@@ -191,13 +182,12 @@ def test_failover_by_sentinel_loses_no_confirmed_message(servers, sentinels, wor
     eventually(lambda: queue.counts().alive == 0, "everything is handled", FAILOVER_SECONDS)
     counts, there = queue.counts(), noted(notes)
     queue.close()
-    seen = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+    seen = [psutil.Process(worker.process.pid), *worker.children()]
     titles = [word for one in seen for word in one.cmdline()]
     assert len(seen) == 3
     assert careful.confirmed() - there == set()
     assert counts.missing == 0
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
-    shown = " ".join([output, *titles])
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.wait() == 0, worker.lines
+    shown = " ".join([*worker.lines, *titles])
     assert [secret for secret in (SECRET, SENTINEL_SECRET) if secret in shown] == []

@@ -42,17 +42,6 @@ def test_cancel_removes_a_waiting_message(queue, call, delay):
     assert (call(queue, "cancel", "none"), call(queue, "reschedule", "none")) == ("not_found", "not_found")
 
 
-def test_cancelled_running_message_is_not_retried(queue):
-    queue.publish({}, id="m")
-
-    with queue.receive() as [job]:
-        assert queue.cancel("m") == "running"
-        job.nack(delay=0)
-
-    counts = queue.counts()
-    assert (counts.alive, counts.totals["cancelled"]) == (0, 1)
-
-
 def test_reschedule_changes_the_due_time_of_a_waiting_message(queue, call, client):
     queue.publish({}, id="m", delay=60)
     at = datetime.now(UTC) + timedelta(hours=1)

@@ -53,13 +53,6 @@ def publishes(request):
     return blocking if request.param == "blocking" else asynchronous
 
 
-def demote(server, port):
-    """Make a server the replica of the one at `port`, and wait until it is one."""
-    with redis.Redis.from_url(server.url) as admin:
-        admin.replicaof("127.0.0.1", port)
-        eventually(lambda: admin.info("replication")["master_link_status"] == "up", "the replica follows")
-
-
 @pytest.mark.slow
 def test_publish_reaches_the_new_primary_behind_the_same_address(proxy, own_server, publishes, make_queue):
     old, new = own_server(), own_server(repl_diskless_sync_delay=0)
@@ -67,7 +60,9 @@ def test_publish_reaches_the_new_primary_behind_the_same_address(proxy, own_serv
     queue = make_queue(url=proxy.url)
 
     def fail_over():
-        demote(old, new.port)
+        with redis.Redis.from_url(old.url) as admin:
+            admin.replicaof("127.0.0.1", new.port)
+            eventually(lambda: admin.info("replication")["master_link_status"] == "up", "the replica follows")
         proxy.port = new.port
 
     assert publishes(queue, fail_over) == ["published"] * KEPT
@@ -77,8 +72,7 @@ def test_publish_reaches_the_new_primary_behind_the_same_address(proxy, own_serv
 
 
 @pytest.mark.parametrize("resets", [True, False], ids=["reset", "silent"])
-def test_dropped_connections_fail_no_publish(proxy, publishes, queue, resets, make_queue):
-    through = make_queue(url=proxy.url)
+def test_dropped_connections_fail_no_publish(proxy, through, publishes, queue, resets):
     before = []
 
     def drop():

@@ -166,14 +166,15 @@ def test_lease_is_renewed_while_a_block_runs_or_waits(queue, client):
     assert queue.counts().totals["acked"] == 2
 
 
-def test_running_job_sees_that_it_was_cancelled(queue):
+def test_running_job_sees_that_it_was_cancelled_and_is_not_retried(queue):
     queue.publish({}, id="m")
 
     with queue.receive(lease=0.3) as [job]:
-        queue.cancel("m")
+        assert queue.cancel("m") == "running"
         eventually(lambda: job.cancelled, "the renewal says so")
+        job.nack(delay=0)
 
-    assert queue.counts().alive == 0
+    assert (queue.counts().alive, queue.counts().totals["cancelled"]) == (0, 1)
 
 
 def test_job_whose_lease_was_taken_is_lost_and_its_ack_ignored(queue, client):

@@ -1,5 +1,7 @@
 """What a queue asks of a server before anything else: whether it is new enough."""
 
+from contextlib import ExitStack, closing
+
 import pytest
 from listener import Listener
 
@@ -34,15 +36,8 @@ class OldServer(Listener):
 
 @pytest.fixture
 def old_server():
-    servers = []
-
-    def make(info):
-        servers.append(OldServer(info))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        server.close()
+    with ExitStack() as stack:
+        yield lambda info: stack.enter_context(closing(OldServer(info)))
 
 
 def told(version):
