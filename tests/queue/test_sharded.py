@@ -215,17 +215,15 @@ def test_pause_and_resume_reach_every_shard(queue, call, sharded, client):
 
 
 @pytest.fixture
-def letters_of(queue, client):
+def letters_of(queue):
     """Let messages die, each in its home; return their letters."""
 
     def make(*ids, **options):
         for id in ids:
             queue.publish({"id": id}, id=id, **options)
+            with queue.receive() as [job]:
+                job.reject()
             keys = Keys("q", shard=home(id, queue.known_shards.map.n))
-            turn = t.CallNumber(f"w{id}", 1)
-            [held] = queue._clients.blocking().run(t.claim(keys, turn, limit=1, lease_ms=1000)).claimed
-            value = client.get(keys.msg(id))
-            queue._clients.blocking().run(t.nack(keys, [(held, 0, "rejected 1 x", value)]))
             queue._clients.blocking().run(t.collect(keys, [id], letters_max=100, letters_ms=10**12))
         return queue.letters()
 
