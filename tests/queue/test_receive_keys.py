@@ -48,6 +48,7 @@ def test_declared_limits_are_written_by_the_first_receive(make_queue, receive, c
     assert receive(queue, rows) == []
 
     assert client.hget(queue.keys.limits, "per_key") == b"2"
+    receive(queue, rows)  # from now on Redis knows every script
     before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
     receive(queue, rows)
     assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 3  # promote, reclaim, claim
@@ -88,7 +89,8 @@ def test_receive_from_a_sharded_queue_with_limits_is_refused(make_queue, receive
 
 def test_receive_without_keys_reads_the_limits_in_the_same_round_trip(make_queue, receive, commands):
     queue = make_queue(str)
-    receive(queue, rows)
+    for _ in range(2):  # from then on Redis knows every script
+        receive(queue, rows)
     before = commands()
 
     receive(queue, rows)
