@@ -175,6 +175,27 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return make
 
 
+@pytest.fixture(params=["blocking", "asyncio"])
+def receive(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Receive, blocking or async, and do `work` with the jobs."""
+
+    def blocking(queue: Queue[Any], work: Callable[..., Any], **options: Any) -> Any:
+        with queue.receive(**options) as jobs:
+            return work(jobs)
+
+    def asynchronous(queue: Queue[Any], work: Callable[..., Any], **options: Any) -> Any:
+        async def once() -> Any:
+            try:
+                async with queue.areceive(**options) as jobs:
+                    return work(jobs)
+            finally:
+                await queue.aclose()
+
+        return asyncio.run(once())
+
+    return blocking if request.param == "blocking" else asynchronous
+
+
 @pytest.fixture(scope="session")
 def live_cluster(server_path: Path) -> Iterator[LiveCluster]:
     """Three primaries and three replicas, started when a test first asks for them."""

@@ -6,6 +6,7 @@ import pytest
 
 from reliq import Queue
 from reliq.transport.connection import Connection
+from tests.cluster_servers import NODE_TIMEOUT_MS
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -28,12 +29,32 @@ def exchange(request, cluster):
 
 
 @pytest.fixture
+def stand_still(cluster):
+    """Stop a server until the test ends; the other nodes wait for it, and promote no replica."""
+    stopped = []
+
+    def allow(ms):
+        for server in cluster.nodes:
+            cluster.ask(server, "CONFIG", "SET", "cluster-node-timeout", ms)
+
+    def stop(server):
+        allow(60_000)
+        cluster.pause(server)
+        stopped.append(server)
+
+    yield stop
+    for server in stopped:
+        cluster.resume(server)
+    cluster.wait_until_ok()
+    allow(NODE_TIMEOUT_MS)
+
+
+@pytest.fixture
 def queues(cluster):
     """A queue on each primary, by the primary's port."""
     found = {}
-    numbers = iter(range(1000))
-    while len(found) < 3:
-        queue = Queue(f"q{next(numbers)}", int, url=cluster.url)
+    for number in range(30):
+        queue = Queue(f"q{number}", int, url=cluster.url)
         found.setdefault(cluster.primary_of(queue.keys.ready).port, queue)
     yield found
     Connection.to(cluster.url).close()

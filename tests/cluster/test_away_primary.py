@@ -1,9 +1,6 @@
 """One primary stands still, and no replica takes its place: a sharded queue goes on with the shards that answer."""
 
-import asyncio
-
 import pytest
-from test_failing_nodes import allow
 from typer.testing import CliRunner
 from waiting import eventually
 
@@ -20,7 +17,6 @@ from reliq.shardmap import ShardMap
 from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
 from tests.cluster_moves import SlotMove, my_id
-from tests.cluster_servers import NODE_TIMEOUT_MS
 from tests.web.site_page import serving
 
 pytestmark = pytest.mark.slow
@@ -42,22 +38,17 @@ def queue(cluster):
 
 
 @pytest.fixture
-def away(cluster, queue):
+def away(cluster, queue, stand_still, monkeypatch):
     """Stop the primary of a shard, or of another Redis key; return the shards that lie there."""
-    stopped = []
 
     def stop(place):
         server = cluster.primary_of(place if isinstance(place, str) else Keys("q", shard=place).ready)
         there = [at for at in range(SHARDS) if cluster.primary_of(Keys("q", shard=at).ready) == server]
-        allow(cluster, 60_000)
-        cluster.pause(server)
-        stopped.append(server)
+        monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.1)
+        stand_still(server)
         return there
 
-    yield stop
-    cluster.resume(stopped[0])
-    cluster.wait_until_ok()
-    allow(cluster, NODE_TIMEOUT_MS)
+    return stop
 
 
 @pytest.fixture
@@ -73,32 +64,12 @@ def registries_apart(cluster, queue):
             yield
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
-def receive(request, queue):
-    """Receive so often, in blocking or async code, without a wait; return the bodies."""
-
-    def blocking(times):
-        bodies = []
-        for _ in range(times):
-            with queue.receive() as jobs:
-                bodies += [job.body for job in jobs]
-        return bodies
-
-    async def asynchronous(times):
-        bodies = []
-        for _ in range(times):
-            async with queue.areceive() as jobs:
-                bodies += [job.body for job in jobs]
-        await queue.aclose()
-        return bodies
-
-    return blocking if request.param == "blocking" else lambda times: asyncio.run(asynchronous(times))
-
-
 def test_a_receive_serves_the_other_shards_while_a_primary_is_away(queue, receive, away):
     there = away(0)
 
-    bodies = receive(SHARDS + 2)
+    bodies = []
+    for _ in range(SHARDS + 2):
+        bodies += receive(queue, lambda jobs: [job.body for job in jobs])
 
     assert len(set(bodies)) == len(bodies) == SHARDS - len(there)
     spared = {shard for shard in range(SHARDS) if queue._receiver.spares_leases(queue.known_shards.keys(shard))}
@@ -106,8 +77,7 @@ def test_a_receive_serves_the_other_shards_while_a_primary_is_away(queue, receiv
     assert spared <= set(there)
 
 
-def test_an_operator_sees_the_reachable_part_while_a_primary_is_away(cluster, queue, away, monkeypatch, call):
-    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.1)
+def test_an_operator_sees_the_reachable_part_while_a_primary_is_away(cluster, queue, away, call):
     home = cluster.primary_of(queue.keys.ready)
     other = next(at for at in range(SHARDS) if cluster.primary_of(Keys("q", shard=at).ready) != home)
     well = next(name for name in map(str, range(99)) if cluster.primary_of(Keys(name).ready) == home)
@@ -146,8 +116,7 @@ def test_an_operator_sees_the_reachable_part_while_a_primary_is_away(cluster, qu
     assert backlog.rows == {(well,): 1}  # totals of some shards alone look as if they went back
 
 
-def test_resume_while_a_primary_is_away_reports_each_shard_not_reached(cluster, queue, away, monkeypatch, call):
-    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.1)
+def test_resume_while_a_primary_is_away_reports_each_shard_not_reached(cluster, queue, away, call):
     admin = Admin(cluster.url)
     admin.pause("q")
     server, there = cluster.primary_of(Keys("q", shard=5).ready), away(5)
@@ -169,8 +138,7 @@ def test_resume_while_a_primary_is_away_reports_each_shard_not_reached(cluster, 
     assert [at for at in range(SHARDS) if admin.in_shard(at).queues(["q"], interval=0).queues[0].pause] == []
 
 
-def test_process_that_starts_without_shard_0_serves_the_other_shards(cluster, away, monkeypatch):
-    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.1)
+def test_process_that_starts_without_shard_0_serves_the_other_shards(cluster, away):
     there = tuple(away(0))
     Connection.to(cluster.url).maps.clear()
     fresh, admin, consumer, done = Queue("q", int, url=cluster.url), Admin(cluster.url), Consumer(cluster.url), []
@@ -189,8 +157,7 @@ def test_process_that_starts_without_shard_0_serves_the_other_shards(cluster, aw
         consumer.stop(grace=0)
 
 
-def test_queues_are_shown_while_the_registry_of_workers_is_away(cluster, queue, registries_apart, away, monkeypatch):
-    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.1)
+def test_queues_are_shown_while_the_registry_of_workers_is_away(cluster, queue, registries_apart, away):
     admin, there = Admin(cluster.url), away(WORKERS_KEY)
 
     [view], workers = admin.queues(interval=0).queues, admin.overview().workers
@@ -222,8 +189,6 @@ def test_a_look_asks_another_node_for_the_time_when_the_first_is_away(cluster, q
 def test_a_list_of_queues_says_that_its_registry_is_away(cluster, queue, away):
     away(QUEUES_KEY)
 
-    with pytest.raises(
-        RedisUnavailableError,
-        match=r"^the Redis of the queue registry, reliq:queues, is away .*; name the queues to show$",
-    ):
+    said = r"^the Redis of the queue registry, reliq:queues, is away .*; name the queues to show$"
+    with pytest.raises(RedisUnavailableError, match=said):
         Admin(cluster.url).queues(interval=0)

@@ -5,7 +5,7 @@ import redis
 from ports import free_port
 from waiting import eventually
 
-from reliq import Admin, ConfigurationError, Consumer, Layout, LoginError, Queue, RedisUnavailableError
+from reliq import Admin, ConfigurationError, Consumer, LoginError, Queue, RedisUnavailableError
 from reliq.embedded import EmbeddedRedis
 from reliq.transport.connection import Connection
 
@@ -69,11 +69,6 @@ def test_a_clusters_url_that_names_a_single_server_is_refused(redis_server, call
 
     with pytest.raises(ConfigurationError, match=rf"127.0.0.1:{redis_server.port} is a single server .* redis://HOST"):
         call(queue, "counts")
-
-
-def test_a_layout_that_lies_in_several_slots_is_refused_by_url_too(cluster):
-    with pytest.raises(ConfigurationError, match="cannot be used in a Redis Cluster; there take hdt3213:tag"):
-        Queue("q", url=cluster.url, layout=Layout.hdt3213())
 
 
 @pytest.mark.usefixtures("impatient")

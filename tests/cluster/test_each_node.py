@@ -22,6 +22,7 @@ from reliq.snapshot.servers import facts_of
 from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
 from tests.cluster_moves import SlotMove
+from tests.cluster_servers import NODE_TIMEOUT_MS
 
 pytestmark = pytest.mark.slow
 
@@ -85,15 +86,22 @@ def test_doctor_warns_of_too_many_shards_on_one_server():
     assert judged({"x": even, "orders": odd}, 3).what == "10 of 16 shards of orders lie on a"
 
 
-def test_the_doctor_names_the_node_that_differs(cluster, admin):
-    [odd, *_] = [one for one in cluster.nodes if one not in cluster.primaries()]
-    cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-    cluster.ask(odd, "CONFIG", "SET", "cluster-node-timeout", "15000")
-    try:
-        ran = CliRunner().invoke(app, ["doctor", "--json", "--url", cluster.url])
-    finally:
-        cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "noeviction")
-        cluster.ask(odd, "CONFIG", "SET", "cluster-node-timeout", "1000")
+@pytest.fixture
+def odd(cluster):
+    """A primary that may evict, and waits longer for other nodes."""
+
+    def configure(policy, timeout):
+        cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", policy)
+        cluster.ask(odd, "CONFIG", "SET", "cluster-node-timeout", timeout)
+
+    odd = cluster.primaries()[-1]
+    configure("allkeys-lru", 15000)
+    yield odd
+    configure("noeviction", NODE_TIMEOUT_MS)
+
+
+def test_the_doctor_names_the_node_that_differs(cluster, odd):
+    ran = CliRunner().invoke(app, ["doctor", "--json", "--url", cluster.url])
 
     found = [Finding(**one) for one in json.loads(ran.stdout)]
     assert ran.exit_code == 1
@@ -146,19 +154,6 @@ def test_equal_findings_of_several_nodes_are_merged():
         Finding("memory", "bad", "full (on c)", "means", "mend"),
     ]
     assert together({"": [bad]}) == [bad]
-
-
-def test_commands_take_a_clusters_url(cluster, queues):
-    queue = next(iter(queues.values()))
-    queue.publish(1)
-    run = CliRunner().invoke
-
-    shown = run(app, ["queues", "--json"], env={"RELIQ_URL": cluster.url})
-    plain = run(app, ["queues", "--url", f"redis://127.0.0.1:{cluster.nodes[0].port}"])
-
-    assert (shown.exit_code, queue.name in shown.stdout) == (0, True)
-    assert isinstance(plain.exception, ConfigurationError)
-    assert "write redis+cluster://HOST:PORT" in str(plain.exception)
 
 
 @pytest.fixture
@@ -216,28 +211,16 @@ def test_acl_of_operator_and_exporter_is_enough_in_a_cluster(cluster, queues, lo
     assert denied(cluster) == set()
 
 
-def test_a_worker_refuses_to_start_where_one_node_may_evict(cluster, queues):
-    consumer, odd = Consumer(cluster.url), cluster.primaries()[-1]
+def test_eviction_policy_of_any_node_is_reported_and_no_worker_starts(cluster, queues, odd):
+    consumer, client = Consumer(cluster.url), Client(Connection.to(cluster.url).wire())
     for queue in queues.values():
         consumer.handler(queue)(lambda body: None)
-    cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-    try:
-        with pytest.raises(ConfigurationError, match=f"must be noeviction, not allkeys-lru at 127.0.0.1:{odd.port}"):
-            consumer.start()
-    finally:
-        cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "noeviction")
 
-
-def test_eviction_policy_of_any_node_is_reported(cluster, queues):
-    client, odd = Client(Connection.to(cluster.url).wire()), cluster.primaries()[-1]
-    cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-
-    try:
-        facts = [SnapshotReader(client).look().facts for _ in range(5)]
-    finally:
-        cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+    facts = [SnapshotReader(client).look().facts for _ in range(5)]
 
     assert {one["maxmemory_policy"] for one in facts} == {"allkeys-lru"}
+    with pytest.raises(ConfigurationError, match=f"must be noeviction, not allkeys-lru at 127.0.0.1:{odd.port}"):
+        consumer.start()
 
 
 def test_info_of_many_servers_has_the_fullest_the_sums_and_the_worst():

@@ -12,7 +12,6 @@ from reliq.errors import RedisUnavailableError
 from reliq.transport.breakers import Breakers
 from reliq.transport.connection import Connection
 from reliq.transport.failures import NotSentError, is_failure
-from tests.cluster_servers import NODE_TIMEOUT_MS
 
 pytestmark = pytest.mark.slow
 
@@ -27,21 +26,11 @@ def keys(cluster, queues):
 
 
 @pytest.fixture
-def paused(cluster, keys):
-    """The port of a node that stands still until the test ends; the others wait for it."""
+def paused(cluster, keys, stand_still):
+    """The port of a node that stands still."""
     port = next(iter(keys))
-    allow(cluster, 60_000)
-    cluster.pause(cluster.server_at(port))
-    yield port
-    cluster.resume(cluster.server_at(port))
-    cluster.wait_until_ok()
-    allow(cluster, NODE_TIMEOUT_MS)
-
-
-def allow(cluster, ms):
-    """Have nodes be silent for so long before they have failed."""
-    for server in cluster.nodes:
-        cluster.ask(server, "CONFIG", "SET", "cluster-node-timeout", ms)
+    stand_still(cluster.server_at(port))
+    return port
 
 
 def lengths(keys):
@@ -151,7 +140,7 @@ class Node:
     """What a probe finds: it notes each try, and answers when it is let."""
 
     def __init__(self, answers):
-        self.tries, self.at_once, self._answers = 0, 0, answers
+        self.tries, self._answers = 0, answers
         self.tried = threading.Semaphore(0)
 
     def __call__(self, _node):
@@ -175,23 +164,14 @@ def test_a_node_that_does_not_answer_is_tried_by_one_thread_until_it_does():
     assert (node.tries, len(looks)) == (3, 2)
 
 
-def test_closed_connection_tries_no_node_again():
-    breakers = Breakers(Node(answers=1 << 30), lambda: None)
-    breakers.trip("a", redis.TimeoutError("late"))
-
-    breakers.close()
-
-    eventually(lambda: "reliq-ping-a" not in {thread.name for thread in threading.enumerate()}, "its thread ends")
-    assert breakers.check("a") == "a"
-
-
-def test_a_node_that_has_left_is_not_tried_any_more():
+@pytest.mark.parametrize("end", [Breakers.close, lambda breakers: breakers.keep({"b"})], ids=["closed", "left"])
+def test_a_node_that_left_or_was_closed_is_not_tried_any_more(end):
     node = Node(answers=10**9)
     breakers = Breakers(node, lambda: None)
     breakers.trip("a", redis.TimeoutError("late"))
     assert node.tried.acquire(timeout=60)
 
-    breakers.keep({"b"})
+    end(breakers)
 
     breakers.check("a")
     eventually(lambda: not any("reliq-ping-a" in one.name for one in threading.enumerate()), "its thread ends")

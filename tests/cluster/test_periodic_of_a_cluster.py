@@ -12,15 +12,21 @@ NAMES = ("a", "b", "c", "d", "e", "f")
 SIX = 1_800_000_000 // 86_400 * 86_400 + 6 * 3600
 
 
-def test_the_entries_of_queues_on_many_nodes_tick_in_one_look(cluster):
-    consumer, now = Consumer(), [SIX - 60]
-    for name in NAMES:
-        consumer.cron("0 6 * * *", queue=Queue(name, dict, url=cluster.url), body={}, name=f"at-six-{name}")
-    ticker = Ticker(Client(Connection.to(cluster.url).wire(), (), lambda: int(now[0] * 1e6)), consumer.periodic)
-
+def tick(url, consumer):
+    """Look at the periodic entries a minute before six, and at six."""
+    now = [SIX - 60]
+    ticker = Ticker(Client(Connection.to(url).wire(), (), lambda: int(now[0] * 1e6)), consumer.periodic)
     ticker.step()
     now[0] = SIX
     ticker.step()
+
+
+def test_the_entries_of_queues_on_many_nodes_tick_in_one_look(cluster):
+    consumer = Consumer()
+    for name in NAMES:
+        consumer.cron("0 6 * * *", queue=Queue(name, dict, url=cluster.url), body={}, name=f"at-six-{name}")
+
+    tick(cluster.url, consumer)
 
     counts = {name: Queue(name, dict, url=cluster.url).counts().ready for name in NAMES}
     assert counts == dict.fromkeys(NAMES, 1)
@@ -31,13 +37,10 @@ def test_the_entries_of_queues_on_many_nodes_tick_in_one_look(cluster):
 
 def test_the_messages_of_a_sharded_queue_are_found_where_its_entries_are(url, client):
     client.set(Keys("q").map, ShardMap(1, 8, 8, "steady").text)
-    consumer, now = Consumer(), [SIX - 60]
-    queue = Queue("q", dict, url=url)
+    consumer, queue = Consumer(), Queue("q", dict, url=url)
     consumer.cron("0 6 * * *", queue=queue, body={}, name="daily")
-    ticker = Ticker(Client(Connection.to(url).wire(), (), lambda: int(now[0] * 1e6)), consumer.periodic)
-    ticker.step()
-    now[0] = SIX
-    ticker.step()
+
+    tick(url, consumer)
 
     id = f"cron.daily.{SIX}"
     assert Admin(url).show("q", id).id == id

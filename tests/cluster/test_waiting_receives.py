@@ -4,6 +4,7 @@ import asyncio
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from waiting import eventually
@@ -50,15 +51,6 @@ def no_looks(monkeypatch):
 def kept(monkeypatch):
     """Keep the waits that nobody needs any more until the queue is closed, not for a second."""
     monkeypatch.setattr("reliq.receive.listener.KEPT_SECONDS", 3600.0)
-
-
-@pytest.fixture
-def quick_switches():
-    """Have threads take turns after each few instructions."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.fixture
@@ -135,10 +127,11 @@ def test_one_wait_for_each_shard_serves_all_receives_of_a_process(taken, other, 
     eventually(lambda: not blocked(), "nobody waits any more")
 
 
-@pytest.mark.usefixtures("quick_switches")
-def test_threads_that_receive_first_at_once_share_one_listener(queue):
+def test_threads_that_receive_first_at_once_share_one_listener(queue, request):
     """Two would have two waits for each shard, of which one is closed by nobody."""
     queue.known_shards.refresh()
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)  # threads take turns after each few instructions
     with ThreadPoolExecutor(8) as pool:
         for _ in range(50):
             together = threading.Barrier(8)
@@ -185,12 +178,10 @@ def test_unused_wake_token_goes_to_another_process(queue, other, blocked):
 @pytest.mark.usefixtures("no_looks")
 def test_cancelled_receive_leaves_its_wake_up_to_the_next_receive(queue, other, blocked):
     async def cancelled():
-        waiting = asyncio.create_task(areceive_one(queue))
-        await asyncio.to_thread(eventually, lambda: blocked() == SHARDS, "a wait for each shard stands")
+        waiting = await waits(queue, lambda: blocked() == SHARDS)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
-            async with asyncio.timeout(100):
-                await waiting
+            await waiting
         other.publish(1)
         return await areceive_one(queue)
 
@@ -209,17 +200,14 @@ def test_wake_up_of_a_receive_cancelled_meanwhile_goes_to_another_process(queue,
 
     async def cancelled():
         nonlocal waiting
-        waiting = asyncio.create_task(areceive_one(queue))
-        await asyncio.to_thread(eventually, lambda: blocked() == SHARDS, "a wait for each shard stands")
-        next_one = asyncio.create_task(areceive_one(other))
-        await asyncio.to_thread(eventually, lambda: blocked() == 2 * SHARDS, "the other one waits, too")
+        waiting = await waits(queue, lambda: blocked() == SHARDS)
+        next_one = await waits(other, lambda: blocked() == 2 * SHARDS)
         producer = Queue("orders", int, url=other.connection().name)
         receipts.append(None)
         receipts.append(producer.publish(1))
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        async with asyncio.timeout(30):
-            assert await next_one == [receipts[-1].id]
+        assert await next_one == [receipts[-1].id]
 
     waiting, receipts = None, []
     monkeypatch.setattr(Listener, "await_", await_)
@@ -289,19 +277,13 @@ def test_waiting_receive_gets_due_messages_and_expired_leases(taken, queue, othe
 
 
 @pytest.mark.usefixtures("no_looks", "kept")
-def test_wait_that_times_out_checks_no_shard_again(queue, blocked, scripts):
+def test_wait_that_times_out_checks_no_shard_again_and_a_closed_queue_waits_no_more(queue, blocked, scripts):
     wait_until_they_stand(queue, blocked)
     before = settled(scripts)
 
     with queue.receive(wait=0.01) as jobs:
         assert jobs == []
-
     assert scripts() - before == 3 * (1 + SHARDS)  # one shard, then all of them
-
-
-@pytest.mark.usefixtures("no_looks", "kept")
-def test_a_queue_that_is_closed_waits_no_more(queue, blocked):
-    wait_until_they_stand(queue, blocked)
 
     queue.close()
 
@@ -323,6 +305,13 @@ def wait_until_they_stand(queue, blocked):
 def receive_one(queue):
     with queue.receive(wait=30) as jobs:
         return [job.id for job in jobs]
+
+
+async def waits(queue, stands):
+    """Return the task of a receive whose waits stand."""
+    task = asyncio.create_task(areceive_one(queue))
+    await asyncio.to_thread(eventually, stands, "a wait for each shard stands")
+    return task
 
 
 async def areceive_one(queue):

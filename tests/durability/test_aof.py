@@ -35,9 +35,9 @@ def test_reply_to_a_wait_is_read_as_a_confirmation(durability, reply, confirmed)
     assert commands.confirmation(durability).read(reply) == confirmed
 
 
-def test_aof_durability_on_an_old_server_is_refused_with_both_versions(start, call):
+def test_aof_durability_on_an_old_server_is_refused_with_both_versions(start, make_queue, call):
     server = start(bundled_server(), **ALWAYS)
-    queue = Queue("q", url=server.url)
+    queue = make_queue(server)
 
     with pytest.raises(ConfigurationError) as caught:
         call(queue, "publish", {}, durability=Durability.aof())
@@ -48,13 +48,6 @@ def test_aof_durability_on_an_old_server_is_refused_with_both_versions(start, ca
     assert str(caught.value).startswith(f"durability by aof needs Redis 7.2 or newer (WAITAOF), not {version};")
     assert ran == set()
     assert call(queue, "publish", {}).status == "published"
-    queue.close()
-
-
-@pytest.fixture
-def writing(start, newest_server):
-    """A server that writes everything down."""
-    return start(newest_server, **ALWAYS)
 
 
 def test_aof_durability_on_a_server_without_aof_is_refused(start, newest_server, make_queue, call):
@@ -66,7 +59,8 @@ def test_aof_durability_on_a_server_without_aof_is_refused(start, newest_server,
     assert call(queue, "counts").totals == {}
 
 
-def test_message_on_disk_survives_a_kill_of_the_server(writing, make_queue, call):
+def test_message_on_disk_survives_a_kill_of_the_server(start, newest_server, make_queue, call):
+    writing = start(newest_server, **ALWAYS)
     queue = make_queue(writing)
 
     receipts = [call(queue, "publish", {"n": n}, durability=Durability.aof(timeout=20)) for n in range(3)]

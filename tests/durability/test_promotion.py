@@ -7,21 +7,12 @@ import pytest
 import redis
 from waiting import eventually
 
-from reliq import Durability, PublishFailed, Queue
+from reliq import Durability, PublishFailed
 
 
-def promoted(replica):
-    """The queue at the replica, once that is the primary."""
-    os.kill(replica.pid, signal.SIGCONT)
-    with redis.Redis.from_url(replica.url) as client:
-        client.replicaof("NO", "ONE")
-        eventually(lambda: client.info("replication")["role"] == "master", "the replica takes over")
-    return Queue("q", bytes, url=replica.url)
-
-
-def test_message_redelivered_after_a_promotion_keeps_its_id(replicated, server_path):
+def test_message_redelivered_after_a_promotion_keeps_its_id(replicated, server_path, make_queue):
     primary, replica = replicated(server_path)
-    before = Queue("q", bytes, url=primary.url)
+    before, after = make_queue(primary, bytes), make_queue(replica, bytes)
     receipt = before.publish(b"x", durability=Durability.replicas(1, timeout=20))
     os.kill(replica.pid, signal.SIGSTOP)
     with redis.Redis.from_url(primary.url) as client:
@@ -29,22 +20,21 @@ def test_message_redelivered_after_a_promotion_keeps_its_id(replicated, server_p
     with before.receive() as [job]:
         assert job.id == receipt.id
     primary.kill()
-    before.close()
 
-    after = promoted(replica)
+    os.kill(replica.pid, signal.SIGCONT)
+    with redis.Redis.from_url(replica.url) as client:
+        client.replicaof("NO", "ONE")
+        eventually(lambda: client.info("replication")["role"] == "master", "the replica takes over")
 
     with after.receive() as [job]:
         assert job.id == receipt.id
-    after.close()
 
 
 @pytest.mark.usefixtures("impatient")
-def test_publish_to_a_replica_is_refused(replicated, server_path, call):
+def test_publish_to_a_replica_is_refused(replicated, server_path, make_queue, call):
     _, replica = replicated(server_path)
-    queue = Queue("q", bytes, url=replica.url)
 
     with pytest.raises(PublishFailed, match="read only replica") as caught:
-        call(queue, "publish", b"x", durability=Durability.replicas(1))
+        call(make_queue(replica, bytes), "publish", b"x", durability=Durability.replicas(1))
 
     assert caught.value.outcome == "refused"
-    queue.close()

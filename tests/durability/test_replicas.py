@@ -2,14 +2,12 @@
 
 import os
 import signal
-import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 import redis
-from listener import Listener, received
+from proxy import Proxy
 from waiting import eventually
 
 from reliq import ConfigurationError, Durability, Queue, events
@@ -66,41 +64,33 @@ def waits(server):
         return client.info("commandstats").get("cmdstat_wait", {"calls": 0})["calls"]
 
 
-def test_publish_that_a_replica_confirmed_is_durable(pair, make_queue, call):
-    queue = make_queue(pair[0])
+@pytest.mark.parametrize(
+    ("durability", "durable", "replicas", "asked"),
+    [(ONE, True, 1, 1), (Durability.replicas(2, timeout=2.0), False, 1, 1), (None, None, None, 0)],
+    ids=["enough", "too few", "not asked"],
+)
+def test_publish_reports_the_replicas_that_it_waited_for(pair, make_queue, call, durability, durable, replicas, asked):
+    queue, follower = make_queue(pair[0]), make_queue(pair[1])
+    before = waits(pair[0])
 
-    receipt = call(queue, "publish", {"n": 1}, durability=ONE)
+    receipt = call(queue, "publish", {}, durability=durability)
 
-    assert (receipt.status, receipt.durable, receipt.replicas, receipt.on_disk) == ("published", True, 1, None)
-    assert make_queue(pair[1]).counts().ready == 1
+    assert (receipt.status, receipt.on_disk) == ("published", None)
+    assert (receipt.durable, receipt.replicas, waits(pair[0]) - before) == (durable, replicas, asked)
+    eventually(lambda: follower.counts().ready == 1, "the replica has it")
 
 
-def test_publish_without_an_answer_of_the_replica_is_not_durable(stopped, make_queue, call):
+@pytest.mark.parametrize("timeout", [0.2, 1.2], ids=["short", "longer than that of a reply"])
+def test_publish_without_an_answer_of_the_replica_is_not_durable(stopped, make_queue, call, timeout):
     seen = []
     queue = make_queue(stopped, observers=[seen.append])
 
-    receipt = call(queue, "publish", {"n": 1}, durability=SHORT)
+    receipt = call(queue, "publish", {"n": 1}, durability=Durability.replicas(1, timeout=timeout))
 
     assert (receipt.status, receipt.durable, receipt.replicas) == ("published", False, 0)
     assert call(queue, "counts").ready == 1
     (told,) = [event for event in seen if isinstance(event, events.Unconfirmed)]
-    assert (told.ids, told.why) == ((receipt.id,), "0 of 1 replica within 0.2 s")
-
-
-def test_publish_with_too_few_replicas_reports_their_number(pair, make_queue, call):
-    receipt = call(make_queue(pair[0]), "publish", {}, durability=Durability.replicas(2, timeout=2.0))
-
-    assert (receipt.durable, receipt.replicas) == (False, 1)
-
-
-def test_publish_without_durability_sends_no_wait(pair, make_queue, call):
-    queue = make_queue(pair[0])
-    before = waits(pair[0])
-
-    receipt = call(queue, "publish", {})
-
-    assert (receipt.durable, receipt.replicas, receipt.on_disk) == (None, None, None)
-    assert waits(pair[0]) == before
+    assert (told.ids, told.why) == ((receipt.id,), f"0 of 1 replica within {timeout} s")
 
 
 def test_durability_of_a_queue_holds_unless_a_publish_overrides_it(pair, make_queue, call):
@@ -109,6 +99,7 @@ def test_durability_of_a_queue_holds_unless_a_publish_overrides_it(pair, make_qu
     assert call(queue, "publish", {}).durable is True
     assert call(queue, "publish", {}, durability=Durability.NONE).durable is None
     assert call(queue, "publish_many", [{}]).durable is True
+    assert call(queue, "publish_many", []).durable is None
     assert call(queue, "publish_many", [{}], durability=Durability.NONE).durable is None
 
 
@@ -133,32 +124,14 @@ def test_publish_many_returns_the_unconfirmed_ids(stopped, make_queue, call):
         assert {job.id for job in jobs} == set(result.unconfirmed)
 
 
-def test_publish_many_of_no_message_has_no_durability(pair, make_queue, call):
-    assert call(make_queue(pair[0]), "publish_many", [], durability=ONE).durable is None
-
-
 def test_a_duplicate_is_durable_when_the_first_one_is(pair, make_queue, call):
     queue = make_queue(pair[0])
-    queue.publish({}, id="a")
+    with cut_off(pair[1]):
+        queue.publish({}, id="a")
+        early = call(queue, "publish", {}, id="a", durability=SHORT)
+    late = call(queue, "publish", {}, id="a", durability=ONE)
 
-    receipt = call(queue, "publish", {}, id="a", durability=ONE)
-
-    assert (receipt.status, receipt.durable) == ("duplicate", True)
-
-
-def test_a_duplicate_is_not_durable_while_the_first_one_is_not(stopped, make_queue, call):
-    queue = make_queue(stopped)
-    queue.publish({}, id="a")
-
-    receipt = call(queue, "publish", {}, id="a", durability=SHORT)
-
-    assert (receipt.status, receipt.durable) == ("duplicate", False)
-
-
-def test_wait_may_be_longer_than_the_timeout_of_a_reply(stopped, make_queue, call):
-    receipt = call(make_queue(stopped), "publish", {}, durability=Durability.replicas(1, timeout=1.2))
-
-    assert (receipt.status, receipt.durable) == ("published", False)
+    assert [(one.status, one.durable) for one in (early, late)] == [("duplicate", False), ("duplicate", True)]
 
 
 def test_publish_in_a_cluster_awaits_a_replica_that_answers_late(cluster, call):
@@ -190,87 +163,26 @@ def test_wait_after_an_unknown_script_covers_the_second_try(request, make_queue,
     assert (receipt.status, receipt.durable) == ("published", False)
 
 
-class Relay(Listener):
-    """
-    Hands everything on to a server, except that it keeps the reply to a publish back until a WAIT was sent, or loses it.
+def test_the_wait_is_sent_before_the_publish_is_answered(pair, make_queue, call):
+    with closing(Proxy(pair[0].port)) as proxy:
+        proxy.hold_reply_to("EVALSHA", until="WAIT")
 
-    Attributes:
-        late: replies for whose WAIT it waited in vain.
-        lost: replies that it lost.
-    """
+        receipt = call(make_queue(proxy.url), "publish", {}, durability=ONE)
 
-    def __init__(self, port):
-        self._port = port
-        self._may_answer = threading.Event()
-        self._may_answer.set()
-        self._to_lose = 0
-        self.late = self.lost = 0
-        super().__init__()
-
-    def lose_one_reply(self):
-        self._to_lose = 1
-
-    def _serve(self, peer, _number):
-        with peer, socket.create_connection(("127.0.0.1", self._port)) as server:
-            lose = threading.Event()
-            back = threading.Thread(target=self._back, args=(server, peer, lose), daemon=True)
-            back.start()
-            while data := received(peer):
-                if b"EVALSHA" in data:
-                    self._may_answer.clear()
-                    self._to_lose -= 1
-                    lose.set() if self._to_lose == 0 else None
-                if b"WAIT" in data:
-                    self._may_answer.set()
-                server.sendall(data)
-            server.shutdown(socket.SHUT_WR)
-            back.join()
-
-    def _back(self, server, peer, lose):
-        while data := received(server):
-            self.late += not self._may_answer.wait(20)
-            if lose.is_set():
-                self.lost += 1
-                peer.shutdown(socket.SHUT_RDWR)
-                return
-            peer.sendall(data)
-
-
-@pytest.fixture
-def relay():
-    """Start relays that end with the test."""
-    made = []
-
-    def make(server):
-        made.append(Relay(server.port))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def test_the_wait_is_sent_before_the_publish_is_answered(pair, make_queue, relay, call):
-    between = relay(pair[0])
-    queue = make_queue(between.url)
-
-    receipt = call(queue, "publish", {}, durability=ONE)
-
-    assert (receipt.durable, between.late) == (True, 0)
+    assert (receipt.durable, proxy.late) == (True, 0)
 
 
 @pytest.mark.parametrize("kind", ["servers", "newest_servers"])
-def test_repeated_publish_waits_for_its_own_confirmation(request, make_queue, relay, call, kind):
+def test_repeated_publish_waits_for_its_own_confirmation(request, make_queue, call, kind):
     primary, replica = emptied(*request.getfixturevalue(kind))
-    between = relay(primary)
-    queue = make_queue(between.url)
-    queue.publish({"n": 1}, durability=ONE)
-    with cut_off(replica):
-        between.lose_one_reply()
+    with closing(Proxy(primary.port)) as proxy:
+        queue = make_queue(proxy.url)
+        queue.publish({"n": 1}, durability=ONE)
+        with cut_off(replica):
+            proxy.lose_reply_to("EVALSHA")
+            receipt = call(queue, "publish", {"n": 2}, durability=SHORT)
 
-        receipt = call(queue, "publish", {"n": 2}, durability=SHORT)
-
-    assert between.lost == 1
+    assert proxy.swallowed == 1
     assert make_queue(primary).counts().totals["published"] == 2
     assert (receipt.status, receipt.durable, receipt.replicas) == ("published", False, 0)
 
@@ -279,11 +191,10 @@ def test_a_wait_that_redis_refuses_does_not_hide_the_publish(pair, make_queue, c
     with redis.Redis.from_url(pair[0].url) as client:
         client.acl_setuser("shop", enabled=True, nopass=True, keys=["*"], categories=["+@all"], commands=["-wait"])
     seen = []
-    queue = Queue("q", url=pair[0].url.replace("//", "//shop:x@"), observers=[seen.append])
+    queue = make_queue(pair[0].url.replace("//", "//shop:x@"), observers=[seen.append])
 
     receipt = call(queue, "publish", {}, durability=SHORT)
 
-    queue.close()
     assert (receipt.status, receipt.durable, receipt.replicas) == ("published", False, None)
     (told,) = (event for event in seen if isinstance(event, events.Unconfirmed))
     assert "no permissions" in told.why

@@ -1,12 +1,9 @@
 """A primary is killed, three sentinels promote its replica, and everybody goes on with the same URL."""
 
-import os
 import signal
 import subprocess
-import sys
 import threading
-import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import psutil
@@ -15,6 +12,7 @@ import redis
 from failover_jobs import NUMBERS
 from ports import free_port
 from waiting import eventually
+from worker_process import Worker, environment_for
 
 from reliq import Durability, PublishFailed, Queue
 
@@ -28,16 +26,14 @@ WAIT = Durability.replicas(1, timeout=0.2)
 #: Sentinels that were held up themselves do nothing for 30 s.
 FAILOVER_SECONDS = 75.0
 
-SENTINEL = """
-port {port}
+SENTINEL = f"""
 bind 127.0.0.1
-dir {folder}
-requirepass {sentinel_secret}
-sentinel sentinel-pass {sentinel_secret}
-sentinel monitor {service} 127.0.0.1 {primary} 2
-sentinel auth-pass {service} {secret}
-sentinel down-after-milliseconds {service} 2500
-sentinel failover-timeout {service} 5000
+requirepass {SENTINEL_SECRET}
+sentinel sentinel-pass {SENTINEL_SECRET}
+sentinel monitor {SERVICE} 127.0.0.1 PRIMARY 2
+sentinel auth-pass {SERVICE} {SECRET}
+sentinel down-after-milliseconds {SERVICE} 2500
+sentinel failover-timeout {SERVICE} 5000
 """
 
 
@@ -60,19 +56,10 @@ def sentinels(servers, server_path, tmp_path_factory):
         for _ in range(3):
             folder, port = tmp_path_factory.mktemp("sentinel"), free_port()
             settings = folder / "sentinel.conf"
-            settings.write_text(
-                SENTINEL.format(
-                    port=port,
-                    folder=folder,
-                    service=SERVICE,
-                    primary=servers[0].port,
-                    secret=SECRET,
-                    sentinel_secret=SENTINEL_SECRET,
-                )
-            )
-            process = subprocess.Popen(
-                [str(server_path), str(settings), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
+            common = SENTINEL.replace("PRIMARY", str(servers[0].port))
+            settings.write_text(f"port {port}\ndir {folder}{common}")
+            command = [str(server_path), str(settings), "--sentinel"]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             stack.callback(process.wait)
             stack.callback(process.kill)
             ports.append(port)
@@ -92,8 +79,14 @@ def knows_everybody(port):
     return (seen["num-other-sentinels"], seen["num-slaves"], seen["flags"]) == (2, 1, "master")
 
 
-def test_queue_publishes_and_receives_by_sentinel(sentinels, call):
-    queue = Queue("q", url=sentinels)
+@pytest.mark.parametrize("by", ["URL", "client"])
+def test_queue_publishes_and_receives_by_sentinel(sentinels, call, by):
+    places = sentinels.partition("@")[2].partition("/")[0].split(",")
+    theirs = redis.sentinel.Sentinel(
+        [place.split(":") for place in places], sentinel_kwargs={"password": SENTINEL_SECRET}
+    )
+    client = theirs.master_for(SERVICE, password=SECRET, decode_responses=True)
+    queue = Queue("q", url=sentinels if by == "URL" else client)
 
     receipt = call(queue, "publish", {"a": 1}, durability=Durability.replicas(1, timeout=20))
 
@@ -101,6 +94,8 @@ def test_queue_publishes_and_receives_by_sentinel(sentinels, call):
     with queue.receive() as [job]:
         assert (job.id, job.body) == (receipt.id, {"a": 1})
     queue.close()
+    for one in (client, *theirs.sentinels):
+        one.close()
 
 
 @pytest.mark.usefixtures("impatient")
@@ -133,48 +128,31 @@ class Publisher(threading.Thread):
         self._queue, self._durability = Queue(NUMBERS.name, int, url=url), durability
         self._over = threading.Event()
         self.receipts = []
-        self.failures = 0
 
     def run(self):
-        number = 0
         while not self._over.wait(0.002):
-            number += 1
-            self._publish(number)
+            number = len(self.receipts)
+            with suppress(PublishFailed):
+                self.receipts.append(
+                    self._queue.publish(number, id=f"{self.name}-{number}", durability=self._durability)
+                )
         self._queue.close()
-
-    def _publish(self, number):
-        while not self._over.is_set():
-            try:
-                receipt = self._queue.publish(number, id=f"{self.name}-{number}", durability=self._durability)
-            except PublishFailed:
-                self.failures += 1
-            else:
-                self.receipts.append(receipt)
-                return
 
     def stop(self):
         self._over.set()
         self.join()
 
-    def ids(self, durable):
-        return {one.id for one in list(self.receipts) if one.durable is durable}
+    def confirmed(self):
+        return {one.id for one in list(self.receipts) if one.durable}
 
 
 @pytest.fixture
 def worker(sentinels, tmp_path):
     """A `reliq worker` of two processes that goes by Sentinel, and the file its handlers write into."""
     notes = tmp_path / "notes"
-    paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "reliq", "worker", "failover_jobs:consumer", "--processes", "2", "--grace", "5"],
-        env={**os.environ, "RELIQ_URL": sentinels, "NOTES": str(notes), "PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    yield process, notes
-    process.kill()
-    process.communicate()
+    environment = environment_for(HERE, sentinels) | {"NOTES": str(notes)}
+    with closing(Worker("failover_jobs:consumer", HERE, environment, "--processes", "2", "--grace", "5")) as worker:
+        yield worker, notes
 
 
 def noted(notes):
@@ -183,21 +161,20 @@ def noted(notes):
 
 
 @pytest.mark.timeout(240)
-def test_failover_by_sentinel_loses_no_confirmed_message(servers, sentinels, worker, capsys):
-    process, notes = worker
-    careful, careless = Publisher(sentinels, WAIT), Publisher(sentinels, Durability.NONE)
-    publishers = [careful, careless]
+def test_failover_by_sentinel_loses_no_confirmed_message(servers, sentinels, worker):
+    worker, notes = worker
+    publishers = [Publisher(sentinels, durability) for durability in (WAIT, Durability.NONE)]
+    careful = publishers[0]
     for one in publishers:
         one.start()
-    eventually(lambda: len(careful.ids(True)) >= 100, "100 messages are confirmed")
+    eventually(lambda: len(careful.confirmed()) >= 100, "100 messages are confirmed")
     eventually(lambda: len(noted(notes)) >= 100, "100 messages are handled")
 
     servers[0].kill()
-    killed, before = time.monotonic(), [len(one.receipts) for one in publishers]
+    before = [len(one.receipts) for one in publishers]
     for one, count in zip(publishers, before, strict=True):
         # One reply may have been on its way when the primary died.
         eventually(lambda one=one, count=count: len(one.receipts) >= count + 5, "publishing goes on", FAILOVER_SECONDS)
-    paused = time.monotonic() - killed
     for one in publishers:
         one.stop()
 
@@ -205,24 +182,12 @@ def test_failover_by_sentinel_loses_no_confirmed_message(servers, sentinels, wor
     eventually(lambda: queue.counts().alive == 0, "everything is handled", FAILOVER_SECONDS)
     counts, there = queue.counts(), noted(notes)
     queue.close()
-    lost = careless.ids(None) - there
-    with capsys.disabled():
-        print(
-            f"\nprimary killed, replica promoted by Sentinel, everybody back within {paused:.1f} s: of"
-            f" {len(careful.ids(True))} confirmed by WAIT {len(careful.ids(True) - there)} lost; of"
-            f" {len(careful.ids(False))} whose receipt said False {len(careful.ids(False) - there)} lost; of"
-            f" {len(careless.ids(None))} published without asking {len(lost)} lost;"
-            f" {careful.failures + careless.failures} publishes failed and were made again"
-        )
-    seen = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
-    titles = " ".join(word for one in seen for word in one.cmdline())
+    seen = [psutil.Process(worker.process.pid), *worker.children()]
+    titles = [word for one in seen for word in one.cmdline()]
     assert len(seen) == 3
-    assert SECRET not in titles
-    assert SENTINEL_SECRET not in titles
-    assert careful.ids(True) - there == set()
+    assert careful.confirmed() - there == set()
     assert counts.missing == 0
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
-    assert SECRET not in output
-    assert SENTINEL_SECRET not in output
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.wait() == 0, worker.lines
+    shown = " ".join([*worker.lines, *titles])
+    assert [secret for secret in (SECRET, SENTINEL_SECRET) if secret in shown] == []

@@ -5,7 +5,8 @@ from contextlib import closing
 
 from reliq.outbox.tables import ddl
 
-ORDERS = "CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY)"
+#: What an application writes: its orders, and an effect for each message of them.
+TABLES = ("CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY)", "CREATE TABLE IF NOT EXISTS effects (id text)")
 
 
 class Sqlite:
@@ -18,7 +19,7 @@ class Sqlite:
         self._path = path
         with closing(self.connect()) as connection:
             connection.execute("PRAGMA journal_mode=WAL")
-            for statement in (*ddl("sqlite"), ORDERS):
+            for statement in (*ddl("sqlite"), *TABLES):
                 connection.execute(statement)
 
     def connect(self):
@@ -26,9 +27,6 @@ class Sqlite:
         connection = sqlite3.connect(self._path, check_same_thread=False)
         connection.execute("PRAGMA synchronous=OFF")
         return connection
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class Postgresql:
@@ -43,15 +41,12 @@ class Postgresql:
         with self.connect() as connection:
             connection.execute("DROP SCHEMA public CASCADE")
             connection.execute("CREATE SCHEMA public")
-            for statement in (*ddl("postgresql"), ORDERS):
+            for statement in (*ddl("postgresql"), *TABLES):
                 connection.execute(statement)
 
     def connect(self):
         """A connection that begins a transaction by itself."""
         return self._psycopg.connect(self.url)
-
-    def close(self) -> None:
-        """Leave nothing open that would hold up the next test."""
 
 
 def all_of(database, sql):

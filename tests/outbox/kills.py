@@ -83,7 +83,7 @@ def work(url):
         connection = connections.pop() if connections else connect(url)
         with transaction(connection) as tx:
             if job.once(tx):
-                tx.execute(f"INSERT INTO shipped VALUES ('{body['order']}')")
+                tx.execute(f"INSERT INTO effects VALUES ('{body['order']}')")
         time.sleep(random.random() * 0.05)  # most kills come here, after the commit and before the ack
         connections.append(connection)
 

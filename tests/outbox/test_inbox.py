@@ -11,7 +11,6 @@ from waiting import eventually
 from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue, Reject
 from reliq.admin import Admin, LetterFilter, RedriveOptions
 from reliq.outbox.effects import inbox_keep_ms
-from reliq.outbox.store import Store
 from reliq.settings import HandlerSettings, QueueSettings
 
 DAY_MS = 86_400_000
@@ -28,74 +27,47 @@ def effect(tx, job):
     return True
 
 
-@pytest.fixture(autouse=True)
-def effects(request):
-    """A table of effects, one row for each."""
-    if "database" in request.fixturenames:
-        with closing(request.getfixturevalue("database").connect()) as tx:
-            tx.execute("CREATE TABLE effects (id text)")
-            tx.commit()
-
-
 def made(database):
     return sorted(id for (id,) in all_of(database, "SELECT id FROM effects"))
 
 
-def test_message_delivered_twice_has_its_effect_once(database, tx, orders):
+def test_message_delivered_again_has_its_effect_only_when_it_was_rolled_back(database, tx, orders):
     orders.publish({}, id="order-1")
-    for expected in (True, False):
+    for end, expected in ((tx.rollback, True), (tx.commit, True), (tx.commit, False)):
         with orders.receive(wait=5) as [job]:
             assert effect(tx, job) == expected
-            tx.commit()
-            job.nack(delay=0)
-
-    assert made(database) == ["order-1"]
-
-
-def test_rolled_back_effect_is_made_by_the_next_delivery(database, tx, orders):
-    orders.publish({}, id="order-1")
-    for end in (tx.rollback, tx.commit):
-        with orders.receive(wait=5) as [job]:
-            assert effect(tx, job)
             end()
             job.nack(delay=0)
 
     assert made(database) == ["order-1"]
 
 
-def test_later_message_with_the_same_chosen_id_has_its_own_effect(database, tx, url, client):
+def test_later_message_with_the_same_chosen_id_has_its_own_effect_and_follow_up(database, tx, url):
     """By its id alone the second would be passed over."""
-    reports = Queue("reports", dict, url=url, dedup=0.001)
+    reports, mails = Queue("reports", dict, url=url, dedup=0.001), Queue("mails", dict, url=url)
     for _ in range(2):
         eventually(lambda: reports.publish({}, id="daily"), "the id is free")
         with reports.receive(wait=5) as [job]:
             assert effect(tx, job)
+            assert job.publish(mails, {})
         tx.commit()
 
-    assert made(database) == ["daily", "daily"]
+    assert (made(database), mails.counts().ready) == (["daily", "daily"], 2)
 
 
 def test_redriven_letter_has_its_effect_once(database, tx, orders):
     orders.publish({}, id="order-1")
-    with orders.receive(wait=5) as [job]:
-        assert effect(tx, job)
-        tx.rollback()  # it fails
-        job.reject(reason="card")
-    Consumer(orders.target).handler(orders)(lambda body: None)
-    first = job.incarnation
-    collect(orders)
-    assert orders.redrive(orders.letters()) == 1
-    with orders.receive(wait=5) as [job]:
-        assert job.incarnation == first
-        assert effect(tx, job)
-        tx.commit()
-        job.reject(reason="after the commit")
-    collect(orders)
-    orders.redrive(orders.letters())
-    with orders.receive(wait=5) as [job]:
-        assert not effect(tx, job)
+    incarnations = set()
+    for end, expected in ((tx.rollback, True), (tx.commit, True), (tx.commit, False)):
+        with orders.receive(wait=5) as [job]:
+            assert effect(tx, job) == expected
+            end()
+            job.reject(reason="card")
+        incarnations.add(job.incarnation)
+        collect(orders)
+        assert orders.redrive(orders.letters()) == 1
 
-    assert made(database) == ["order-1"]
+    assert (made(database), len(incarnations)) == (["order-1"], 1)
 
 
 def test_moved_message_has_its_effect_and_follow_up_once(database, tx, url, orders):
@@ -132,7 +104,6 @@ def collect(queue):
 def test_concurrent_deliveries_have_the_effect_once(postgresql, url):
     """The second waits for the end of the first: when that is rolled back, the effect is its own."""
     queue = Queue("orders", dict, url=url)
-    execute(postgresql, "CREATE TABLE effects (id text)")
     for first_end, expected in (("commit", False), ("rollback", True)):
         queue.publish({})
         with queue.receive() as [job], closing(postgresql.connect()) as one, closing(postgresql.connect()) as other:
@@ -146,15 +117,6 @@ def test_concurrent_deliveries_have_the_effect_once(postgresql, url):
             assert said == [expected]
 
     assert len(made(postgresql)) == 2
-
-
-def test_aonce_without_await_raises_when_it_decides(orders):
-    """A coroutine counts as True: every delivery would make the effects again."""
-    orders.publish({})
-    with orders.receive(wait=5) as [job]:
-        with pytest.raises(TypeError, match="`await` is missing"):
-            assert not job.aonce(None)
-        job.ack()
 
 
 def test_async_code_uses_the_inbox(database, orders):
@@ -180,11 +142,14 @@ def test_async_code_uses_the_inbox(database, orders):
     assert len(made(database)) == 1
 
 
-def test_inbox_refuses_connections_without_a_transaction(postgresql, orders):
+def test_inbox_refuses_wrong_calls_and_connections_without_a_transaction(postgresql, orders):
+    """`aonce` without `await` would count as True: every delivery would make the effects again."""
     import psycopg
 
     orders.publish({})
     with orders.receive(wait=5) as [job], psycopg.connect(postgresql.url, autocommit=True) as tx:
+        with pytest.raises(TypeError, match="`await` is missing"):
+            assert not job.aonce(None)
         with pytest.raises(ConfigurationError, match="no transaction is open"):
             job.once(tx)
         with pytest.raises(ConfigurationError, match="no table other_inbox"), tx.transaction():
@@ -204,24 +169,16 @@ def test_inbox_row_stays_while_its_message_can_be_delivered(database, tx, url, m
         one.once(tx)
         other.once(tx, keep=60)
         tx.commit()
-    store = Store(mover().store.database, "reliq_")
-    assert store.clean(0) == (0, 0)
 
-    shift(database, 61_000)
-    assert store.clean(0) == (0, 1)
-    shift(database, kept - 62_000)
-    assert store.clean(0) == (0, 0)
+    def cleaned(ms):
+        execute(database, f"UPDATE reliq_inbox SET keep_until_ms = keep_until_ms - {ms}")
+        return mover().store.clean(0)[1]
+
+    assert [cleaned(0), cleaned(61_000), cleaned(kept - 121_000)] == [0, 1, 0]
     assert not one.once(tx, keep=1)  # it is delivered again, so that it may die and be redriven again
     assert not one.once(tx)
     tx.commit()
-    shift(database, kept - 1_000)
-    assert store.clean(0) == (0, 0)
-    shift(database, 2_000)
-    assert store.clean(0) == (0, 1)
-
-
-def shift(database, ms):
-    execute(database, f"UPDATE reliq_inbox SET keep_until_ms = keep_until_ms - {ms}")
+    assert [cleaned(kept - 60_000), cleaned(61_000)] == [0, 1]
 
 
 def test_inbox_row_stays_for_the_longest_backoffs():
@@ -243,9 +200,8 @@ def test_job_that_runs_twice_publishes_its_follow_ups_once(url, orders):
             assert bool(job.publish(mails, {"to": "c"}, name="receipt", delay=60)) == expected
             assert bool(job.publish(orders, {"to": "a"}, name="1", delay=60)) == expected
             job.nack(delay=0)
-    counts = mails.counts()
 
-    assert (counts.ready, counts.pending) == (2, 1)
+    assert (mails.counts().ready, mails.counts().pending) == (2, 1)
 
 
 def test_repeated_follow_up_is_the_same_message_for_its_inbox(database, tx, url, orders):
@@ -261,16 +217,6 @@ def test_repeated_follow_up_is_the_same_message_for_its_inbox(database, tx, url,
             tx.commit()
 
     assert done == [True, False]
-
-
-def test_follow_ups_of_messages_with_the_same_id_are_both_published(url):
-    reports, mails = Queue("reports", dict, url=url, dedup=0.001), Queue("mails", dict, url=url)
-    for _ in range(2):
-        eventually(lambda: reports.publish({}, id="daily"), "the id is free")
-        with reports.receive(wait=5) as [job]:
-            assert job.publish(mails, {})
-
-    assert mails.counts().ready == 2
 
 
 def test_handler_in_a_worker_uses_inbox_and_follow_ups(database, url, orders):
@@ -325,19 +271,3 @@ def test_message_in_the_go_layout_has_no_incarnation(url):
         assert job.incarnation == 0
     with pytest.raises(ConfigurationError, match="incarnation cannot be sent"):
         queue.publish(b"x", id="chosen", incarnation=1)
-
-
-def test_row_sent_again_keeps_its_incarnation(tx, orders, mover):
-    orders.publish_in(tx, {})
-    orders.publish_in(tx, {}, id="chosen", incarnation=7)
-    tx.commit()
-    one, seen = mover(), []
-    for _ in range(2):
-        one.move_all()
-        with orders.receive(limit=2) as jobs:
-            seen.append([(job.id, job.incarnation) for job in jobs])
-        orders.connection().wire().exchange([("FLUSHDB",)])
-        one.store.again(DAY_MS)
-
-    assert seen[0] == seen[1]
-    assert seen[0][1] == ("chosen", 7)

@@ -3,6 +3,7 @@
 from databases import all_of
 
 from reliq.distribution import VERSION
+from reliq.ids import incarnation_of
 from reliq.shardmap import ShardMap
 from reliq.wireformat import open_envelope
 
@@ -32,19 +33,22 @@ def test_rows_of_many_keys_share_a_call_and_wait_in_their_key_queues(database, t
     assert (header.key, body) == ("k1", b'{"n":1}')
 
 
-def test_row_sent_again_keeps_its_key(database, tx, orders, mover, client):
-    id = orders.publish_in(tx, {}, key="tenant-7")
+def test_row_sent_again_keeps_its_key_and_incarnation(database, tx, orders, mover, client):
+    orders.publish_in(tx, {}, id="chosen", key="tenant-7", incarnation=7)
+    id = orders.publish_in(tx, {}, key="tenant-8")
     tx.commit()
     one = mover()
     one.move_all()
+    before, _ = open_envelope(client.get(orders.keys.msg(id)))
     client.flushall()
 
-    assert one.store.again(60_000) == 1
+    assert one.store.again(60_000) == 2
     one.move_all()
 
-    assert lines(client, orders) == {"tenant-7": [id]}
-    header, _ = open_envelope(client.get(orders.keys.msg(id)))
-    assert (header.key, header.window_ms) == ("tenant-7", 600_000)
+    assert lines(client, orders) == {"tenant-7": ["chosen"], "tenant-8": [id]}
+    chosen, after = (open_envelope(client.get(orders.keys.msg(one)))[0] for one in ("chosen", id))
+    assert (chosen.key, chosen.window_ms, chosen.incarnation) == ("tenant-7", 600_000, 7)
+    assert (after.key, incarnation_of(id, after)) == ("tenant-8", incarnation_of(id, before))
 
 
 def test_row_with_a_key_for_a_sharded_queue_is_refused(database, tx, orders, mover, client):

@@ -5,6 +5,7 @@ import datetime as dt
 
 import pytest
 from databases import rows_of, unsent
+from psycopg.rows import dict_row
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -26,24 +27,17 @@ def driven(database, driver):
     return database.url.replace("postgresql", "postgresql+psycopg").replace("sqlite", f"sqlite{driver}")
 
 
-def test_kit_publishes_rows_of_an_open_transaction(database, tx, reliq):
+@pytest.mark.parametrize("rows", ["tuples", "dicts"])
+def test_kit_publishes_rows_of_an_open_transaction(database, tx, reliq, rows):
     id = ORDERS.publish_in(tx, 1, delay=dt.timedelta(days=2))
+    if rows == "dicts":
+        tx.row_factory = dict_row if database.dialect == "postgresql" else lambda cursor, row: {"row": row}
 
     assert (reliq.relay(tx), reliq.relay(tx)) == (1, 0)
 
     assert reliq.assert_published(ORDERS, 1, state="pending").id == id
     tx.rollback()
     assert rows_of(database) == []
-
-
-def test_kit_accepts_a_connection_with_a_row_factory(database, tx, reliq):
-    from psycopg.rows import dict_row
-
-    ORDERS.publish_in(tx, 1)
-    tx.row_factory = dict_row if database.dialect == "postgresql" else lambda cursor, row: {"row": row}
-
-    assert reliq.relay(tx) == 1
-    reliq.assert_published(ORDERS, 1)
 
 
 def test_drain_moves_rows_of_handlers_in_the_session_of_the_test(database, reliq):

@@ -1,13 +1,15 @@
 """A message is published in the transaction of the application: with it or not at all, whatever library holds it."""
 
 import asyncio
-import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 
 import pytest
-from databases import Postgresql, all_of, bodies, execute, rows_of, unsent
+from databases import all_of, bodies, execute, rows_of, unsent
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from reliq import BodyError, ConfigurationError, Durability, Layout, Queue
 from reliq.outbox import metadata
@@ -15,6 +17,13 @@ from reliq.outbox.rows import RowTerms
 from reliq.outbox.tables import ddl
 
 BODY = {"order": 42}
+DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
+
+
+def engine_url(database, driver=None):
+    """The URL by which SQLAlchemy connects to a database."""
+    scheme, _, rest = database.url.partition(":")
+    return f"{driver or DRIVERS[scheme]}:{rest}"
 
 
 def test_row_is_committed_with_its_transaction_and_then_published(database, tx, orders, mover):
@@ -45,46 +54,32 @@ def test_rolled_back_savepoint_or_transaction_removes_its_row(database, tx, orde
 
 
 def test_body_that_cannot_be_encoded_rolls_the_transaction_back(database, orders):
-    tx = database.connect()
-
-    def place():
+    def place(tx):
         with tx:
             tx.execute("INSERT INTO orders VALUES ('a')")
             orders.publish_in(tx, {"this": object()})
 
-    with pytest.raises(BodyError):
-        place()
-    tx.close()
+    with closing(database.connect()) as connection, pytest.raises(BodyError):
+        place(connection)
 
     assert all_of(database, "SELECT * FROM orders") == rows_of(database) == []
 
 
-def test_options_of_a_publish_are_stored_in_the_row(database, tx, url, mover):
-    queue = Queue("orders", dict, url=url, layout=Layout.RELIQ)
-    queue.publish_in(tx, BODY, id="order-42", retries=3, headers={"tenant": "a"}, dedup=7)
-    queue.publish_in(tx, BODY, id="order-42")
-    queue.publish_in(tx, BODY, delay=3600, durability=Durability.replicas(2, timeout=0.25))
+def test_options_of_a_publish_are_stored_in_the_row(database, tx, url, orders, mover, client):
+    bare = Queue("mails", bytes, url=url, layout=Layout.hdt3213())
+    orders.publish_in(tx, BODY, id="order-42", retries=3, headers={"tenant": "a"}, dedup=7)
+    orders.publish_in(tx, BODY, id="order-42")
+    orders.publish_in(tx, BODY, delay=3600, durability=Durability.replicas(2, timeout=0.01))
     [(terms,)] = tx.execute("SELECT terms FROM reliq_outbox ORDER BY seq DESC LIMIT 1").fetchall()
-    assert RowTerms.parse(terms).confirmation == Durability.replicas(2, timeout=0.25)
-    tx.execute("DELETE FROM reliq_outbox WHERE seq = (SELECT max(seq) FROM reliq_outbox)")
-    queue.publish_in(tx, BODY, delay=3600)
+    assert RowTerms.parse(terms).confirmation == Durability.replicas(2, timeout=0.01)
+    id = bare.publish_in(tx, b"bare")
     tx.commit()
 
-    assert mover().move_all() == 3
+    assert mover().move_all() == 3  # no replica confirms the fourth
 
-    counts = queue.counts()
-    assert (counts.ready, counts.pending) == (1, 1)
-    with queue.receive() as [job]:
+    assert (orders.counts().ready, orders.counts().pending) == (1, 1)
+    with orders.receive() as [job]:
         assert (job.id, job.retries_left, job.headers) == ("order-42", 3, {"tenant": "a"})
-
-
-def test_row_of_a_queue_in_the_go_layout_has_a_bare_body(tx, url, mover, client):
-    queue = Queue("mails", bytes, url=url, layout=Layout.hdt3213())
-    id = queue.publish_in(tx, b"bare")
-    tx.commit()
-
-    mover().move_all()
-
     assert client.get(f"dp:mails:msg:{id}") == b"bare"
 
 
@@ -104,60 +99,37 @@ def test_tables_may_have_another_prefix_and_schema(database, orders, mover):
 # ---- what is no transaction
 
 
-def test_postgresql_connection_in_autocommit_is_refused(postgresql, orders):
-    import psycopg
+def test_connection_in_autocommit_is_refused_without_a_transaction(database, tx, orders):
+    if database.dialect == "postgresql":
+        tx.autocommit = True
+        advice = "no transaction is open .*connection.transaction"
+    else:
+        tx.isolation_level = None
+        advice = "BEGIN IMMEDIATE"
 
-    with psycopg.connect(postgresql.url, autocommit=True) as tx:
-        with pytest.raises(ConfigurationError, match="no transaction is open .*connection.transaction"):
-            orders.publish_in(tx, BODY)
-        with tx.transaction():
-            orders.publish_in(tx, BODY)
-
-    assert len(rows_of(postgresql)) == 1
-
-
-def test_sqlite_connection_in_autocommit_is_refused(sqlite, orders):
-    with closing(sqlite3.connect(sqlite.url.removeprefix("sqlite:///"), isolation_level=None)) as tx:
-        with pytest.raises(ConfigurationError, match="BEGIN IMMEDIATE"):
-            orders.publish_in(tx, BODY)
-        tx.execute("BEGIN IMMEDIATE")
+    with pytest.raises(ConfigurationError, match=advice):
         orders.publish_in(tx, BODY)
-        tx.execute("COMMIT")
+    tx.execute("BEGIN")
+    orders.publish_in(tx, BODY)
+    tx.execute("COMMIT")
 
-    assert len(rows_of(sqlite)) == 1
+    assert len(rows_of(database)) == 1
 
 
 def test_object_that_is_no_transaction_is_refused_by_type(database, tx, orders):
-    import sqlalchemy
-
-    engine = sqlalchemy.create_engine(engine_url(database))
-    for wrong, said in (
-        (None, "the transaction must be a Session"),
-        (engine, "not sqlalchemy.engine.base.Engine"),
-        (tx.cursor(), "not (psycopg|sqlite3)"),
-    ):
+    engine = create_engine(engine_url(database))
+    refused = {
+        None: "must be a Session",
+        engine: "not sqlalchemy.engine.base.Engine",
+        tx.cursor(): "not (psycopg|sqlite3)",
+    }
+    for wrong, said in refused.items():
         with pytest.raises(ConfigurationError, match=said):
             orders.publish_in(wrong, BODY)
     with pytest.raises(ConfigurationError, match="the transaction must be a Session"):
         asyncio.run(orders.apublish_in(None, BODY))
     with pytest.raises(ConfigurationError, match="leave out the `a`"):
         asyncio.run(orders.apublish_in(tx, BODY))
-
-
-def test_psycopg_connection_with_another_cursor_class_is_accepted(postgresql, orders):
-    from psycopg import AsyncConnection, AsyncRawCursor, RawCursor
-
-    with postgresql.connect() as tx:
-        tx.cursor_factory = RawCursor
-        orders.publish_in(tx, BODY)
-
-    async def publish():
-        async with await AsyncConnection.connect(postgresql.url, cursor_factory=AsyncRawCursor) as tx:
-            await orders.apublish_in(tx, BODY)
-
-    asyncio.run(publish())
-
-    assert len(rows_of(postgresql)) == 2
 
 
 def test_missing_or_foreign_table_is_reported_with_the_command_for_it(database, tx, orders):
@@ -178,14 +150,7 @@ def test_prefix_that_cannot_begin_a_table_name_is_refused(tx, orders):
 # ---- SQLAlchemy, Django, Alembic
 
 
-def engine_url(database):
-    return database.url.replace("postgresql://", "postgresql+psycopg://")
-
-
 def test_sqlalchemy_sessions_and_connections_commit_and_roll_back_rows(database, orders):
-    from sqlalchemy import create_engine
-    from sqlalchemy.orm import Session, scoped_session, sessionmaker
-
     engine = create_engine(engine_url(database))
     with Session(engine) as session, session.begin():
         orders.publish_in(session, BODY)
@@ -195,7 +160,6 @@ def test_sqlalchemy_sessions_and_connections_commit_and_roll_back_rows(database,
     orders.publish_in(scoped, BODY)
     scoped.commit()
     scoped.remove()
-    assert len(rows_of(database)) == 3
 
     with Session(engine) as session:
         orders.publish_in(session, BODY)
@@ -210,9 +174,6 @@ def test_sqlalchemy_sessions_and_connections_commit_and_roll_back_rows(database,
 
 @pytest.mark.parametrize("library", ["sqlalchemy", "psycopg"])
 def test_two_phase_transaction_takes_a_row_without_notify(postgresql, orders, library):
-    from sqlalchemy import create_engine
-    from sqlalchemy.orm import Session
-
     if library == "psycopg":
         with closing(postgresql.connect()) as tx:
             tx.tpc_begin("order 42")
@@ -220,7 +181,7 @@ def test_two_phase_transaction_takes_a_row_without_notify(postgresql, orders, li
             tx.tpc_prepare()
             tx.tpc_commit()
     else:
-        engine = create_engine(postgresql.url.replace("postgresql://", "postgresql+psycopg://"))
+        engine = create_engine(engine_url(postgresql))
         with Session(engine, twophase=True) as session:
             orders.publish_in(session, BODY)
             session.commit()
@@ -230,19 +191,14 @@ def test_two_phase_transaction_takes_a_row_without_notify(postgresql, orders, li
 
 
 def test_sqlalchemy_session_in_autocommit_is_refused(database, orders):
-    from sqlalchemy import create_engine
-    from sqlalchemy.orm import Session
-
     engine = create_engine(engine_url(database), isolation_level="AUTOCOMMIT")
-    with Session(engine) as session, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-        orders.publish_in(session, BODY)
-    with engine.connect() as connection, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-        orders.publish_in(connection, BODY)
-    with (
-        Session(binds={Session: engine}) as session,
-        pytest.raises(ConfigurationError, match="no default bind.*: give the"),
+    for session, said in (
+        (Session(engine), "AUTOCOMMIT"),
+        (engine.connect(), "AUTOCOMMIT"),
+        (Session(binds={Session: engine}), "no default bind.*: give the"),
     ):
-        orders.publish_in(session, BODY)
+        with session, pytest.raises(ConfigurationError, match=said):
+            orders.publish_in(session, BODY)
     engine.dispose()
 
     assert rows_of(database) == []
@@ -266,10 +222,8 @@ with Session(create_engine("{sqlite.url}")) as session, session.begin():
 
 @pytest.mark.parametrize("driver", ["postgresql+psycopg", "postgresql+asyncpg", "sqlite+aiosqlite"])
 def test_async_sqlalchemy_sessions_and_connections_commit_rows(driver, request, orders):
-    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
-
     database = request.getfixturevalue(driver.partition("+")[0])
-    url = driver + database.url[database.url.index(":") :]
+    url = engine_url(database, driver)
 
     async def publish():
         engine = create_async_engine(url)
@@ -297,34 +251,37 @@ def test_async_sqlalchemy_sessions_and_connections_commit_rows(driver, request, 
     assert len(rows_of(database)) == 3
 
 
-def test_async_connection_of_psycopg_commits_rows(postgresql, orders):
-    import psycopg
+def test_connections_of_psycopg_with_any_cursor_class_commit_rows(postgresql, orders):
+    from psycopg import AsyncConnection, AsyncRawCursor, RawCursor
 
-    async def publish():
-        async with await psycopg.AsyncConnection.connect(postgresql.url) as tx:
+    with postgresql.connect() as tx:
+        tx.cursor_factory = RawCursor
+        orders.publish_in(tx, BODY)
+
+    async def publish(**options):
+        async with await AsyncConnection.connect(postgresql.url, **options) as tx:
             await orders.apublish_in(tx, BODY)
             with pytest.raises(ConfigurationError, match="psycopg.Connection; in async code"):
                 orders.publish_in(tx, BODY)
-        async with await psycopg.AsyncConnection.connect(postgresql.url, autocommit=True) as tx:
-            with pytest.raises(ConfigurationError, match=r"async with connection\.transaction"):
-                await orders.apublish_in(tx, BODY)
 
     asyncio.run(publish())
+    asyncio.run(publish(cursor_factory=AsyncRawCursor))
+    with pytest.raises(ConfigurationError, match=r"async with connection\.transaction"):
+        asyncio.run(publish(autocommit=True))
 
-    assert len(rows_of(postgresql)) == 1
+    assert len(rows_of(postgresql)) == 3
 
 
-@pytest.mark.parametrize("driver", ["postgresql+psycopg", "sqlite+pysqlite"])
-def test_metadata_for_alembic_has_the_tables_of_the_sql(driver, request, tmp_path, orders):
+def test_metadata_for_alembic_has_the_tables_of_the_sql(database, orders):
     """What Alembic would write from the one to the other is nothing."""
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
-    from sqlalchemy import create_engine
 
-    database = request.getfixturevalue(driver.partition("+")[0])
-    engine = create_engine(driver + database.url[database.url.index(":") :])
+    engine = create_engine(engine_url(database))
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"include_name": lambda name, kind, _: name != "orders"})
+        context = MigrationContext.configure(
+            connection, opts={"include_name": lambda name, kind, _: name not in ("orders", "effects")}
+        )
         assert compare_metadata(context, metadata()) == []
     metadata("made_").create_all(engine)
     with engine.begin() as connection:
@@ -394,15 +351,10 @@ print(connection.introspection.table_names())
 
 
 @pytest.mark.slow
-def test_django_commits_rows_within_atomic_and_migrates_the_tables(request, tmp_path):
-    server = request.getfixturevalue("postgres")
-    with Postgresql(server).connect() as connection:
-        connection.execute("DROP SCHEMA public CASCADE")
-        connection.execute("CREATE SCHEMA public")
-    for words in (
-        ("sqlite3", str(tmp_path / "x.db")),
-        ("postgresql", "postgres", "127.0.0.1", str(server.port), "postgres"),
-    ):
+def test_django_commits_rows_within_atomic_and_migrates_the_tables(postgresql, tmp_path):
+    execute(postgresql, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    server = ("postgresql", "postgres", "127.0.0.1", str(postgresql.server.port), "postgres")
+    for words in (("sqlite3", str(tmp_path / "x.db")), server):
         done = subprocess.run([sys.executable, "-c", DJANGO, *words], capture_output=True, text=True, check=False)
         refused, count, left = done.stdout.splitlines() or [done.stderr] * 3
         assert "transaction.atomic()" in refused

@@ -1,47 +1,38 @@
 """What the tests of `Queue` share: a queue on the test's server, a proxy that loses replies, a server of one's own."""
 
-import asyncio
-import contextlib
-import socket
-import struct
 import subprocess
-import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
-from listener import Listener, received
 from ports import free_port
+from proxy import Proxy
 
 from reliq import Queue
 from reliq.embedded import EmbeddedRedis
 
 
 @pytest.fixture
-def queue(url):
-    queue = Queue("q", url=url)
-    yield queue
-    queue.close()
+def make_queue(url):
+    """Make a queue, on the test's server if no URL is given; it is closed with the test."""
+    with ExitStack() as stack:
+
+        def make(body=dict, **options):
+            queue = Queue("q", body, **{"url": url} | options)
+            stack.callback(queue.close)
+            return queue
+
+        yield make
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
-def receive(request):
-    """Receive, blocking or async, and do `work` with the jobs."""
+@pytest.fixture
+def queue(make_queue):
+    return make_queue()
 
-    def blocking(queue, work, **options):
-        with queue.receive(**options) as jobs:
-            return work(jobs)
 
-    def asynchronous(queue, work, **options):
-        async def once():
-            try:
-                async with queue.areceive(**options) as jobs:
-                    return work(jobs)
-            finally:
-                await queue.aclose()
-
-        return asyncio.run(once())
-
-    return blocking if request.param == "blocking" else asynchronous
+@pytest.fixture
+def through(proxy, make_queue):
+    """The queue as it is seen through the proxy."""
+    return make_queue(url=proxy.url)
 
 
 @pytest.fixture
@@ -57,57 +48,10 @@ def commands(client):
     return look
 
 
-class Proxy(Listener):
-    """A TCP proxy in front of Redis that drops the replies to commands with a word in them, or whole connections."""
-
-    def __init__(self, port, listen=0):
-        self.port = port
-        self._word, self._times = b"", 0
-        self._forgotten, self._resets = 0, False
-        self.swallowed = 0
-        super().__init__(listen, backlog=512)
-
-    def lose_reply_to(self, word, times=1):
-        """Cut the connection instead of handing on the reply to the next commands with `word`."""
-        self._word, self._times = word.encode(), times
-
-    def forget_connections(self, *, resets):
-        """As a firewall does with what was idle: what comes over a connection of now is dropped, or answered by RST."""
-        self._forgotten, self._resets = self.connections, resets
-
-    def _serve(self, client, number):
-        with client, socket.create_connection(("127.0.0.1", self.port)) as server:
-            lose = threading.Event()
-            back = threading.Thread(target=self._back, args=(server, client, lose), daemon=True)
-            back.start()
-            while data := received(client):
-                if number <= self._forgotten:
-                    if self._resets:
-                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                        client.close()
-                        break
-                    continue
-                if self._times and self._word in data:
-                    self._times -= 1
-                    lose.set()
-                server.sendall(data)
-            server.shutdown(socket.SHUT_RDWR if number <= self._forgotten else socket.SHUT_WR)
-            back.join()
-
-    def _back(self, server, client, lose):
-        while data := received(server):
-            if lose.is_set():
-                self.swallowed += 1
-                client.shutdown(socket.SHUT_RDWR)
-                return
-            client.sendall(data)
-
-
 @pytest.fixture
 def proxy(url, redis_server):
-    proxy = Proxy(redis_server.port)
-    yield proxy
-    proxy.close()
+    with closing(Proxy(redis_server.port)) as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -115,10 +59,7 @@ def away(url, redis_server):
     """A URL that nobody answers, and a function by which Redis does."""
     port = free_port()
     with ExitStack() as stack:
-        yield (
-            f"redis://127.0.0.1:{port}/0",
-            lambda: stack.enter_context(contextlib.closing(Proxy(redis_server.port, port))),
-        )
+        yield f"redis://127.0.0.1:{port}/0", lambda: stack.enter_context(closing(Proxy(redis_server.port, port)))
 
 
 @pytest.fixture

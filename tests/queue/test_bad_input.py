@@ -12,14 +12,9 @@ import pytest
 
 from reliq import Admin, BodyError, ConfigurationError, Layout, Outgoing, Queue, WrongKeyTypeError
 
-
-async def areceive(queue, **options):
-    async with queue.areceive(**options):
-        pass
-
-
-#: Call -> the beginning of the error, and what begins the call.
-ASYNC_CALLS = {
+#: Call -> the beginning of the error, and what begins the call. The blocking ones are those that
+#: tests/security/test_entries.py has no call for.
+CALLS = {
     "apublish": ("delay must be", lambda queue: queue.apublish({}, delay=-1)),
     "apublish_many items": ("items must be", lambda queue: queue.apublish_many("text")),
     "apublish_many chunk": ("chunk must be", lambda queue: queue.apublish_many([], chunk=501)),
@@ -30,23 +25,8 @@ ASYNC_CALLS = {
     "apause": ("reason must be", lambda queue: queue.apause(reason="a\nb")),
     "aletters": ("limit must be", lambda queue: queue.aletters(limit=501)),
     "aredrive": ("letters must be", lambda queue: queue.aredrive(["1-0"])),
-    "areceive limit": ("limit must be", lambda queue: areceive(queue, limit=501)),
-    "areceive wait": ("wait must be", lambda queue: areceive(queue, wait=-1)),
-}
-
-
-@pytest.mark.parametrize("name", ASYNC_CALLS)
-def test_bad_argument_of_an_async_call_is_refused_before_redis_is_asked(queue, commands, name):
-    said, begin = ASYNC_CALLS[name]
-
-    with pytest.raises(ConfigurationError, match=f"^{said} "):
-        asyncio.run(begin(queue))
-
-    assert commands() == {}
-
-
-#: What tests/security/test_entries.py has no call for.
-BLOCKING_CALLS = {
+    "areceive limit": ("limit must be", lambda queue: queue.areceive(limit=501).__aenter__()),
+    "areceive wait": ("wait must be", lambda queue: queue.areceive(wait=-1).__aenter__()),
     "cancel": ("tombstone must be", lambda queue: queue.cancel("a", tombstone=0)),
     "reschedule": ("give delay or at,", lambda queue: queue.reschedule("a", delay=5, at=datetime.now(UTC))),
     "publish": ("give delay or at,", lambda queue: queue.publish({}, delay=5, at=datetime.now(UTC))),
@@ -59,12 +39,15 @@ BLOCKING_CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", BLOCKING_CALLS)
-def test_bad_argument_of_a_blocking_call_is_refused_before_redis_is_asked(queue, commands, name):
-    said, make = BLOCKING_CALLS[name]
+@pytest.mark.parametrize("name", CALLS)
+def test_bad_argument_is_refused_before_redis_is_asked(queue, commands, name):
+    said, begin = CALLS[name]
+
+    async def call():
+        await begin(queue)
 
     with pytest.raises(ConfigurationError, match=f"^{said} ?"):
-        make(queue)
+        asyncio.run(call())
 
     assert commands() == {}
 
@@ -73,10 +56,9 @@ def test_bad_delay_of_an_answer_is_refused_where_it_is_given(queue):
     queue.publish({})
 
     with queue.receive() as [job]:
-        with pytest.raises(ConfigurationError, match="^delay must be "):
-            job.nack(delay=-1)
-        with pytest.raises(ConfigurationError, match="^delay must be "):
-            job.snooze(delay=-1)
+        for answer in (job.nack, job.snooze):
+            with pytest.raises(ConfigurationError, match="^delay must be "):
+                answer(delay=-1)
 
 
 def test_queue_without_a_url_refuses_to_publish(monkeypatch):
@@ -94,14 +76,13 @@ def test_bad_body_is_refused_before_redis_is_asked(queue, call, commands):
     assert commands() == {}
 
 
-def test_body_of_max_body_is_accepted_and_a_larger_body_refused(url, commands):
-    small = Queue("q", bytes, max_body=100, url=url)
+def test_body_of_max_body_is_accepted_and_a_larger_body_refused(make_queue, commands):
+    small = make_queue(bytes, max_body=100)
 
     with pytest.raises(BodyError, match=r"body must be at most 100 bytes \(max_body\), not 101"):
         small.publish(b"x" * 101)
     assert commands() == {}
     assert small.publish(b"x" * 100).status == "published"
-    small.close()
 
 
 def test_queue_in_the_go_layout_refuses_bodies_and_headers_unreadable_for_go(url, commands):

@@ -1,11 +1,10 @@
 """What a queue may be connected by, and what it asks of a server first."""
 
 import asyncio
-import contextlib
 import pickle
-import socket
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import redis
 import redis.asyncio
+from listener import Listener
 from ports import free_port
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
@@ -63,9 +63,9 @@ def test_client_with_text_replies_and_retries_works_unchanged(url, call, proxy):
     theirs.close()
 
 
-def test_retries_of_a_client_do_not_repeat_a_script(proxy, call, commands):
+def test_retries_of_a_client_do_not_repeat_a_script(proxy, call, commands, make_queue):
     theirs = redis.Redis.from_url(proxy.url, retry=Retry(ExponentialBackoff(), 10))
-    queue = Queue("q", url=theirs)
+    queue = make_queue(url=theirs)
     call(queue, "publish", {})
     before = commands()["evalsha"]
     assert proxy.connections == 1
@@ -75,7 +75,6 @@ def test_retries_of_a_client_do_not_repeat_a_script(proxy, call, commands):
 
     assert commands()["evalsha"] == before + 2
     assert queue.counts().totals["published"] == 2
-    queue.close()
     theirs.close()
 
 
@@ -85,25 +84,18 @@ def test_client_for_asyncio_works(url, call):
     assert works(Queue("q", url=theirs), call)
 
 
+class Refusing(Listener):
+    """Closes each connection."""
+
+    def _serve(self, peer, _number):
+        peer.close()
+
+
 def test_call_connects_once():
-    calls = []
-    listener = socket.create_server(("127.0.0.1", 0))
+    with closing(Refusing()) as listener, pytest.raises(RedisUnavailableError):
+        Queue("q", url=listener.url).moves.counts()
 
-    def refuse():
-        with contextlib.suppress(OSError):
-            while True:
-                peer, _ = listener.accept()
-                calls.append(peer)
-                peer.close()
-
-    threading.Thread(target=refuse, daemon=True).start()
-    queue = Queue("q", url=f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
-
-    with pytest.raises(RedisUnavailableError):
-        queue.moves.counts()
-
-    assert len(calls) == 1
-    listener.close()
+    assert listener.connections == 1
 
 
 def test_queues_of_a_url_share_a_pool(proxy):
@@ -120,18 +112,15 @@ def test_queues_of_a_url_share_a_pool(proxy):
     queues[0].close()
 
 
-def test_threads_share_a_bounded_pool(proxy):
-    queue = Queue("q", url=f"{proxy.url}?max_connections=3")
+def test_threads_share_a_bounded_pool(proxy, make_queue):
+    queue = make_queue(url=f"{proxy.url}?max_connections=3")
 
-    threads = [threading.Thread(target=lambda: [queue.publish({}) for _ in range(20)]) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(10) as pool:
+        for _ in range(200):
+            pool.submit(queue.publish, {})
 
     assert queue.counts().totals["published"] == 200
     assert proxy.connections <= 3
-    queue.close()
 
 
 @pytest.fixture
@@ -153,17 +142,16 @@ def tls(tls_options):
         yield port, certificate
 
 
-def test_tls_works_in_a_cluster(tls_options):
+def test_tls_works_in_a_cluster(tls_options, make_queue):
     port, authority, options = tls_options
     options |= {"cluster-enabled": "yes", "tls-cluster": "yes"}
     with EmbeddedRedis(server=DEBIAN, options=options) as node, redis.Redis(unix_socket_path=str(node.socket)) as admin:
         admin.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
         eventually(lambda: admin.cluster("info")["cluster_state"] == "ok", "the cluster is well")
 
-        queue = Queue("q", url=f"rediss+cluster://127.0.0.1:{port}?ssl_ca_certs={authority}")
+        queue = make_queue(url=f"rediss+cluster://127.0.0.1:{port}?ssl_ca_certs={authority}")
         assert queue.publish({}).status == "published"
         assert asyncio.run(queue.apublish({})).status == "published"
-        queue.close()
         with pytest.raises(RedisUnavailableError, match="if that port speaks TLS, the URL begins with rediss"):
             Queue("q", url=f"redis+cluster://127.0.0.1:{port}").moves.counts()
 
@@ -219,34 +207,6 @@ def test_plain_connection_to_a_tls_port_raises_a_clear_error(tls, call):
 
     with pytest.raises(RedisUnavailableError, match="if that port speaks TLS, the URL begins with rediss://"):
         call(Queue("q", url=f"redis://127.0.0.1:{port}/0"), "counts")
-
-
-@pytest.fixture
-def sentinel(own_server, tmp_path):
-    """A sentinel that watches a primary."""
-    primary = own_server()
-    port = free_port()
-    settings = tmp_path / "sentinel.conf"
-    settings.write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel monitor shop 127.0.0.1 {primary.port} 1\n"
-    )
-    command = [str(primary._server), str(settings), "--sentinel"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with redis.Redis(port=port, retry=Retry(ExponentialBackoff(cap=0.1, base=0.01), 200)) as probe:
-        probe.ping()
-    yield port
-    process.terminate()
-    process.wait()
-
-
-def test_client_from_sentinel_works(sentinel, call):
-    theirs = redis.sentinel.Sentinel([("127.0.0.1", sentinel)])
-    client = theirs.master_for("shop", decode_responses=True)
-
-    assert works(Queue("q", url=client), call)
-    client.close()
-    for one in theirs.sentinels:
-        one.close()
 
 
 def test_layout_without_a_hash_tag_is_refused_in_a_cluster():

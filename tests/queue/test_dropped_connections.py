@@ -53,34 +53,26 @@ def publishes(request):
     return blocking if request.param == "blocking" else asynchronous
 
 
-def demote(server, port):
-    """Make a server the replica of the one at `port`, and wait until it is one."""
-    with redis.Redis.from_url(server.url) as admin:
-        admin.replicaof("127.0.0.1", port)
-        eventually(lambda: admin.info("replication")["master_link_status"] == "up", "the replica follows")
-
-
 @pytest.mark.slow
-def test_publish_reaches_the_new_primary_behind_the_same_address(proxy, own_server, publishes):
+def test_publish_reaches_the_new_primary_behind_the_same_address(proxy, own_server, publishes, make_queue):
     old, new = own_server(), own_server(repl_diskless_sync_delay=0)
     proxy.port = old.port
-    queue = Queue("q", url=proxy.url)
+    queue = make_queue(url=proxy.url)
 
     def fail_over():
-        demote(old, new.port)
+        with redis.Redis.from_url(old.url) as admin:
+            admin.replicaof("127.0.0.1", new.port)
+            eventually(lambda: admin.info("replication")["master_link_status"] == "up", "the replica follows")
         proxy.port = new.port
 
     assert publishes(queue, fail_over) == ["published"] * KEPT
 
-    there = Queue("q", url=new.url)
+    there = make_queue(url=new.url)
     assert there.counts().ready == KEPT // 2
-    there.close()
-    queue.close()
 
 
 @pytest.mark.parametrize("resets", [True, False], ids=["reset", "silent"])
-def test_dropped_connections_fail_no_publish(proxy, publishes, queue, resets):
-    through = Queue("q", url=proxy.url)
+def test_dropped_connections_fail_no_publish(proxy, through, publishes, queue, resets):
     before = []
 
     def drop():
@@ -91,7 +83,6 @@ def test_dropped_connections_fail_no_publish(proxy, publishes, queue, resets):
 
     assert before == [KEPT]
     assert queue.counts().ready == KEPT
-    through.close()
 
 
 def test_reply_of_a_demoted_or_loading_server_is_recognised():

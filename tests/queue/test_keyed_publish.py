@@ -24,23 +24,18 @@ def header(client, queue, id):
     return open_envelope(client.get(queue.keys.msg(id)))[0]
 
 
-def test_message_with_a_key_waits_in_its_key_queue(queue, call, client):
+def test_message_with_a_key_or_priority_waits_in_its_key_queue(queue, call, client):
     first = call(queue, "publish", {"n": 1}, key="tenant-7")
     second = call(queue, "publish", {"n": 2}, key="tenant-7")
-    plain = call(queue, "publish", {"n": 3})
+    high = call(queue, "publish", {"n": 3}, priority="high")
+    plain = call(queue, "publish", {"n": 4})
 
-    assert lines(client, queue) == {"tenant-7": [first.id, second.id]}
+    assert lines(client, queue) == {"tenant-7": [first.id, second.id], "\x01high": [high.id]}
     assert client.hget(queue.keys.retries_left, first.id) == b"12 tenant-7"
     assert header(client, queue, first.id).key == "tenant-7"
-    assert queue.counts().waiting == 2
+    assert (header(client, queue, high.id).key, header(client, queue, high.id).priority) == (None, "high")
+    assert queue.counts().waiting == 3
     assert (header(client, queue, plain.id).key, client.lrange(queue.keys.ready, 0, -1)) == (None, [plain.id.encode()])
-
-
-def test_message_with_a_priority_waits_in_the_queue_of_that_priority(queue, client):
-    receipt = queue.publish({}, priority="high")
-
-    assert lines(client, queue) == {"\x01high": [receipt.id]}
-    assert (header(client, queue, receipt.id).key, header(client, queue, receipt.id).priority) == (None, "high")
 
 
 def test_key_is_stored_beside_chosen_id_delay_and_headers(queue, client):
@@ -96,21 +91,18 @@ def test_bad_key_or_priority_is_refused_before_anything_is_sent(queue, client):
 def test_keys_priorities_and_limits_are_refused_in_the_go_layout():
     bare = Queue("q", bytes, layout=Layout.hdt3213())
 
-    for options in ({"key": "a"}, {"priority": "low"}):
-        with pytest.raises(ConfigurationError, match="cannot be sent on a queue in the hdt3213 layout"):
-            bare.publish(b"x", **options)
+    with pytest.raises(ConfigurationError, match="cannot be sent on a queue in the hdt3213 layout"):
+        bare.publish(b"x", key="a")
+    with pytest.raises(ConfigurationError, match="cannot be sent on a queue in the hdt3213 layout"):
+        bare.publish(b"x", priority="low")
     with pytest.raises(ConfigurationError, match="ordered: a queue in the hdt3213 layout has no limits"):
         Queue("q", layout=Layout.hdt3213(), ordered=True)
 
 
-def test_limits_are_refused_with_shards():
+def test_queue_has_the_limits_that_it_declares():
     with pytest.raises(ConfigurationError, match="key_weights: a queue of 4 shards has no limits"):
         Queue("q", shards=4, key_weights={"vip": 4})
-
     assert Queue("q", shards=1, rate="5/s").limits.fields()
-
-
-def test_queue_has_the_limits_that_it_declares():
     assert Queue("q").limits is None
     assert Queue("q", ordered=False, per_key=None).limits is None
     assert Queue("q", per_key=2, retries=3).limits.per_key == 2
@@ -118,14 +110,14 @@ def test_queue_has_the_limits_that_it_declares():
         Queue("q", per_key=0)
 
 
-def test_sharded_queue_refuses_a_key_even_when_sharded_meanwhile(queue, call, client):
+def test_sharded_queue_refuses_a_key_even_when_sharded_meanwhile(queue, make_queue, call, client):
     call(queue, "publish", {"n": 1})
     client.set(queue.keys.map, ShardMap(1, 2, 2).text)
     for shard in (0, 1):
         client.set(queue.keys.of_shard(shard).epoch, "1 2 2")
     Connection.to(queue.target).maps.clear()
     heard = []
-    other = Queue("q", url=queue.target, shards=2, observers=[heard.append])
+    other = make_queue(shards=2, observers=[heard.append])
 
     with pytest.raises(ConfigurationError, match="queue 'q' has 2 shards: keys, priorities and limits need"):
         call(other, "publish", {}, key="a")
@@ -134,7 +126,6 @@ def test_sharded_queue_refuses_a_key_even_when_sharded_meanwhile(queue, call, cl
 
     assert lines(client, queue) == {}
     assert [one.outcomes for one in heard if isinstance(one, PublishEnded)] == [{"refused": 1}]
-    other.close()
 
 
 def test_message_without_a_key_writes_nothing_of_keys_or_limits(queue, client):
@@ -145,14 +136,11 @@ def test_message_without_a_key_writes_nothing_of_keys_or_limits(queue, client):
     assert client.exists(queue.keys.limits, queue.keys.ring, queue.keys.held) == 0
 
 
-def test_follow_up_of_a_job_may_have_a_key_or_priority(url, client):
-    first, then = Queue("first", url=url), Queue("then", url=url)
-    first.publish({})
-    with first.receive() as [job]:
-        receipt = job.publish(then, {}, key="tenant-7")
-        assert job.publish(then, {}, name="again", priority="low")
+def test_follow_up_of_a_job_may_have_a_key_or_priority(queue, client):
+    queue.publish({})
+    with queue.receive() as [job]:
+        receipt = job.publish(queue, {}, key="tenant-7")
+        assert job.publish(queue, {}, name="again", priority="low")
 
-    assert set(lines(client, then)) == {"tenant-7", "\x01low"}
-    assert header(client, then, receipt.id).key == "tenant-7"
-    first.close()
-    then.close()
+    assert set(lines(client, queue)) == {"tenant-7", "\x01low"}
+    assert header(client, queue, receipt.id).key == "tenant-7"

@@ -4,10 +4,11 @@ import asyncio
 import os
 import signal
 import threading
-import time
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from waiting import eventually
 
 from reliq import Outgoing, PublishFailed, Queue, RedisUnavailableError
 from reliq.transport import connection
@@ -15,41 +16,25 @@ from reliq.transport import connection
 FAILED_TRIES = 20  # more than any call makes
 
 
-@pytest.fixture
-def through(proxy):
-    queue = Queue("q", url=proxy.url)
-    yield queue
-    queue.close()
-
-
-def test_publish_whose_reply_is_lost_runs_once(through, call, queue, proxy, commands):
+def test_publishes_whose_replies_are_lost_run_once(through, call, queue, proxy, commands):
     call(through, "publish", {"n": 0})
     before = commands()["evalsha"]
     proxy.lose_reply_to("EVALSHA")
 
-    receipt = call(through, "publish", {"n": 1})
+    assert call(through, "publish", {"n": 1}).status == "published"
 
     assert (proxy.swallowed, commands()["evalsha"] - before) == (1, 2)  # the connection repeats nothing by itself
-    assert receipt.status == "published"
-    assert queue.counts().totals["published"] == 2
-
-
-def test_publish_many_whose_replies_are_lost_runs_once(through, call, queue, proxy):
-    call(through, "publish", {})
     proxy.lose_reply_to("EVALSHA", times=2)
-
-    result = call(through, "publish_many", ({"n": n} for n in range(30)), chunk=10)
-
-    assert result.published == 30
-    assert queue.counts().ready == 31
+    assert call(through, "publish_many", ({"n": n} for n in range(30)), chunk=10).published == 30
+    assert queue.counts().ready == queue.counts().totals["published"] == 32
 
 
-def test_publish_of_unknown_outcome_is_not_repeated_after_its_message_ran(through, call, queue, proxy, hurried):
+def test_publish_of_unknown_outcome_is_not_repeated_after_its_message_ran(through, call, queue, proxy, monkeypatch):
     call(through, "publish", {})
     with queue.receive():
         pass
     proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
-    hurried(0.2)
+    monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", 0.2)
     with pytest.raises(PublishFailed) as caught:
         call(through, "publish", {"n": 1})
     proxy.lose_reply_to("", times=0)
@@ -61,12 +46,6 @@ def test_publish_of_unknown_outcome_is_not_repeated_after_its_message_ran(throug
     assert caught.value.outcome == "unknown"
     assert (receipt.status, queue.counts().alive) == ("published", 0)
     assert queue.counts().totals["published"] == 2
-
-
-@pytest.fixture
-def hurried(monkeypatch):
-    """A publish gives up after so many seconds, until the test ends."""
-    return lambda seconds: monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", seconds)
 
 
 @pytest.fixture
@@ -89,35 +68,31 @@ def unknown(through, queue, proxy, monkeypatch):
     return publish
 
 
-def test_same_publish_made_again_is_not_published_twice(unknown, through, queue):
-    unknown(headers={"a": "b"})
-
-    receipt = through.publish({"n": 1}, id="a", dedup=0, headers={"a": "b"})
-
-    assert (receipt.status, queue.counts().alive) == ("published", 0)
-
-
 @pytest.mark.parametrize(
-    "terms",
+    ("first", "terms", "alive"),
     [
-        {"body": {"n": 2}},
-        {"delay": 60},
-        {"key": "b"},
-        {"at": datetime.now(UTC) + timedelta(minutes=1)},
-        {"ttl": 60},
-        {"retries": 1},
-        {"headers": {"a": "b"}},
-        {"dedup": 1},
-        {"replace": True},
+        ({"headers": {"a": "b"}}, {"headers": {"a": "b"}}, 0),
+        ({"replace": True}, {"replace": True}, 1),
+        ({}, {"body": {"n": 2}}, 1),
+        ({}, {"delay": 60}, 1),
+        ({}, {"key": "b"}, 1),
+        ({}, {"at": datetime.now(UTC) + timedelta(minutes=1)}, 1),
+        ({}, {"ttl": 60}, 1),
+        ({}, {"retries": 1}, 1),
+        ({}, {"headers": {"a": "b"}}, 1),
+        ({}, {"dedup": 1}, 1),
+        ({}, {"replace": True}, 1),
     ],
-    ids=lambda terms: next(iter(terms)),
+    ids=["same", "replacing", "body", "delay", "key", "at", "ttl", "retries", "headers", "dedup", "replace"],
 )
-def test_unknown_publish_made_again_with_other_options_is_published(unknown, through, queue, terms):
-    unknown()
+def test_unknown_publish_made_again_is_published_if_it_differs_or_replaces(
+    unknown, through, queue, first, terms, alive
+):
+    unknown(**first)
 
     receipt = through.publish(terms.pop("body", {"n": 1}), id="a", **({"dedup": 0} | terms))
 
-    assert (receipt.status, queue.counts().alive) == ("published", 1)
+    assert (receipt.status, queue.counts().alive) == ("published", alive)
 
 
 def test_cancel_forgets_a_publish_of_unknown_outcome(unknown, through, call):
@@ -128,35 +103,21 @@ def test_cancel_forgets_a_publish_of_unknown_outcome(unknown, through, call):
     assert not through._lanes.parked
 
 
-def test_replacing_publish_is_always_a_new_publish(unknown, through, queue):
-    unknown(replace=True)
-
-    receipt = through.publish({"n": 1}, id="a", dedup=0, replace=True)
-
-    assert (receipt.status, queue.counts().alive) == ("published", 1)
-
-
-def test_claim_whose_reply_is_lost_returns_the_same_messages(through, queue, proxy, receive):
+def test_claim_and_settle_whose_replies_are_lost_are_made_again(through, queue, proxy, receive):
     queue.publish_many([{"n": n} for n in range(5)])
     through.counts()
     proxy.lose_reply_to("EVALSHA")
 
-    assert receive(through, lambda jobs: [job.body["n"] for job in jobs], limit=5) == list(range(5))
-
-    counts = queue.counts()
-    assert proxy.swallowed == 1
-    assert (counts.alive, counts.totals["acked"], counts.totals["claimed"]) == (0, 5, 5)
-
-
-def test_settle_whose_reply_is_lost_is_made_again(through, queue, proxy):
-    queue.publish({})
-
-    with through.receive() as [_job]:
+    def work(jobs):
+        assert [job.body["n"] for job in jobs] == list(range(5))
+        assert proxy.swallowed == 1
         proxy.lose_reply_to("EVALSHA")
 
+    receive(through, work, limit=5)
+
     counts = queue.counts()
-    assert proxy.swallowed == 1
-    assert (counts.alive, counts.totals["acked"]) == (0, 1)
+    assert proxy.swallowed == 2
+    assert (counts.alive, counts.totals["acked"], counts.totals["claimed"]) == (0, 5, 5)
 
 
 @pytest.mark.parametrize("name", ["cancel", "redrive", "resume"])
@@ -175,12 +136,8 @@ def test_call_made_again_after_a_lost_reply_happens_once(name, through, call, qu
 
     counts = queue.counts()
     assert proxy.swallowed == 1
-    assert (counts.alive, counts.missing) == (0 if name == "cancel" else 1, 0)
-    assert (counts.totals.get("cancelled", 0), counts.totals.get("redriven", 0), counts.paused) == (
-        int(name == "cancel"),
-        int(name == "redrive"),
-        name != "resume",
-    )
+    assert (counts.alive, counts.missing, counts.paused) == (name != "cancel", 0, name != "resume")
+    assert [counts.totals.get(kind, 0) for kind in ("cancelled", "redriven")] == [name == "cancel", name == "redrive"]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -199,30 +156,18 @@ def test_calls_to_an_unreachable_server_are_refused(call):
         assert not refused.value.maybe_ran
 
 
-def test_publish_waits_for_a_redis_that_returns_within_its_time(away, queue):
+def test_publish_waits_for_a_redis_that_returns_within_its_time(away, make_queue, call):
     place, comes_back = away
-    through = Queue("q", url=place)
-    in_a_thread = []
-    thread = threading.Thread(target=lambda: in_a_thread.append(through.publish({}).status))
-    timer = threading.Timer(1.5, comes_back)
+    timer = threading.Timer(1.0, comes_back)
+    timer.start()
 
-    async def publish():
-        thread.start()
-        timer.start()
-        receipt = await through.apublish({})
-        await through.aclose()
-        return receipt.status
-
-    assert asyncio.run(publish()) == "published"
-    thread.join()
-    assert in_a_thread == ["published"]
-    assert queue.counts().ready == 2
-    through.close()
+    assert call(make_queue(url=place), "publish", {}).status == "published"
+    timer.join()
 
 
-def test_publish_to_a_frozen_server_is_unknown_and_safe_to_repeat(own_server, call):
+def test_publish_to_a_frozen_server_is_unknown_and_safe_to_repeat(own_server, make_queue, call):
     server = own_server()
-    queue = Queue("q", url=server.url)
+    queue = make_queue(url=server.url)
     call(queue, "publish", {"n": 0})
     queue.counts()  # its connection stays
 
@@ -238,53 +183,30 @@ def test_publish_to_a_frozen_server_is_unknown_and_safe_to_repeat(own_server, ca
     assert again.status in {"published", "duplicate"}
     counts = queue.counts()
     assert (counts.ready, counts.totals["published"]) == (2, 2)
-    queue.close()
 
 
-def test_server_without_memory_refuses_publishes_and_is_drained(own_server, call):
-    server = own_server(maxmemory="3mb", maxmemory_policy="noeviction")
-    queue = Queue("q", bytes, url=server.url)
-
-    with pytest.raises(PublishFailed) as caught:
-        call(queue, "publish_many", (b"x" * 100_000 for _ in range(200)), chunk=5)
-
-    assert caught.value.outcome == "refused"
-    counts = queue.counts()
-    assert counts.ready == caught.value.confirmed == counts.totals["published"]
-    with queue.receive(limit=counts.ready) as jobs:
-        assert len(jobs) == counts.ready
-    assert queue.counts().totals["acked"] == counts.ready
-    queue.close()
-
-
-def test_failed_publish_many_reports_confirmed_and_remaining_ids(through, call, queue, proxy, hurried):
-    hurried(0.2)
+def test_failed_publish_many_reports_confirmed_and_remaining_ids(through, call, queue, proxy, monkeypatch):
+    monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", 0.2)
     call(through, "publish", {})
 
     def items():
         for n in range(30):
             if n == 20:
-                deadline = time.monotonic() + 30
-                while queue.counts().ready < 21:  # the second call may still be under way
-                    assert time.monotonic() < deadline
+                eventually(lambda: queue.counts().ready == 21, "the second call is made")
                 proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
             yield Outgoing(body={"n": n}, id=f"m{n}")
 
     with pytest.raises(PublishFailed) as caught:
         call(through, "publish_many", items(), chunk=10)
     proxy.lose_reply_to("", times=0)
-    again = call(
-        through, "publish_many", [Outgoing(body={"n": int(id[1:])}, id=id) for id in caught.value.ids], chunk=10
-    )
 
     assert (caught.value.confirmed, caught.value.outcome) == (20, "unknown")
     assert caught.value.ids == tuple(f"m{n}" for n in range(20, 30))
-    assert again.published == 10
+    assert call(through, "publish_many", caught.value.rest, chunk=10).published == 10
     assert queue.counts().ready == 31
 
 
-def test_cancelled_tasks_leave_every_connection_clean(url, client):
-    queue = Queue("q", url=url)
+def test_cancelled_tasks_leave_every_connection_clean(queue, client):
     replies = []
 
     async def ask(n):
@@ -315,47 +237,44 @@ def test_cancelled_tasks_leave_every_connection_clean(url, client):
     assert final.totals["published"] == final.ready == len(client.keys(queue.keys.msg("*")))
 
 
-def test_cancelled_task_does_not_close_its_connection(proxy):
-    queue = Queue("q", url=proxy.url)
+async def cancelled_after(turns, coroutine):
+    """Cancel a task after it had so many turns."""
+    task = asyncio.create_task(coroutine)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
+
+def test_cancelled_task_does_not_close_its_connection(through, proxy):
     async def storm():
-        await queue.acounts()
+        await through.acounts()
         for turns in range(1, 31):
-            task = asyncio.create_task(queue.apublish({}))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await queue.acounts()
+            await cancelled_after(turns, through.apublish({}))
+            await through.acounts()
         if under_way := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(under_way)
-        await queue.aclose()
+        await through.aclose()
 
     asyncio.run(storm())
 
     assert proxy.connections <= 4
-    assert queue.counts().totals["published"] == 30
-    queue.close()
+    assert through.counts().totals["published"] == 30
 
 
-def test_cancelled_receive_returns_its_messages(url, queue):
+def test_cancelled_receive_returns_its_messages(queue):
     queue.publish_many([{"n": n} for n in range(200)])
-    asyncing = Queue("q", url=url)
 
     async def take():
-        async with asyncing.areceive(limit=20, wait=1) as jobs:
+        async with queue.areceive(limit=20, wait=1) as jobs:
             for job in jobs:
                 job.snooze(delay=0)
             await asyncio.Event().wait()
 
     async def storm():
         for turns in range(30):
-            task = asyncio.create_task(take())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await asyncing.aclose()
+            await cancelled_after(turns, take())
+        await queue.aclose()
 
     asyncio.run(storm())
 
@@ -365,26 +284,7 @@ def test_cancelled_receive_returns_its_messages(url, queue):
         assert {job.retries_left for job in jobs} == {12}
 
 
-def test_forked_child_has_connections_of_its_own(queue):
-    queue.publish({"from": "parent"})
-
-    child = os.fork()
-    if not child:
-        try:
-            for _ in range(20):
-                queue.publish({"from": "child"})
-        finally:
-            os._exit(0)
-    for _ in range(20):
-        assert queue.publish({"from": "parent"}).status == "published"
-    os.waitpid(child, 0)
-
-    assert queue.counts().totals["published"] == 41
-    with queue.receive(limit=50) as jobs:
-        assert sum(job.body["from"] == "child" for job in jobs) == 20
-
-
-def test_child_forked_while_locks_are_held_publishes(queue):
+def test_child_forked_while_locks_are_held_has_connections_of_its_own(queue):
     queue.publish({"from": "parent"})
     shared = connection._shared
 
@@ -392,9 +292,13 @@ def test_child_forked_while_locks_are_held_publishes(queue):
         child = os.fork()
         if not child:
             signal.alarm(100)  # what hangs is ended
-            queue.publish({"from": "child"})
+            for _ in range(20):
+                queue.publish({"from": "child"})
             os._exit(0)
+    for _ in range(20):
+        assert queue.publish({"from": "parent"}).status == "published"
     _, status = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0
-    assert queue.counts().ready == 2
+    with queue.receive(limit=50) as jobs:
+        assert Counter(job.body["from"] for job in jobs) == {"parent": 21, "child": 20}

@@ -27,9 +27,8 @@ def test_publish_many_in_a_thread_outlives_the_main_thread(queue, url):
         threading.Thread(target=lambda: print(queue.publish_many(items(), chunk=10).published)).start()
     """
 
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), url], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-c", textwrap.dedent(script), url]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (ran.stdout, ran.stderr) == ("40\n", "")
     assert queue.counts().ready == 40
@@ -55,16 +54,10 @@ def test_items_before_a_bad_item_are_published(queue, call):
 def test_rest_of_a_failed_publish_many_continues_an_iterator(queue, call, client, chunk):
     """A failure on the way leaves nothing out, and brings nothing twice."""
     client.set(queue.keys.pending, "not a sorted set")
-    items = iter(
-        [
-            {"n": 0},
-            {"n": 1},
-            Outgoing(body={"n": 2}, delay=3600),  # into the key that is not of its type
-            Outgoing(body={"n": 3}, id="three", headers={"tenant": "a"}, retries=2, ttl=60),
-            {"n": 4},
-            {"n": 5},
-        ]
-    )
+    bodies = [{"n": n} for n in range(6)]
+    bodies[2] = Outgoing(body={"n": 2}, delay=3600)  # into the key that is not of its type
+    bodies[3] = Outgoing(body={"n": 3}, id="three", headers={"tenant": "a"}, retries=2, ttl=60)
+    items = iter(bodies)
 
     with pytest.raises(PublishFailed) as failed:
         call(queue, "publish_many", items, chunk=chunk)

@@ -1,9 +1,11 @@
 """What a queue asks of a server before anything else: whether it is new enough."""
 
+from contextlib import ExitStack, closing
+
 import pytest
 from listener import Listener
 
-from reliq import ConfigurationError, Queue
+from reliq import ConfigurationError
 
 
 class OldServer(Listener):
@@ -34,15 +36,8 @@ class OldServer(Listener):
 
 @pytest.fixture
 def old_server():
-    servers = []
-
-    def make(info):
-        servers.append(OldServer(info))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        server.close()
+    with ExitStack() as stack:
+        yield lambda info: stack.enter_context(closing(OldServer(info)))
 
 
 def told(version):
@@ -50,43 +45,39 @@ def told(version):
     return b"$%d\r\n%s\r\n" % (len(text), text)
 
 
-def test_server_before_6_2_is_refused_before_anything_is_written(old_server, call):
+def test_server_before_6_2_is_refused_before_anything_is_written(old_server, call, make_queue):
     server = old_server(told(b"6.0.16"))
-    queue = Queue("q", url=server.url)
+    queue = make_queue(url=server.url)
 
     for name, args in [("publish", ({},)), ("counts", ()), ("publish", ({},))]:
         with pytest.raises(ConfigurationError, match="^Redis must be 6.2 or newer, not 6.0.16$"):
             call(queue, name, *args)
 
     assert server.asked == []
-    queue.close()
 
 
-def test_server_that_hides_its_version_is_accepted(old_server):
+def test_server_that_hides_its_version_is_accepted(old_server, make_queue):
     for info in (b"-NOPERM this user has no right\r\n", b"$0\r\n\r\n", told(b"unknown"), told(b"10.0.0")):
         server = old_server(info)
-        queue = Queue("q", url=server.url)
+        queue = make_queue(url=server.url)
         assert queue.resume() is True
         assert b"DEL" in server.asked
-        queue.close()
 
 
-def test_version_of_a_server_is_read_once(url, commands, client):
-    queue = Queue("q", url=f"{url}?client_name=once")
+def test_version_of_a_server_is_read_once(url, commands, client, make_queue):
+    queue = make_queue(url=f"{url}?client_name=once")
 
     for _ in range(10):
         queue.publish({})
 
     assert client.info("commandstats")["cmdstat_info"]["calls"] <= 3
-    queue.close()
 
 
-def test_foreign_reply_leaves_the_outcome_of_a_publish_unknown(old_server, call):
+def test_foreign_reply_leaves_the_outcome_of_a_publish_unknown(old_server, call, make_queue):
     server = old_server(told(b"7.0.0"))
-    queue = Queue("q", url=server.url)
+    queue = make_queue(url=server.url)
 
     with pytest.raises(Exception, match="answered something that is not its reply") as caught:
         call(queue, "publish", {})
 
     assert caught.value.outcome == "unknown"
-    queue.close()

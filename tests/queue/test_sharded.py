@@ -22,35 +22,31 @@ EIGHT = ShardMap(1, 8, 8, "steady")
 
 
 @pytest.fixture
-def sharded(client):
+def remap(client):
     """Write a map of the shards of the queue."""
+    return lambda written=EIGHT: client.set(Keys("q").map, written.text)
 
-    def write(map=EIGHT):
-        client.set(Keys("q").map, map.text)
-        return map
 
-    return write
+@pytest.fixture
+def sharded(remap):
+    """The queue has eight shards before anything reads its map."""
+    remap()
 
 
 @pytest.fixture
 def lengths(client):
     """How many messages each shard has in ready and pending."""
 
-    def look(number=8):
-        all = [Keys("q", shard=k) for k in range(number)]
-        return [client.llen(keys.ready) + client.zcard(keys.pending) for keys in all]
-
-    return look
+    all = [Keys("q", shard=k) for k in range(8)]
+    return lambda: [client.llen(keys.ready) + client.zcard(keys.pending) for keys in all]
 
 
-def an_id_of(shard, number=8, start=0):
+def an_id_of(shard):
     """A chosen id whose home is that shard."""
-    return next(id for n in range(start, 10_000) if home(id := f"order-{n}", number) == shard)
+    return next(id for n in range(10_000) if home(id := f"order-{n}", 8) == shard)
 
 
 def test_generated_ids_take_the_shards_in_turn_and_contain_them(queue, call, sharded, lengths):
-    sharded()
-
     receipts = [call(queue, "publish", {}) for _ in range(16)]
 
     assert lengths() == [2] * 8
@@ -59,16 +55,12 @@ def test_generated_ids_take_the_shards_in_turn_and_contain_them(queue, call, sha
 
 
 def test_queue_objects_begin_at_different_shards(url, sharded):
-    sharded()
-
     begun = {home(Queue("q", url=url).publish({}).id, 8) for _ in range(40)}
 
     assert len(begun) > 3
 
 
 def test_calls_of_publish_many_take_the_shards_in_turn(queue, call, sharded, lengths, commands):
-    sharded()
-
     done = call(queue, "publish_many", ({"n": n} for n in range(1000)), chunk=125)
 
     assert (done.published, lengths()) == (1000, [125] * 8)
@@ -76,7 +68,6 @@ def test_calls_of_publish_many_take_the_shards_in_turn(queue, call, sharded, len
 
 
 def test_chosen_ids_are_published_in_their_home_shard(queue, call, sharded, client, url):
-    sharded()
     ids = [f"order-{n}" for n in range(200)]
 
     call(queue, "publish_many", [Outgoing(body={}, id=id) for id in ids[:100]], chunk=10)
@@ -88,8 +79,6 @@ def test_chosen_ids_are_published_in_their_home_shard(queue, call, sharded, clie
 
 
 def test_delayed_and_durable_publishes_go_to_shards(queue, call, sharded, lengths):
-    sharded()
-
     one = call(queue, "publish", {}, delay=60, durability=Durability.replicas(1, timeout=0.01))
     other = call(queue, "publish", {}, at=datetime.now(UTC) + timedelta(hours=1))
 
@@ -97,10 +86,10 @@ def test_delayed_and_durable_publishes_go_to_shards(queue, call, sharded, length
     assert sorted(lengths()) == [0] * 6 + [1, 1]
 
 
-def test_publisher_with_an_old_map_reads_it_at_the_first_chosen_id(queue, call, sharded, lengths):
+def test_publisher_with_an_old_map_reads_it_at_the_first_chosen_id(queue, call, remap, lengths):
     call(queue, "publish", {})
     id = an_id_of(5)
-    sharded()
+    remap()
     for shard in range(8):
         queue._clients.blocking().run(t.ask(Keys("q", shard=shard), [], fence="1 8 8"))
 
@@ -109,10 +98,9 @@ def test_publisher_with_an_old_map_reads_it_at_the_first_chosen_id(queue, call, 
     assert lengths() == [1, 0, 0, 0, 0, 1, 0, 0]
 
 
-def test_publisher_avoids_a_closed_shard(queue, call, sharded, lengths, client):
-    sharded()
+def test_publisher_avoids_a_closed_shard(queue, call, sharded, remap, lengths, client):
     call(queue, "publish_many", [{}] * 8, chunk=1)
-    sharded(ShardMap(2, 4, 8, "shrinking"))
+    remap(ShardMap(2, 4, 8, "shrinking"))
     for shard in range(8):
         queue._clients.blocking().run(t.ask(Keys("q", shard=shard), [], fence="2 4 8", closing=shard > 3))
 
@@ -122,8 +110,8 @@ def test_publisher_avoids_a_closed_shard(queue, call, sharded, lengths, client):
 
 
 @pytest.mark.parametrize("turns_of_others", [0, 1], ids=["next turn", "own turn again"])
-def test_detour_leads_to_another_shard(queue, sharded, turns_of_others):
-    sharded(ShardMap(1, 2, 2))
+def test_detour_leads_to_another_shard(queue, remap, turns_of_others):
+    remap(ShardMap(1, 2, 2))
     queue.shards()
     shards = queue.known_shards
     route = Route(shards, [Writer(shards, queue.codec, queue.settings).order({}, {}, shards.turn())])
@@ -138,11 +126,11 @@ def test_detour_leads_to_another_shard(queue, sharded, turns_of_others):
 
 
 @pytest.mark.parametrize("ids", [["order-0", "order-1"], ["order-0", "order-0"]], ids=["two ids", "one id twice"])
-def test_publish_reads_the_map_again_when_the_old_home_is_stale(call, sharded, lengths, client, url, commands, ids):
-    sharded(ShardMap(1, 8, 1, "growing"))
+def test_publish_reads_the_map_again_when_the_old_home_is_stale(call, remap, lengths, client, url, commands, ids):
+    remap(ShardMap(1, 8, 1, "growing"))
     fresh = Queue("q", url=url)
     fresh.shards()
-    sharded(ShardMap(2, 8, 8))
+    remap(ShardMap(2, 8, 8))
     client.set(Keys("q").epoch, "2 8 8")
     assert home("order-0", 8) != 0 != home("order-1", 8)
 
@@ -153,10 +141,10 @@ def test_publish_reads_the_map_again_when_the_old_home_is_stale(call, sharded, l
     assert commands()["evalsha"] < 10  # it asks until the map that it has is older than a minute otherwise
 
 
-def test_id_whose_home_moved_is_looked_up_in_its_old_home(queue, call, sharded, lengths):
+def test_id_whose_home_moved_is_looked_up_in_its_old_home(queue, call, remap, lengths):
     id = an_id_of(5)
     assert call(queue, "publish", {}, id=id)
-    sharded(ShardMap(1, 8, 1, "growing"))
+    remap(ShardMap(1, 8, 1, "growing"))
     fresh = Queue("q", url=queue.target)
     fresh.shards()
 
@@ -166,9 +154,8 @@ def test_id_whose_home_moved_is_looked_up_in_its_old_home(queue, call, sharded, 
     assert lengths() == [1, 0, 0, 0, 0, 0, 1, 0]
 
 
-def test_publish_of_unknown_outcome_is_published_once_by_its_id(proxy, call, sharded, lengths):
-    sharded()
-    queue = Queue("q", url=proxy.url)
+def test_publish_of_unknown_outcome_is_published_once_by_its_id(proxy, make_queue, call, sharded, lengths):
+    queue = make_queue(url=proxy.url)
     queue.publish_many([{}] * 8, chunk=1)
     proxy.lose_reply_to("EVALSHA", times=99)
 
@@ -179,11 +166,9 @@ def test_publish_of_unknown_outcome_is_published_once_by_its_id(proxy, call, sha
     assert failed.value.outcome == "unknown"
     assert call(queue, "publish", {"n": 1}, id=failed.value.id)
     assert sum(lengths()) == 9
-    queue.close()
 
 
 def test_counts_are_those_of_all_shards(queue, call, sharded):
-    sharded()
     queue.publish_many([{}] * 30, chunk=1)
     queue.publish({}, delay=60)
 
@@ -193,7 +178,6 @@ def test_counts_are_those_of_all_shards(queue, call, sharded):
 
 
 def test_message_is_cancelled_and_rescheduled_in_any_shard(queue, call, sharded):
-    sharded()
     generated = [call(queue, "publish", {}, delay=60).id for _ in range(8)]
     chosen = an_id_of(3)
     call(queue, "publish", {}, id=chosen, delay=60)
@@ -204,26 +188,22 @@ def test_message_is_cancelled_and_rescheduled_in_any_shard(queue, call, sharded)
     assert queue.counts().alive == 0
 
 
-def test_cancel_by_an_old_map_reads_the_map_before_not_found(queue, call, sharded, url):
+def test_cancel_by_an_old_map_reads_the_map_before_not_found(queue, call, remap, url):
     call(queue, "counts")
-    sharded()
-    id = an_id_of(5)
+    remap()
     other = Queue("q", url=url)
     other.shards()
-    queue.known_shards.map = ShardMap()
     queue._clients.mapped_until = float("inf")
-    t_id = an_id_of(6)
-    for one in (id, t_id):
-        other.publish({}, id=one, delay=60)
+    for shard, name, options, answer in (
+        (5, "cancel", {}, "cancelled"),
+        (6, "reschedule", {"delay": 1}, "rescheduled"),
+    ):
+        other.publish({}, id=an_id_of(shard), delay=60)
         queue.known_shards.map = ShardMap()
-
-    assert call(queue, "cancel", id) == "cancelled"
-    queue.known_shards.map = ShardMap()
-    assert call(queue, "reschedule", t_id, delay=1) == "rescheduled"
+        assert call(queue, name, an_id_of(shard), **options) == answer
 
 
 def test_pause_and_resume_reach_every_shard(queue, call, sharded, client):
-    sharded()
     all = [Keys("q", shard=k) for k in range(8)]
 
     call(queue, "pause", reason="deploy")
@@ -235,17 +215,15 @@ def test_pause_and_resume_reach_every_shard(queue, call, sharded, client):
 
 
 @pytest.fixture
-def letters_of(queue, client):
+def letters_of(queue):
     """Let messages die, each in its home; return their letters."""
 
     def make(*ids, **options):
         for id in ids:
             queue.publish({"id": id}, id=id, **options)
+            with queue.receive() as [job]:
+                job.reject()
             keys = Keys("q", shard=home(id, queue.known_shards.map.n))
-            turn = t.CallNumber(f"w{id}", 1)
-            [held] = queue._clients.blocking().run(t.claim(keys, turn, limit=1, lease_ms=1000)).claimed
-            value = client.get(keys.msg(id))
-            queue._clients.blocking().run(t.nack(keys, [(held, 0, "rejected 1 x", value)]))
             queue._clients.blocking().run(t.collect(keys, [id], letters_max=100, letters_ms=10**12))
         return queue.letters()
 
@@ -253,7 +231,6 @@ def letters_of(queue, client):
 
 
 def test_letters_of_all_shards_are_listed_oldest_first_and_redriven(queue, call, sharded, letters_of, lengths):
-    sharded()
     ids = [an_id_of(shard) for shard in (5, 0, 3, 7)]
 
     letters = letters_of(*ids)
@@ -266,36 +243,26 @@ def test_letters_of_all_shards_are_listed_oldest_first_and_redriven(queue, call,
     assert (lengths(), queue.letters()) == ([1, 0, 0, 1, 0, 1, 0, 1], [])
 
 
-def test_letter_whose_home_moved_is_redriven_in_its_new_home(queue, call, sharded, letters_of, lengths, client, url):
-    moved, stays = an_id_of(5), an_id_of(0)
+def test_letter_whose_home_moved_is_redriven_there_unless_its_id_lives_there(
+    queue, call, remap, letters_of, lengths, client, url
+):
+    moved, stays, taken = an_id_of(5), an_id_of(0), an_id_of(6)
+    letters_of(taken, dedup=0)
     letters = letters_of(moved, stays, dedup=3600)
-    sharded(ShardMap(1, 8, 1, "growing"))
+    remap(ShardMap(1, 8, 1, "growing"))
     fresh = Queue("q", url=url)
     fresh.shards()
+    assert fresh.publish({}, id=taken)
 
     assert call(fresh, "redrive", letters) == 2
 
-    assert (lengths(), fresh.letters()) == ([1, 0, 0, 0, 0, 1, 0, 0], [])
+    assert lengths() == [1, 0, 0, 0, 0, 1, 1, 0]
     assert client.hget(Keys("q", shard=5).windows, moved) == b"3600000"
-    assert fresh.counts().missing == 0
+    assert ([one.id for one in fresh.letters()], fresh.counts().missing) == ([taken], 0)
     assert call(fresh, "redrive", letters) == 0
-
-
-def test_letter_whose_id_lives_in_its_new_home_stays(queue, call, sharded, letters_of, url):
-    id = an_id_of(5)
-    letters = letters_of(id, dedup=0)
-    sharded(ShardMap(1, 8, 1, "growing"))
-    fresh = Queue("q", url=url)
-    fresh.shards()
-    assert fresh.publish({}, id=id)
-
-    assert call(fresh, "redrive", letters) == 0
-
-    assert [one.id for one in fresh.letters()] == [id]
 
 
 def test_queue_with_another_number_of_shards_is_refused(url, call, sharded):
-    sharded()
     queue = Queue("q", url=url, shards=16)
 
     for name, arguments in (("publish", [{}]), ("counts", [])):
@@ -317,7 +284,6 @@ def test_corrupt_map_is_reported_by_its_redis_key(url, call, client):
 
 
 def test_publish_to_a_shard_with_a_later_map_than_redis_is_refused(queue, call, sharded, client, commands):
-    sharded()
     client.set(Keys("q", shard=7).epoch, "2 8 8")
 
     with pytest.raises(PublishFailed, match=r"knows a later map .*of epoch 1: .*reliq check q --repair") as failed:
@@ -327,12 +293,12 @@ def test_publish_to_a_shard_with_a_later_map_than_redis_is_refused(queue, call, 
     assert commands()["evalsha"] <= LOOKS + 2
 
 
-def test_process_keeps_its_map_when_redis_has_lost_it(queue, call, sharded, lengths, caplog):
-    sharded(ShardMap(3, 8, 8))
+def test_process_keeps_its_map_when_redis_has_lost_it(queue, call, remap, lengths, caplog):
+    remap(ShardMap(3, 8, 8))
     call(queue, "publish", {})
 
     for earlier in (ShardMap(), ShardMap(2, 4, 4)):
-        sharded(earlier)
+        remap(earlier)
         queue.known_shards.read()
     call(queue, "publish_many", [{}] * 15, chunk=1)
 
@@ -343,8 +309,6 @@ def test_process_keeps_its_map_when_redis_has_lost_it(queue, call, sharded, leng
 
 
 def test_objects_of_a_queue_share_a_read_of_the_map(url, sharded, commands):
-    sharded()
-
     for _ in range(20):
         Queue("q", url=url).publish({})
 
@@ -352,8 +316,6 @@ def test_objects_of_a_queue_share_a_read_of_the_map(url, sharded, commands):
 
 
 def test_first_publishes_of_many_tasks_share_a_read_of_the_map(queue, sharded, commands):
-    sharded()
-
     async def all_at_once():
         await asyncio.gather(*(queue.apublish({"n": n}) for n in range(200)))
         await queue.aclose()
@@ -364,8 +326,6 @@ def test_first_publishes_of_many_tasks_share_a_read_of_the_map(queue, sharded, c
 
 
 def test_cancelled_task_does_not_cancel_the_read_of_the_map(queue, sharded):
-    sharded()
-
     async def one_leaves():
         first, second = (asyncio.create_task(queue.known_shards.arefresh()) for _ in range(2))
         await asyncio.sleep(0)
@@ -379,7 +339,6 @@ def test_cancelled_task_does_not_cancel_the_read_of_the_map(queue, sharded):
 
 
 def test_event_loops_read_the_map_each_and_are_not_kept_alive(queue, sharded):
-    sharded()
     loops = weakref.WeakSet()
 
     async def read():
@@ -396,10 +355,10 @@ def test_event_loops_read_the_map_each_and_are_not_kept_alive(queue, sharded):
     assert not loops
 
 
-def test_old_map_is_read_again(url, sharded, lengths, monkeypatch):
+def test_old_map_is_read_again(url, remap, lengths, monkeypatch):
     queue = Queue("q", url=url)
     queue.publish({})
-    sharded()
+    remap()
     later = time.monotonic() + shards_module.MAP_SECONDS + 1
     monkeypatch.setattr(shards_module.time, "monotonic", lambda: later)
 
@@ -409,7 +368,6 @@ def test_old_map_is_read_again(url, sharded, lengths, monkeypatch):
 
 
 def test_receive_takes_messages_of_any_shard(queue, sharded, receive):
-    sharded()
     ids = [queue.publish({}).id for _ in range(16)]
     got = []
 
@@ -422,7 +380,6 @@ def test_receive_takes_messages_of_any_shard(queue, sharded, receive):
 
 
 def test_receive_waits_for_a_message_of_any_shard(queue, url, sharded):
-    sharded()
     other = Queue("q", url=url)
 
     def take():
@@ -436,7 +393,6 @@ def test_receive_waits_for_a_message_of_any_shard(queue, url, sharded):
 
 
 def test_rest_of_a_failed_publish_many_includes_other_shards(queue, call, client, sharded):
-    sharded()
     for shard in range(8):
         client.set(Keys("q", shard=shard).ready, "not a list")
     items = (Outgoing(body={"n": n}, id=f"id-{n}") for n in range(40))

