@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 
 import psutil
-from waiting import with_patience
+
+from tests.waiting import with_patience
 
 
 def environment_for(folder: Path, url: str) -> dict[str, str]:

@@ -57,19 +57,21 @@ class Producer:
     def _publish(self, one: Wish) -> None:
         call = next(self._calls)
         self._journal.write("publish", call=call, names=one.names, queue=one.queue, delay=one.delay, key=one.key)
-        until, unknown = time.monotonic() + INSIST_SECONDS, False
+        until = time.monotonic() + INSIST_SECONDS
         ids: tuple[str, ...] = one.names if one.chosen else ()
+        outcome = "refused"
         while True:
             try:
                 ids, durable = self._send(one, ids)
             except PublishFailed as failure:
                 # Of several shards a failure names the messages of those that failed; chosen ids are published again whole.
-                ids, unknown = ids or failure.ids, unknown or failure.outcome == "unknown"
+                ids = ids or failure.ids
+                outcome = "unknown" if failure.outcome == "unknown" else outcome
                 if time.monotonic() < until:
                     continue
-                self._journal.write("unpublished", call=call, ids=ids, unknown=unknown)
+                self._journal.write("published", call=call, ids=ids, outcome=outcome)
                 return
-            self._journal.write("published", call=call, ids=ids, durable=durable)
+            self._journal.write("published", call=call, ids=ids, outcome="ok", durable=durable)
             self._last.extend((one.queue, id) for id in ids)
             return
 
@@ -78,21 +80,19 @@ class Producer:
         queue, padding = QUEUES[one.queue], "x" * one.padding
         durability = WAIT if self._waits and one.waits else None
         bodies = [{"name": name, "delay": one.delay, "padding": padding} for name in one.names]
-        if len(bodies) == 1:
-            id = ids[0] if ids else None
-            receipt = queue.publish(bodies[0], delay=one.delay, id=id, key=one.key or None, durability=durability)
-            return (receipt.id,), receipt.durable
         options = {"delay": one.delay, "key": one.key or None}
+        if len(bodies) == 1:
+            receipt = queue.publish(bodies[0], id=ids[0] if ids else None, durability=durability, **options)
+            return (receipt.id,), receipt.durable
         items = [Outgoing(body=body, id=id, **options) for body, id in zip(bodies, ids, strict=True)]
         return ids, queue.publish_many(items, durability=durability).durable
 
     def _cancel(self, queue: str, id: str) -> None:
         call = next(self._calls)
-        self._journal.write("cancel", call=call, queue=queue, id=id)
-        try:
+        self._journal.write("cancel", call=call, id=id)
+        answer = "unknown"
+        with suppress(ReliqError):
             answer = QUEUES[queue].cancel(id)
-        except ReliqError:
-            answer = "unknown"
         self._journal.write("cancel_answered", call=call, id=id, answer=answer)
 
     def _wait_for_consumers(self, until: float) -> float:

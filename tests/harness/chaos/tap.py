@@ -49,7 +49,7 @@ class Tap:
             replies = self._wire.exchange(commands)
         except BaseException as error:
             for number in filter(None, numbers):
-                self._journal.write(_failure(error), call=number)
+                self._journal.write("failed", call=number, result=_failure(error))
             raise
         for number, one, reply in zip(numbers, spied, replies, strict=True):
             if one is not None:
@@ -67,7 +67,7 @@ class Tap:
     def _answered(self, number: str, one: "Spied", asked_at: float, reply: Any) -> None:
         if isinstance(reply, Exception):
             if number:
-                self._journal.write(_failure(reply), call=number)
+                self._journal.write("failed", call=number, result=_failure(reply))
         elif one.name == "claim":
             ids_by_nonce = defaultdict(list)
             size = 4 if one.is_keyed else 3

@@ -63,13 +63,8 @@ class Conduct:
     answer: Answer
 
 
-def place(keys: Keys) -> str:
-    """Return what histories call a queue, or a shard of it: `spread`, `spread#3`."""
-    return f"{keys.name}#{keys.shard}" if keys.shard else keys.name
-
-
 def place_keys(place: str) -> Keys:
-    """Return the keys of a place."""
+    """Return the keys of what histories call a queue, or a shard of it: `spread`, `spread#3`."""
     name, _, shard = place.partition("#")
     return QUEUES[name].keys.of_shard(int(shard or 0))
 
