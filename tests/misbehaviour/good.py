@@ -1,9 +1,8 @@
 """Two good queues that always have work."""
 
 import threading
-import urllib.error
-import urllib.request
 
+from programs import answer
 from waiting import eventually
 
 #: How many of each good queue wait at least.
@@ -28,10 +27,7 @@ class GoodWork:
         return self
 
     def __exit__(self, *_):
-        self.end()
-
-    def end(self):
-        """Publish no more."""
+        """Publish no more; may be called twice."""
         self._over.set()
         self._thread.join()
 
@@ -49,20 +45,8 @@ class GoodWork:
                 missing = BACKLOG - queue.counts().ready
                 if missing > 0:
                     self.published[queue] += queue.publish_many(range(missing)).published
-            self.live.append(answer_of_live(self._port))
+            self.live.append(answer(self._port, "/live"))
 
 
 def acked(queue):
     return queue.counts().totals.get("acked", 0)
-
-
-def answer_of_live(port):
-    """Status and text, 0 and none when the endpoint is not there."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
