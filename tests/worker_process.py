@@ -1,6 +1,7 @@
 """`reliq` commands as processes of their own: tests see their output and processes."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -57,6 +58,11 @@ class Command:
         code = self.process.wait(seconds)
         self._reader.join(5)
         return code
+
+    def stop(self, number: int = signal.SIGTERM, seconds: float = 120.0) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.wait(seconds)
 
     def close(self) -> None:
         children = self.children()

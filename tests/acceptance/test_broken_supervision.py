@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from programs import run
 from waiting import eventually
 from worker_process import AT_ONCE, Worker, environment_for, works
 
@@ -57,20 +58,16 @@ IMPATIENT = "import os, reliq.process.main as c; c.STOP_MARGIN_SECONDS = 0.5; os
 
 
 @pytest.fixture
-def child(environment):
+def child(program):
     """Start a child as a supervisor does; it ends with the test."""
-    with contextlib.ExitStack() as stack:
 
-        def start(plan):
-            process = stack.enter_context(
-                subprocess.Popen([sys.executable, "-c", IMPATIENT], stdin=subprocess.PIPE, text=True, env=environment)
-            )
-            stack.callback(process.kill)
-            process.stdin.write(plan.as_line())
-            process.stdin.flush()
-            return process
+    def start(plan):
+        process = program(IMPATIENT)
+        process.stdin.write(plan.as_line())
+        process.stdin.flush()
+        return process
 
-        yield start
+    return start
 
 
 def test_process_that_stops_itself_ends_although_its_lifespan_hangs(child, plan, jobs, client):
@@ -135,8 +132,7 @@ def test_processes_that_leave_keep_their_worker_running_without_its_folder(folde
 
     eventually(lambda: jobs.ONCE.counts().totals.get("acked") == 20, "successors work")
 
-    process.process.terminate()
-    assert process.wait() == 0
+    assert process.stop() == 0
     assert jobs.LASTING.counts().totals["acked"] == 1
     assert not process.said("Traceback"), "".join(process.lines)
 
@@ -201,7 +197,7 @@ def test_module_beside_the_application_hides_none_that_reliq_imports(tmp_path, u
     command = [Path(sys.executable).with_name("reliq"), "worker", "shop:consumer", "--burst"]
     own = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
 
-    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
+    done = run(*command, cwd=tmp_path, env=own)
 
     assert done.returncode == 0, done.stderr
 
@@ -233,7 +229,7 @@ def test_processes_of_a_checkout_that_is_not_installed_import_reliq(checkout, en
         own["PYTHONPATH"] = "."
     command = [python, *words, "worker", "shop:consumer", "--burst"]
 
-    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
+    done = run(*command, cwd=folder, env=own)
 
     assert done.returncode == 0, done.stderr
 
@@ -345,24 +341,21 @@ def test_child_that_cannot_be_looked_after_holds_up_no_other(supervisor, caplog)
         process.kill()
 
 
-def test_worker_whose_folder_was_deleted_stops_gracefully(folder_of, worker, jobs, client):
-    process = worker("--queue", "slow", "--grace", "20")
-    jobs.SLOW.publish(1.0)
-    eventually(lambda: client.scard("note:started"), "the handler runs")
-
-    shutil.rmtree(folder_of())
-    process.process.terminate()
-
-    assert process.wait() == 0
-    assert jobs.SLOW.counts().totals["acked"] == 1
-
-
 @pytest.fixture
 def supervisor(jobs, plan):
     supervisor = Supervisor(jobs.consumer, plan, processes=1)
     yield supervisor
     supervisor._background.close()
     supervisor._folder.remove()
+
+
+def reap(supervisor, child, report):
+    """Have a child end with a report, and its supervisor take notice."""
+    child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
+    child.process.wait()
+    child.report.write_text(report)
+    supervisor._reap(child)
+    assert supervisor._background.wait(60)
 
 
 @pytest.mark.parametrize(
@@ -372,14 +365,10 @@ def supervisor(jobs, plan):
 )
 def test_process_with_an_unreadable_report_is_logged_and_replaced(supervisor, caplog, half):
     child = supervisor.children[0]
-    child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
-    child.process.wait()
-    child.report.write_text(half)
 
-    supervisor._reap(child)
+    reap(supervisor, child, half)
 
     assert supervisor.children != [child]
-    assert supervisor._background.wait(60)
     assert "what a process could not finish is unknown" in caplog.text
 
 
@@ -391,15 +380,9 @@ def all_claimed(queue, lane):
 def test_unfinished_large_batches_go_back_in_bounded_steps_in_order(supervisor, jobs, caplog):
     jobs.SLOW.publish_many(0.0 for _ in range(8000))
     claimed = all_claimed(jobs.SLOW, "dead")
-    child = supervisor.children[0]
-    child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
-    child.process.wait()
-    child.report.write_text(
-        json.dumps([{"queue": "slow", "shard": 0, **msgspec.structs.asdict(one)} for one in claimed])
-    )
+    report = [{"queue": "slow", "shard": 0, **msgspec.structs.asdict(one)} for one in claimed]
 
-    supervisor._reap(child)
-    assert supervisor._background.wait(60)
+    reap(supervisor, supervisor.children[0], json.dumps(report))
 
     counts = jobs.SLOW.counts()
     assert (counts.ready, counts.unack, counts.totals["released"]) == (8000, 0, 8000), caplog.text

@@ -60,7 +60,6 @@ def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url)
         queue.publish({"n": 3})
         eventually(lambda: worker.said("three ends 3"), "the third version works")
 
-        worker.process.send_signal(signal.SIGINT)
-        assert worker.wait() == 0
+        assert worker.stop(signal.SIGINT) == 0
     finally:
         worker.close()
