@@ -11,6 +11,7 @@ from cluster_work import Work
 from forked import end_forked, forked
 from worker_process import Worker, environment_for
 
+from reliq import Queue
 from reliq.embedded import EmbeddedRedis
 
 HERE = Path(__file__).parent
@@ -90,9 +91,19 @@ def at_work():
     with ExitStack() as stack:
 
         def start(cluster):
-            work = Work(cluster)
-            stack.callback(work.stop)
-            work.start()
-            return work
+            return stack.enter_context(Work(cluster))
 
         yield start
+
+
+@pytest.fixture
+def queue_at():
+    """Make a queue of texts of a server; it is closed with the test."""
+    with ExitStack() as stack:
+
+        def make(url):
+            queue = Queue("q", str, url=url)
+            stack.callback(queue.close)
+            return queue
+
+        yield make
