@@ -39,18 +39,9 @@ def plan(tmp_path):
     """The plan of a child that stops itself after one job."""
     board = tmp_path / "board"
     BoardView(board, ["once", "slow"], 2)
-    return ChildPlan(
-        consumer="stubborn:consumer",
-        queues=("once",),
-        concurrency=2,
-        grace=0.2,
-        max_jobs=1,
-        burst=False,
-        allow_eviction=False,
-        log_level="info",
-        board=str(board),
-        report=str(tmp_path / "report"),
-    )
+    settings = {"concurrency": 2, "grace": 0.2, "max_jobs": 1, "burst": False, "allow_eviction": False}
+    files = {"board": str(board), "report": str(tmp_path / "report")}
+    return ChildPlan(consumer="stubborn:consumer", queues=("once",), log_level="info", **settings, **files)
 
 
 #: A child whose patience is short, so that the test's need not be long.

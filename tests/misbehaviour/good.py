@@ -1,7 +1,6 @@
 """Two good queues that always have work."""
 
-import threading
-
+from listener import Repeated
 from programs import answer
 from waiting import eventually
 
@@ -12,24 +11,14 @@ ACKS = 60
 TICK_SECONDS = 0.05
 
 
-class GoodWork:
-    """Publishes good messages all the time, and asks /live at `port` as often; begins and ends by `with`."""
+class GoodWork(Repeated):
+    """Publishes good messages all the time within its block, and asks /live at `port` as often."""
 
     def __init__(self, queues, port):
+        super().__init__()
         self._queues, self._port = queues, port
         self.published = dict.fromkeys(queues, 0)
         self.live = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        """Publish no more; may be called twice."""
-        self._over.set()
-        self._thread.join()
 
     def check_they_go_on(self, after):
         """Wait until both queues have worked more messages `after` a deed than were in flight then."""
@@ -39,7 +28,7 @@ class GoodWork:
             f"both good queues go on after: {after}",
         )
 
-    def _run(self):
+    def _work(self):
         while not self._over.wait(TICK_SECONDS):
             for queue in self._queues:
                 missing = BACKLOG - queue.counts().ready

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from reliq.events import Event, RenewalLate
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from tests.harness.chaos.history import Journal
 from tests.harness.chaos.tap import Tap, TappedConsumer
-from tests.harness.chaos.workload import GROWING, LEASE_SECONDS, QUEUES, SHARES, Conduct, conduct, place_keys
+from tests.harness.chaos.workload import GROWING, LEASE_SECONDS, QUEUES, SHARES, conduct, place_keys
 
 #: A thread that sleeps so long is expected back soon; when it is not, something held the process up.
 BEAT_SECONDS, STALL_SECONDS = 0.1, 0.5
@@ -55,28 +54,28 @@ def build(seed: int, journal: Journal, names: Iterable[str]) -> TappedConsumer:
     consumer.journal = journal
 
     @contextmanager
-    def work(job: Job[dict[str, Any]]) -> Iterator[Conduct]:
+    def work(job: Job[dict[str, Any]]) -> Iterator[float]:
         facts = {"id": job.id, "nonce": job._held.delivery.claimed.nonce}
         journal.write("start", **facts, name=job.body["name"])
         waited = (job.due or 0.0) - (job.enqueued or 0.0)
         put_off = waited > job.body["delay"] + SNOOZE_SECONDS / 2
-        way = conduct(seed, job.body["name"], job.attempt or 1, put_off=put_off)
-        if job.queue == GROWING and way.answer == "reject":
+        seconds, answer = conduct(seed, job.body["name"], job.attempt or 1, put_off=put_off)
+        if job.queue == GROWING and answer == "reject":
             # No letters in the queue that grows: the change is not finished before they are gone from their old homes.
-            way = replace(way, answer="ack")
-        yield way
-        journal.write("end", **facts, how=way.answer)
-        if way.answer in ANSWERS:
-            error = ANSWERS[way.answer]()
+            answer = "ack"
+        yield seconds
+        journal.write("end", **facts, how=answer)
+        if answer in ANSWERS:
+            error = ANSWERS[answer]()
             raise error
 
     def plain(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
-        with work(job) as way:
-            time.sleep(way.seconds)
+        with work(job) as seconds:
+            time.sleep(seconds)
 
     async def coroutine(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
-        with work(job) as way:
-            await asyncio.sleep(way.seconds)
+        with work(job) as seconds:
+            await asyncio.sleep(seconds)
 
     for name in names:
         handler = coroutine if name in OF_COROUTINES else plain

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 from reliq import Durability, Outgoing, PublishFailed, ReliqError
 from tests.harness.chaos.history import Journal
-from tests.harness.chaos.workload import QUEUES, SHARES, Wish, wish
+from tests.harness.chaos.workload import QUEUES, SHARES, wish
 
 #: How long a publish without an answer is repeated under the same id.
 INSIST_SECONDS = 3.0
@@ -54,7 +55,7 @@ class Producer:
                 self._cancel(*self._last[-one.cancels])
             published, number = published + len(one.names), number + 1
 
-    def _publish(self, one: Wish) -> None:
+    def _publish(self, one: SimpleNamespace) -> None:
         call = next(self._calls)
         self._journal.write("publish", call=call, names=one.names, queue=one.queue, delay=one.delay, key=one.key)
         until = time.monotonic() + INSIST_SECONDS
@@ -75,7 +76,7 @@ class Producer:
             self._last.extend((one.queue, id) for id in ids)
             return
 
-    def _send(self, one: Wish, ids: tuple[str, ...]) -> tuple[tuple[str, ...], bool | None]:
+    def _send(self, one: SimpleNamespace, ids: tuple[str, ...]) -> tuple[tuple[str, ...], bool | None]:
         """Publish once; return the ids that are published now, and whether replicas have them."""
         queue, padding = QUEUES[one.queue], "x" * one.padding
         durability = WAIT if self._waits and one.waits else None
