@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 import redis
 from forked import end_forked, forked
-from ports import free_port
 from waiting import eventually
 from worker_process import AT_ONCE
 
-from reliq import Outgoing, PublishFailed, WorkerSettings
-from reliq.embedded import EmbeddedRedis
+from reliq import Outgoing, WorkerSettings
 
 pytestmark = pytest.mark.slow
 
@@ -141,30 +139,3 @@ def test_account_balances_after_each_of_many_sigkills(jobs, client, fork, tmp_pa
     assert confirmed - client.smembers("note:done") - dead_ids(jobs.ONCE) == set()
     assert jobs.ONCE.counts().missing == 0
     assert leftovers(client, jobs.ONCE) == NOTHING
-
-
-def test_redis_killed_under_load_loses_no_confirmed_message(worker, jobs, environment, monkeypatch, server_path):
-    options = {"appendonly": "yes", "appendfsync": "always"}
-    with EmbeddedRedis(server=server_path, port=free_port(), options=options) as server:
-        monkeypatch.setenv("RELIQ_URL", server.url)
-        environment["RELIQ_URL"] = server.url
-        process = worker("--queue", "once", "--processes", "2", "--log-level", "error")
-        client = redis.Redis.from_url(server.url)
-        confirmed: set[bytes] = set()
-        unknown = 0
-        for number in range(1500):
-            if number in (400, 1000):
-                server.kill()
-            try:
-                confirmed.add(jobs.ONCE.publish(number).id.encode())
-            except PublishFailed:
-                unknown += 1
-                server.start()
-        eventually(lambda: jobs.ONCE.counts().alive == 0, "everything is handled in the end")
-
-        assert unknown == 2
-        assert confirmed - client.smembers("note:done") == set()
-        assert jobs.ONCE.counts().missing == 0
-        assert not process.said("Traceback"), "".join(process.lines)
-        client.close()
-        jobs.ONCE.close()

@@ -25,14 +25,14 @@ class History:
         return self.write(t + 0.1, "p", "published", call=t, ids=[id], outcome="ok", durable=durable)
 
     def claimed(self, t, who=A, nonce="n1", id="m"):
-        return self.write(t, who, "claimed", asked=t - 0.01, queue="frail", nonce=nonce, lease=2.0, ids=[[id, 1]])
+        return self.write(t, who, "claimed", asked=t - 0.01, lease=2.0, items=[[id, nonce]])
 
     def started(self, t, who=A, nonce="n1", name="m"):
         return self.write(t, who, "start", id=name, nonce=nonce, name=name)
 
     def used(self, t, verb="acked", who=A, nonce="n1", id="m", late=False):
         self.calls += 1
-        self.write(t, who, "asked", call=self.calls, verb=verb, queue="frail", items=[[id, nonce]], late=late)
+        self.write(t, who, "asked", call=self.calls, verb=verb, items=[[id, nonce]], late=late)
         return self.write(t + 0.01, who, "answered", call=self.calls, lost=[])
 
     def done(self, t=2.0, who=A, nonce="n1"):

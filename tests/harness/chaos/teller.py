@@ -55,12 +55,12 @@ class Teller:
 
     # ---- consumers ----------------------------------------------------------
 
-    def _claimed(self, event: Event, asked, queue, nonce, lease, ids) -> None:
-        for id, _ in ids:
+    def _claimed(self, event: Event, asked, lease, items) -> None:
+        for id, nonce in items:
             made = Delivery(id, nonce, event.who, asked, event.t, lease)
             self._deliveries.setdefault((id, nonce), made).grants.append((asked, event.t))
 
-    def _asked(self, event: Event, call, verb, queue, items, late) -> None:
+    def _asked(self, event: Event, call, verb, items, late) -> None:
         deliveries = [self._deliveries.get((id, nonce)) for id, nonce in items]
         settlings = [Settling(verb, event.t, late, delivery) for delivery in deliveries]
         self._calls[event.who, call] = settlings
