@@ -1,6 +1,5 @@
 """What a supervisor does when its own ground gives way: its folder, a report, a child that does not come to its end."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -11,6 +10,7 @@ import sysconfig
 import tempfile
 import threading
 import venv
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,8 +163,8 @@ def test_processes_of_changed_code_leave_and_the_worker_says_what_to_do(tmp_path
     module, queue = tmp_path / "shop.py", Queue("old", url=url)
     module.write_text(JOBS.format("old"))
     change = f"{AT_ONCE}; import reliq.process.supervisor as supervisor; supervisor.START_TRIES = 1"
-    worker = Worker("shop:consumer", tmp_path, environment_for(tmp_path, url), "--processes", "2", change=change)
-    try:
+    words = "shop:consumer", tmp_path, environment_for(tmp_path, url), "--processes", "2"
+    with closing(Worker(*words, change=change)) as worker:
         eventually(lambda: sum("ready" in line for line in worker.lines) == 2, "it works")
         first, second = worker.children()
         module.write_text(JOBS.format("another-name"))
@@ -177,8 +177,6 @@ def test_processes_of_changed_code_leave_and_the_worker_says_what_to_do(tmp_path
 
         assert worker.wait() == 1  # a service manager starts it anew
         assert not worker.said("Traceback"), "".join(worker.lines)
-    finally:
-        worker.close()
 
 
 def test_module_beside_the_application_hides_none_that_reliq_imports(tmp_path, url, environment):
@@ -251,7 +249,7 @@ def unread(environment, jobs):
     jobs.DEADLY.publish("first")
     eventually(lambda: jobs.DEADLY.counts().totals.get("acked") == 1, "it works")
     filling = os.open(f"/proc/self/fd/{writing}", os.O_WRONLY | os.O_NONBLOCK)
-    with contextlib.suppress(BlockingIOError):
+    with suppress(BlockingIOError):
         while True:
             os.write(filling, b"x")
     yield process

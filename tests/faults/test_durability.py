@@ -7,19 +7,11 @@ import redis
 
 from reliq import Consumer, WorkerSettings
 from reliq.embedded import EmbeddedRedis
+from tests.harness.chaos.scan import take
 
 pytestmark = pytest.mark.slow
 
 CUTS = 12
-
-
-def places(client, keys):
-    """Where each id of a queue is, and which ids have a body and a count."""
-    held = [client.zrange(keys.pending, 0, -1), client.lrange(keys.ready, 0, -1), client.zrange(keys.unack, 0, -1)]
-    held += [client.lrange(keys.retry, 0, -1), client.smembers(keys.garbage)]
-    prefix = keys.msg("").encode()
-    bodies = {key.removeprefix(prefix) for key in client.scan_iter(prefix + b"*", count=1000)}
-    return [id for place in held for id in place], bodies, set(client.hkeys(keys.retries_left))
 
 
 def test_append_only_file_cut_at_any_byte_holds_whole_messages(own_server, server_path, tmp_path, queue_at):
@@ -30,7 +22,7 @@ def test_append_only_file_cut_at_any_byte_holds_whole_messages(own_server, serve
     with queue.receive(limit=20) as jobs:
         for job in jobs[:5]:
             job.nack(delay=60)
-    logs = {path.relative_to(first.folder): path.read_bytes() for path in first.folder.rglob("*") if is_log(path)}
+    logs = {path.relative_to(first.folder): path.read_bytes() for path in first.folder.rglob("*aof*") if path.is_file()}
     longest = max(logs, key=lambda name: len(logs[name]))
     chance = random.Random(1)
 
@@ -43,14 +35,11 @@ def test_append_only_file_cut_at_any_byte_holds_whole_messages(own_server, serve
         options = {"appendonly": "yes", "aof-load-truncated": "yes"}
         with EmbeddedRedis(server=server_path, options=options, folder=folder) as server:
             client = redis.Redis(unix_socket_path=str(server.socket))
-            ids, bodies, counts = places(client, queue.keys)
-            assert sorted(ids) == sorted(set(ids)) == sorted(bodies) == sorted(counts)
+            look, start = take(client, queue.keys), queue.keys.msg("")
+            bodies = [key.decode().removeprefix(start) for key in client.scan_iter(f"{start}*", count=1000)]
+            assert sorted(look.alive) == sorted(set(look.alive)) == sorted(bodies) == sorted(look.counts)
             assert queue_at(server.url).counts().missing == 0
             client.close()
-
-
-def is_log(path):
-    return path.is_file() and (path.suffix in (".aof", ".manifest") or "aof" in path.name)
 
 
 def test_bodies_that_redis_evicted_end_as_expired_each_in_the_account(own_server, queue_at):

@@ -29,8 +29,8 @@ class Outcome:
     words: str
 
 
-def try_out(mutant: Mutant, *, examples: int = PATIENT_EXAMPLES, by: str = "") -> Outcome:
-    """Have the one who must notice `mutant`, or `by`, look at a copy of the tree that has it."""
+def try_out(mutant: Mutant, by: str) -> Outcome:
+    """Have `by` look at a copy of the tree that has the mutant."""
     with tempfile.TemporaryDirectory(prefix="reliq-mutant-") as folder:
         copy = Path(folder) / "tree"
         copy.mkdir()
@@ -39,7 +39,7 @@ def try_out(mutant: Mutant, *, examples: int = PATIENT_EXAMPLES, by: str = "") -
         shutil.copy(ROOT / "pyproject.toml", copy)
         mutant.apply(copy / "reliq")
         start = time.monotonic()
-        code, output = _run(_command(by or mutant.by, examples), copy)
+        code, output = _run(_command(by, mutant.examples or PATIENT_EXAMPLES), copy)
         return Outcome(mutant, code != 0, time.monotonic() - start, _last_words(output) if code else "")
 
 
