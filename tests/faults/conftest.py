@@ -1,12 +1,10 @@
 """Real workers and real servers, and hands to break them with."""
 
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import redis
-from broken import stopped
 from cluster_work import Work
 from forked import end_forked, forked
 from worker_process import Worker, environment_for
@@ -72,17 +70,6 @@ def fork(faulty):
     """Start functions in processes that end with the test."""
     yield forked
     end_forked()
-
-
-@pytest.fixture
-def hold():
-    """Stop processes for so many seconds: that long the fault lasts, nothing waits for it."""
-
-    def make(seconds, *pids):
-        with stopped(*pids):
-            threading.Event().wait(seconds)
-
-    return make
 
 
 @pytest.fixture
