@@ -16,7 +16,49 @@ CHUNK = 65_536
 SENDER = slice(40, 80)
 
 
-class Bus:
+class Proxies:
+    """
+    TCP proxies in a thread of their own.
+
+    Args:
+        ports: port of a server -> port of its proxy.
+    """
+
+    def __init__(self, ports: dict[int, int]) -> None:
+        self._ports = ports
+        self._loop: asyncio.AbstractEventLoop
+        self._is_up, self._over = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._is_up.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+    async def serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hand bytes on to the server at `port` until either side closes."""
+        raise NotImplementedError
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            for port, at in self._ports.items():
+                await stack.enter_async_context(await asyncio.start_server(partial(self._serve, port), "127.0.0.1", at))
+            self._is_up.set()
+            await self._over.wait()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+    async def _serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError), closing(writer):
+            await self.serve(port, reader, writer)
+
+
+class Bus(Proxies):
     """
     Proxies before the bus ports of a Cluster's nodes.
 
@@ -26,26 +68,18 @@ class Bus:
 
     def __init__(self, cluster: LiveCluster) -> None:
         self._cluster = cluster
-        self._ports = {one.port: free_port() for one in cluster.nodes}
+        super().__init__({one.port: free_port() for one in cluster.nodes})
         self._names = {cluster.ask(one, "CLUSTER", "MYID"): one.port for one in cluster.nodes}
         self._cut_off: set[int] = set()
         #: Connection -> the nodes at its ends.
         self._open: dict[asyncio.StreamWriter, set[int]] = {}
-        self._loop: asyncio.AbstractEventLoop
-        self._is_up, self._over = threading.Event(), asyncio.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self._is_up.wait()
+        super().__enter__()
         for one in self._cluster.nodes:
             self.announce(one)
         eventually(lambda: all(map(self._is_reached, self._ports)), "every node is reached through its proxy")
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join()
 
     def announce(self, server: EmbeddedRedis) -> None:
         """Have a node say that its bus is at its proxy; one that was started anew has to be told again."""
@@ -72,36 +106,24 @@ class Bus:
     def _is_reached(self, port: int) -> bool:
         return sum(port in ends for ends in list(self._open.values())) >= 2 * (len(self._ports) - 1)
 
-    async def _run(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        async with AsyncExitStack() as stack:
-            for port, at in self._ports.items():
-                await stack.enter_async_context(await asyncio.start_server(partial(self._serve, port), "127.0.0.1", at))
-            self._is_up.set()
-            await self._over.wait()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
-
-    async def _serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hand bytes on to the node at `port` until either side closes."""
-        with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError), closing(writer):
-            begin = await reader.readexactly(SENDER.stop)
-            ends = {port, self._names.get(begin[SENDER], 0)}
-            if ends & self._cut_off:
-                return
-            node_reader, node_writer = await asyncio.open_connection("127.0.0.1", port + BUS)
-            self._open[writer] = ends
-            with closing(node_writer):
-                node_writer.write(begin)
-                back = asyncio.create_task(_hand_on(node_reader, writer))
-                try:
-                    await _hand_on(reader, node_writer)
-                finally:
-                    back.cancel()
-                    self._open.pop(writer)
+    async def serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begin = await reader.readexactly(SENDER.stop)
+        ends = {port, self._names.get(begin[SENDER], 0)}
+        if ends & self._cut_off:
+            return
+        node_reader, node_writer = await asyncio.open_connection("127.0.0.1", port + BUS)
+        self._open[writer] = ends
+        with closing(node_writer):
+            node_writer.write(begin)
+            back = asyncio.create_task(hand_on(node_reader, writer))
+            try:
+                await hand_on(reader, node_writer)
+            finally:
+                back.cancel()
+                self._open.pop(writer)
 
 
-async def _hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Hand bytes on until the one who sends them closes; then who gets them is hung up on too."""
     with suppress(OSError), closing(writer):
         while data := await reader.read(CHUNK):

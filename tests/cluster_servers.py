@@ -59,21 +59,15 @@ class LiveCluster:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{one.port}" for one in self.nodes)
 
     def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> Self:
         """Start every server and return when the Cluster serves every slot, each by a primary whose replicas follow."""
         try:
             self._begin()
         except BaseException:
-            self.stop()
+            self.__exit__()
             raise
         return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End every server."""
         for client in self._clients.values():
             client.close()

@@ -199,9 +199,8 @@ def receive(request: pytest.FixtureRequest) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def live_cluster(server_path: Path) -> Iterator[LiveCluster]:
     """Three primaries and three replicas, started when a test first asks for them."""
-    cluster = LiveCluster(server_path).start()
-    yield cluster
-    cluster.stop()
+    with LiveCluster(server_path) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -98,13 +98,3 @@ class GoProgram:
         self.client.hdel(self.keys.retries_left, id)
         self.client.lrem(self.keys.retry, 0, id)
         return False
-
-    def collecting(self):
-        """The steps of its garbage collection."""
-        ids = self.client.smembers(self.keys.garbage)
-        if not ids:
-            return []
-        return [
-            lambda: self.client.delete(*(self.keys.msg(id.decode()) for id in ids)),
-            lambda: self.client.srem(self.keys.garbage, *ids),
-        ]

@@ -1,13 +1,15 @@
 """`reliq` commands as processes of their own: tests see their output and processes."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import psutil
-from waiting import with_patience
+
+from tests.waiting import with_patience
 
 
 def environment_for(folder: Path, url: str) -> dict[str, str]:
@@ -56,6 +58,11 @@ class Command:
         code = self.process.wait(seconds)
         self._reader.join(5)
         return code
+
+    def stop(self, number: int = signal.SIGTERM, seconds: float = 120.0) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.wait(seconds)
 
     def close(self) -> None:
         children = self.children()

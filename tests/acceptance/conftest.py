@@ -1,6 +1,9 @@
 """Real worker processes on a real Redis, and ways to wait for them."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,16 +22,30 @@ def environment(url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture
 def worker(environment: dict[str, str]) -> Iterator[Callable[..., Worker]]:
-    """Start workers that end with the test."""
-    started: list[Worker] = []
+    """Start workers that end with the test, of jobs.py or of the consumer of `place`, which begins as `how` says."""
+    with ExitStack() as stack:
 
-    def start(*options: str, change: str = "") -> Worker:
-        started.append(Worker("jobs:consumer", HERE, environment, *options, change=change))
-        return started[-1]
+        def start(*options: str, place: str = "jobs:consumer", how: str = "", change: str = "") -> Worker:
+            one = Worker(place, HERE, {**environment, "HOW": how}, *options, change=change)
+            stack.callback(one.close)
+            return one
 
-    yield start
-    for one in started:
-        one.close()
+        yield start
+
+
+@pytest.fixture
+def program(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen]]:
+    """Start Python programs that end with the test; what they print can be read, and they read what is written."""
+    with ExitStack() as stack:
+
+        def start(code: str, how: str = "", **options: object) -> subprocess.Popen:
+            command, own = [sys.executable, "-c", code], {**environment, "HOW": how}
+            options = {"stdin": -1, "stdout": -1, "text": True, **options}
+            process = stack.enter_context(subprocess.Popen(command, cwd=HERE, env=own, **options))
+            stack.callback(process.kill)
+            return process
+
+        yield start
 
 
 @pytest.fixture

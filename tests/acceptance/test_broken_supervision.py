@@ -1,6 +1,5 @@
 """What a supervisor does when its own ground gives way: its folder, a report, a child that does not come to its end."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -11,12 +10,14 @@ import sysconfig
 import tempfile
 import threading
 import venv
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
+from programs import run
 from waiting import eventually
 from worker_process import AT_ONCE, Worker, environment_for, works
 
@@ -38,18 +39,9 @@ def plan(tmp_path):
     """The plan of a child that stops itself after one job."""
     board = tmp_path / "board"
     BoardView(board, ["once", "slow"], 2)
-    return ChildPlan(
-        consumer="stubborn:consumer",
-        queues=("once",),
-        concurrency=2,
-        grace=0.2,
-        max_jobs=1,
-        burst=False,
-        allow_eviction=False,
-        log_level="info",
-        board=str(board),
-        report=str(tmp_path / "report"),
-    )
+    settings = {"concurrency": 2, "grace": 0.2, "max_jobs": 1, "burst": False, "allow_eviction": False}
+    files = {"board": str(board), "report": str(tmp_path / "report")}
+    return ChildPlan(consumer="stubborn:consumer", queues=("once",), log_level="info", **settings, **files)
 
 
 #: A child whose patience is short, so that the test's need not be long.
@@ -57,20 +49,16 @@ IMPATIENT = "import os, reliq.process.main as c; c.STOP_MARGIN_SECONDS = 0.5; os
 
 
 @pytest.fixture
-def child(environment):
+def child(program):
     """Start a child as a supervisor does; it ends with the test."""
-    with contextlib.ExitStack() as stack:
 
-        def start(plan):
-            process = stack.enter_context(
-                subprocess.Popen([sys.executable, "-c", IMPATIENT], stdin=subprocess.PIPE, text=True, env=environment)
-            )
-            stack.callback(process.kill)
-            process.stdin.write(plan.as_line())
-            process.stdin.flush()
-            return process
+    def start(plan):
+        process = program(IMPATIENT)
+        process.stdin.write(plan.as_line())
+        process.stdin.flush()
+        return process
 
-        yield start
+    return start
 
 
 def test_process_that_stops_itself_ends_although_its_lifespan_hangs(child, plan, jobs, client):
@@ -135,8 +123,7 @@ def test_processes_that_leave_keep_their_worker_running_without_its_folder(folde
 
     eventually(lambda: jobs.ONCE.counts().totals.get("acked") == 20, "successors work")
 
-    process.process.terminate()
-    assert process.wait() == 0
+    assert process.stop() == 0
     assert jobs.LASTING.counts().totals["acked"] == 1
     assert not process.said("Traceback"), "".join(process.lines)
 
@@ -176,8 +163,8 @@ def test_processes_of_changed_code_leave_and_the_worker_says_what_to_do(tmp_path
     module, queue = tmp_path / "shop.py", Queue("old", url=url)
     module.write_text(JOBS.format("old"))
     change = f"{AT_ONCE}; import reliq.process.supervisor as supervisor; supervisor.START_TRIES = 1"
-    worker = Worker("shop:consumer", tmp_path, environment_for(tmp_path, url), "--processes", "2", change=change)
-    try:
+    words = "shop:consumer", tmp_path, environment_for(tmp_path, url), "--processes", "2"
+    with closing(Worker(*words, change=change)) as worker:
         eventually(lambda: sum("ready" in line for line in worker.lines) == 2, "it works")
         first, second = worker.children()
         module.write_text(JOBS.format("another-name"))
@@ -190,8 +177,6 @@ def test_processes_of_changed_code_leave_and_the_worker_says_what_to_do(tmp_path
 
         assert worker.wait() == 1  # a service manager starts it anew
         assert not worker.said("Traceback"), "".join(worker.lines)
-    finally:
-        worker.close()
 
 
 def test_module_beside_the_application_hides_none_that_reliq_imports(tmp_path, url, environment):
@@ -201,7 +186,7 @@ def test_module_beside_the_application_hides_none_that_reliq_imports(tmp_path, u
     command = [Path(sys.executable).with_name("reliq"), "worker", "shop:consumer", "--burst"]
     own = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
 
-    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
+    done = run(*command, cwd=tmp_path, env=own)
 
     assert done.returncode == 0, done.stderr
 
@@ -233,7 +218,7 @@ def test_processes_of_a_checkout_that_is_not_installed_import_reliq(checkout, en
         own["PYTHONPATH"] = "."
     command = [python, *words, "worker", "shop:consumer", "--burst"]
 
-    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
+    done = run(*command, cwd=folder, env=own)
 
     assert done.returncode == 0, done.stderr
 
@@ -264,7 +249,7 @@ def unread(environment, jobs):
     jobs.DEADLY.publish("first")
     eventually(lambda: jobs.DEADLY.counts().totals.get("acked") == 1, "it works")
     filling = os.open(f"/proc/self/fd/{writing}", os.O_WRONLY | os.O_NONBLOCK)
-    with contextlib.suppress(BlockingIOError):
+    with suppress(BlockingIOError):
         while True:
             os.write(filling, b"x")
     yield process
@@ -345,24 +330,21 @@ def test_child_that_cannot_be_looked_after_holds_up_no_other(supervisor, caplog)
         process.kill()
 
 
-def test_worker_whose_folder_was_deleted_stops_gracefully(folder_of, worker, jobs, client):
-    process = worker("--queue", "slow", "--grace", "20")
-    jobs.SLOW.publish(1.0)
-    eventually(lambda: client.scard("note:started"), "the handler runs")
-
-    shutil.rmtree(folder_of())
-    process.process.terminate()
-
-    assert process.wait() == 0
-    assert jobs.SLOW.counts().totals["acked"] == 1
-
-
 @pytest.fixture
 def supervisor(jobs, plan):
     supervisor = Supervisor(jobs.consumer, plan, processes=1)
     yield supervisor
     supervisor._background.close()
     supervisor._folder.remove()
+
+
+def reap(supervisor, child, report):
+    """Have a child end with a report, and its supervisor take notice."""
+    child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
+    child.process.wait()
+    child.report.write_text(report)
+    supervisor._reap(child)
+    assert supervisor._background.wait(60)
 
 
 @pytest.mark.parametrize(
@@ -372,14 +354,10 @@ def supervisor(jobs, plan):
 )
 def test_process_with_an_unreadable_report_is_logged_and_replaced(supervisor, caplog, half):
     child = supervisor.children[0]
-    child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
-    child.process.wait()
-    child.report.write_text(half)
 
-    supervisor._reap(child)
+    reap(supervisor, child, half)
 
     assert supervisor.children != [child]
-    assert supervisor._background.wait(60)
     assert "what a process could not finish is unknown" in caplog.text
 
 
@@ -391,15 +369,9 @@ def all_claimed(queue, lane):
 def test_unfinished_large_batches_go_back_in_bounded_steps_in_order(supervisor, jobs, caplog):
     jobs.SLOW.publish_many(0.0 for _ in range(8000))
     claimed = all_claimed(jobs.SLOW, "dead")
-    child = supervisor.children[0]
-    child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
-    child.process.wait()
-    child.report.write_text(
-        json.dumps([{"queue": "slow", "shard": 0, **msgspec.structs.asdict(one)} for one in claimed])
-    )
+    report = [{"queue": "slow", "shard": 0, **msgspec.structs.asdict(one)} for one in claimed]
 
-    supervisor._reap(child)
-    assert supervisor._background.wait(60)
+    reap(supervisor, supervisor.children[0], json.dumps(report))
 
     counts = jobs.SLOW.counts()
     assert (counts.ready, counts.unack, counts.totals["released"]) == (8000, 0, 8000), caplog.text

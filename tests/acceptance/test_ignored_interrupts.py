@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -73,18 +74,11 @@ def test_command_interrupted_while_it_notes_a_signal_still_stops(name, environme
     """SIGTERM may come while the handler of SIGINT runs: neither may wait for a lock that the other holds."""
     make_outbox(tmp_path / "outbox.db")
     words = [word.format(port=free_port()) for word in COMMANDS[name][0]]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "reliq", *words], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL
-    )
-    try:
-        eventually(lambda: signal.SIGTERM in signals_of(process, "SigCgt"), f"{name} works")
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGTERM)
+    with closing(worker_process.Command(tmp_path, environment, *words)) as command:
+        eventually(lambda: signal.SIGTERM in signals_of(command.process, "SigCgt"), f"{name} works")
+        command.process.send_signal(signal.SIGINT)
 
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
+        assert command.stop() == 0
 
 
 def works(name, process, client):

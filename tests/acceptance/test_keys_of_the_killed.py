@@ -2,38 +2,25 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
 
-
-def test_key_of_a_killed_process_is_served_when_the_lease_ends(jobs, environment, client):
+def test_key_of_a_killed_process_is_served_when_the_lease_ends(jobs, program, client):
     """Nobody speaks for a process without a supervisor; another one takes its message back."""
     jobs.ORDERED.publish("held", key="a")
     jobs.ORDERED.publish("after", key="a")
-    program = "from jobs import consumer; consumer.run(queues=['ordered'])"
-    first, second = None, None
-    try:
-        first = subprocess.Popen([sys.executable, "-c", program], cwd=HERE, env=environment)
-        eventually(lambda: client.sismember("note:started", "held 1"), "the first message runs")
-        second = subprocess.Popen([sys.executable, "-c", program], cwd=HERE, env=environment)
-        first.kill()
+    code = "from jobs import consumer; consumer.run(queues=['ordered'])"
+    first = program(code)
+    eventually(lambda: client.sismember("note:started", "held 1"), "the first message runs")
+    program(code)
+    first.kill()
 
-        eventually(lambda: client.scard("note:done") == 2, "both are done")
-    finally:
-        for one in (first, second):
-            if one is not None:
-                one.kill()
-                one.wait()
-
+    eventually(lambda: client.scard("note:done") == 2, "both are done")
     assert client.sismember("note:started", "held 2")
     assert jobs.ORDERED.counts().waiting == 0
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import closing
 from importlib.util import find_spec
 
 import pytest
@@ -40,8 +41,7 @@ def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url)
     (here / "jobs.py").write_text(JOBS)
     (elsewhere / "words.py").write_text("WORD = 'one'")
     queue = Queue("q", url=url)
-    worker = Worker("jobs:consumer", here, environment_for(elsewhere, url), "--reload")
-    try:
+    with closing(Worker("jobs:consumer", here, environment_for(elsewhere, url), "--reload")) as worker:
         queue.publish({"n": 1})
         eventually(lambda: worker.said("one begins 1"), "the first version works")
 
@@ -60,7 +60,4 @@ def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url)
         queue.publish({"n": 3})
         eventually(lambda: worker.said("three ends 3"), "the third version works")
 
-        worker.process.send_signal(signal.SIGINT)
-        assert worker.wait() == 0
-    finally:
-        worker.close()
+        assert worker.stop(signal.SIGINT) == 0

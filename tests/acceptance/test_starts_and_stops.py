@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from waiting import eventually
-from worker_process import AT_ONCE, Worker
+from worker_process import AT_ONCE
 
 from reliq.process.folder import PREFIX, Folder
 
@@ -21,62 +22,48 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def beginning(environment, client):
-    """Start a worker whose consumer begins as it is told; it ends with the test."""
-    started = []
-
-    def start(how, *options, change=""):
-        started.append(Worker("beginnings:consumer", HERE, {**environment, "HOW": how}, *options, change=change))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.close()
+def beginning(worker, client):
+    """Start a worker whose consumer begins as it is told."""
+    return partial(worker, place="beginnings:consumer")
 
 
 @pytest.mark.parametrize("how", ["import", "lifespan", "async lifespan"])
 def test_sigterm_while_a_worker_starts_ends_it(beginning, client, how):
-    process = beginning(how, "--grace", "300")
+    process = beginning("--grace", "300", how=how)
     eventually(lambda: client.sismember("note:hangs", how), "it hangs at its start")
     process.process.send_signal(signal.SIGUSR1)
 
-    process.process.terminate()
-
-    assert process.wait(100) == 0
+    assert process.stop() == 0
 
 
 def test_worker_stops_although_its_lifespan_set_a_signal_handler(beginning, client, jobs):
-    process = beginning("takes signals", "--grace", "300")
+    process = beginning("--grace", "300", how="takes signals")
     jobs.ONCE.publish(1)
     eventually(lambda: client.scard("note:done"), "it works")
 
-    process.process.terminate()
-
-    assert process.wait(100) == 0
+    assert process.stop() == 0
     assert not client.exists("note:taken")
 
 
 def test_sigterm_at_worker_ready_stops_the_worker(beginning, client):
-    beginning("is stopped when it is ready", "--grace", "300")
+    beginning("--grace", "300", how="is stopped when it is ready")
 
     eventually(lambda: client.exists("note:atexit"), "the stop that came when it said that it is ready has ended it")
     assert not client.exists("note:taken")
 
 
 def test_process_that_stops_runs_its_atexit_functions(beginning, client, jobs):
-    process = beginning("")
+    process = beginning()
     jobs.ONCE.publish(1)
     eventually(lambda: client.scard("note:done"), "it works")
     (child,) = process.children()
 
-    process.process.terminate()
-
-    assert process.wait(100) == 0
+    assert process.stop() == 0
     assert client.sismember("note:atexit", str(child.pid))
 
 
 def test_replaced_process_finishes_its_handlers_beside_its_successor(beginning, client, jobs):
-    process = beginning("", "--max-jobs", "3", "--grace", "0.1", "--concurrency", "2", change=AT_ONCE)
+    process = beginning("--max-jobs", "3", "--grace", "0.1", "--concurrency", "2", change=AT_ONCE)
     jobs.SLOW.publish(1.0)
     eventually(lambda: client.scard("note:started") == 1, "a long handler runs")
     (first,) = process.children()
@@ -96,7 +83,7 @@ def test_replaced_process_finishes_its_handlers_beside_its_successor(beginning, 
     ("how", "concurrency"), [("", "1"), ("", "4"), ("yields", "4")], ids=["one slot", "four slots", "yields"]
 )
 def test_cancelled_coroutine_has_time_to_clean_up(beginning, client, jobs, how, concurrency):
-    process = beginning(how, "--queue", "lasting", "--concurrency", concurrency)
+    process = beginning("--queue", "lasting", "--concurrency", concurrency, how=how)
     id = jobs.LASTING.publish(2.5).id
 
     eventually(lambda: client.sismember("note:cleaned up", id), "it cleans up for longer than a thread would have")
@@ -105,7 +92,7 @@ def test_cancelled_coroutine_has_time_to_clean_up(beginning, client, jobs, how, 
 
 
 def test_worker_whose_processes_all_fail_to_start_gives_up(beginning, jobs):
-    process = beginning("dies", change=AT_ONCE)
+    process = beginning(change=AT_ONCE, how="dies")
 
     assert process.wait(100) == 1
     assert sum("starting another" in line for line in process.lines) == 4
@@ -165,15 +152,12 @@ assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == be
 """
 
 
-def test_consumer_runs_twice_and_restores_the_signal_handlers(environment, jobs, client):
-    program = subprocess.Popen(
-        [sys.executable, "-c", RUN_TWICE], cwd=HERE, env=environment, stdout=subprocess.PIPE, text=True
-    )
+def test_consumer_runs_twice_and_restores_the_signal_handlers(program, jobs, client):
+    running = program(RUN_TWICE)
     for number in (1, 2):
         jobs.ONCE.publish(number)
-        assert program.stdout.readline() == "ran\n"
-    with program.stdout:
-        assert program.wait(60) == 0
+        assert running.stdout.readline() == "ran\n"
+    assert running.wait(60) == 0
 
 
 RUN = """
@@ -183,37 +167,31 @@ consumer.run(WorkerSettings(grace=1000), queues=["lasting"])
 """
 
 
-def test_second_signal_ends_a_program_whose_threads_hang(environment, jobs, client):
+def test_second_signal_ends_a_program_whose_threads_hang(program, jobs, client):
     jobs.LASTING.publish(1.0)
-    wanted = {**environment, "HOW": "thread"}
-    with subprocess.Popen([sys.executable, "-c", RUN], cwd=HERE, env=wanted) as program:
-        eventually(lambda: client.scard("note:started"), "a handler waits for a thread of its own")
+    running = program(RUN, "thread")
+    eventually(lambda: client.scard("note:started"), "a handler waits for a thread of its own")
 
-        program.terminate()
-        program.send_signal(signal.SIGINT)  # the same signal within a second is an echo
+    running.terminate()
+    running.send_signal(signal.SIGINT)  # the same signal within a second is an echo
 
-        assert program.wait(60) == 130
+    assert running.wait(60) == 130
 
 
 def test_worker_whose_module_starts_a_thread_ends_when_its_queues_are_empty(beginning, jobs):
     jobs.ONCE.publish(1)
 
-    assert beginning("module thread", "--burst").wait(60) == 0
+    assert beginning("--burst", how="module thread").wait(60) == 0
 
 
-def test_program_whose_threads_hang_ends_with_its_grace_period(environment, jobs, client):
+def test_program_whose_threads_hang_ends_with_its_grace_period(program, jobs, client):
     jobs.LASTING.publish_many([1.0] * 3)
-    wanted = {**environment, "HOW": "thread"}
-    program = [sys.executable, "-c", RUN.replace("grace=1000", "grace=0.1")]
-    with subprocess.Popen(program, cwd=HERE, env=wanted) as process:
-        eventually(lambda: client.scard("note:started") == 3, "handlers wait for threads of their own")
+    running = program(RUN.replace("grace=1000", "grace=0.1"), "thread")
+    eventually(lambda: client.scard("note:started") == 3, "handlers wait for threads of their own")
 
-        process.terminate()
+    running.terminate()
 
-        try:
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
+    assert running.wait(60) == 0
 
 
 STARTED = """
@@ -226,31 +204,27 @@ input()
 """
 
 
-def test_program_that_ends_without_a_stop_returns_its_messages(environment, jobs, client):
-    program = subprocess.Popen(
-        [sys.executable, "-c", STARTED], cwd=HERE, env=environment, stdin=-1, stdout=-1, text=True
-    )
-    with program.stdin, program.stdout:
-        assert program.stdout.readline() == "started\n"
-        jobs.SLOW.publish(1.0)
-        eventually(lambda: client.scard("note:started"), "a handler runs")
-        threading.Timer(0.2, client.sadd, ("note:go", "1")).start()
-        program.stdin.write("\n")
-    assert program.wait(60) == 0
+def test_program_that_ends_without_a_stop_returns_its_messages(program, jobs, client):
+    running = program(STARTED)
+    assert running.stdout.readline() == "started\n"
+    jobs.SLOW.publish(1.0)
+    eventually(lambda: client.scard("note:started"), "a handler runs")
+    threading.Timer(0.2, client.sadd, ("note:go", "1")).start()
+    running.communicate("\n", timeout=60)
+
+    assert running.returncode == 0
     assert (jobs.SLOW.counts().unack, jobs.SLOW.counts().totals["acked"]) == (0, 1)
 
 
-def test_consumer_that_starts_while_redis_is_away_waits_for_it(environment, redis_server, jobs, client):
+def test_consumer_that_starts_while_redis_is_away_waits_for_it(program, redis_server, jobs, client):
     redis_server.kill()
-    program = subprocess.Popen(
-        [sys.executable, "-c", STARTED], cwd=HERE, env=environment, stdin=-1, stdout=-1, stderr=-1, text=True
-    )
-    with program.stdin, program.stdout, program.stderr:
-        assert program.stdout.readline() == "away\n"
-        redis_server.start()
-        assert "started\n" in program.stdout
-        program.stdin.write("\n")
-    assert program.wait(60) == 0
+    running = program(STARTED)
+    assert running.stdout.readline() == "away\n"
+    redis_server.start()
+    assert "started\n" in running.stdout
+
+    running.communicate("\n", timeout=60)
+    assert running.returncode == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="process namespaces are Linux's")
@@ -265,15 +239,11 @@ def test_worker_as_pid_1_reaps_orphans(environment, jobs, client):
             jobs.ONCE.publish_many(range(5))
             eventually(lambda: client.scard("note:done") == 5, "its handlers have left orphans")
             (first,) = psutil.Process(process.pid).children()
-            eventually(lambda: not dead_children_of(first), "no orphan that has died is left")
+            eventually(lambda: not any(map(is_dead, first.children())), "no orphan that has died is left")
             first.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
         finally:
             process.kill()
-
-
-def dead_children_of(process):
-    return [one for one in process.children() if is_dead(one)]
 
 
 def is_dead(process):

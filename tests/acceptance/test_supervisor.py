@@ -17,9 +17,8 @@ def test_message_cut_off_at_the_end_of_the_grace_period_returns_unspent(worker, 
     process = worker("--queue", "slow", "--grace", "0.2")
     eventually(lambda: client.scard("note:started"), "the handler runs")
 
-    process.process.send_signal(signal.SIGTERM)
+    process.stop()
 
-    process.wait()
     counts = jobs.SLOW.counts()
     assert (counts.ready, counts.unack) == (1, 0)
     assert process.said(f"ended before its handlers; given back to slow: {id}")
@@ -131,9 +130,8 @@ def test_process_that_gets_sigterm_twice_lets_its_handler_finish(worker, jobs, c
 
     for _ in range(3):
         process.children()[0].send_signal(signal.SIGTERM)
-    process.process.send_signal(signal.SIGTERM)
 
-    assert process.wait() == 0
+    assert process.stop() == 0
     assert jobs.SLOW.counts().totals["acked"] == 1
 
 
@@ -153,9 +151,7 @@ def test_worker_that_never_reached_redis_stops_before_its_grace_period(worker, j
     process = worker("--queue", "once", "--grace", "60")
     eventually(lambda: process.said("Redis is away"), "the child tries")
 
-    process.process.send_signal(signal.SIGTERM)
-
-    assert process.wait(55) == 0  # less than its grace
+    assert process.stop(seconds=55) == 0  # less than its grace
 
 
 def test_sigusr1_before_a_process_is_ready_does_no_harm(worker, jobs):

@@ -1,7 +1,5 @@
 """`reliq worker` works and stops: the quick tests of its core promises; the other files here are slow."""
 
-import signal
-
 from waiting import eventually
 
 
@@ -21,9 +19,7 @@ def test_sigterm_lets_handlers_finish_and_returns_other_messages_unspent(worker,
     process = worker("--queue", "lasting", "--concurrency", "2")
     eventually(lambda: client.scard("note:started") == 2, "two handlers run")
 
-    process.process.send_signal(signal.SIGTERM)
-
-    assert process.wait() == 0
+    assert process.stop() == 0
     counts = jobs.LASTING.counts()
     assert (counts.ready, counts.unack, counts.totals["acked"]) == (4, 0, 2)
     assert set(client.hvals(jobs.LASTING.keys.retries_left)) == {b"3"}

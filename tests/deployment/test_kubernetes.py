@@ -2,15 +2,13 @@
 
 import json
 import shutil
-import subprocess
-import urllib.error
-import urllib.request
 
 import dockerfile
 import pytest
 import yaml
 from manifests import ROOT, may_be_read_only, pod, read, rules, start
 from ports import free_port
+from programs import answer, run
 from required import must_run_in_ci
 from waiting import eventually
 
@@ -77,18 +75,6 @@ def test_pods_have_no_rights_that_they_do_not_need():
         }
 
 
-def answers(port, path):
-    """Return the status of a probe, None when nothing listens."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-            return answer.status
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
-    except OSError:
-        return None
-
-
 @pytest.mark.slow
 def test_probes_of_a_worker_with_read_only_files_report_start_outage_and_stop(tmp_path, server_path):
     if not may_be_read_only(tmp_path):
@@ -98,10 +84,10 @@ def test_probes_of_a_worker_with_read_only_files_report_start_outage_and_stop(tm
     worker = start(container, f"redis://127.0.0.1:{redis}/0", port, tmp_path)
     try:
         live, ready = (container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("liveness", "readiness"))
-        eventually(lambda: answers(port, live) == 200, "the startup probe")
-        away = answers(port, ready), answers(port, live)
+        eventually(lambda: answer(port, live)[0] == 200, "the startup probe")
+        away = answer(port, ready)[0], answer(port, live)[0]
         with EmbeddedRedis(server=server_path, port=redis):
-            eventually(lambda: answers(port, ready) == 200, "the worker is ready")
+            eventually(lambda: answer(port, ready)[0] == 200, "the worker is ready")
             worker.terminate()
             said = worker.communicate(timeout=60)[0]
     finally:
@@ -154,9 +140,7 @@ def test_scaling_from_zero_counts_backlog_deliveries_and_the_next_tick(tmp_path)
     test = {"rule_files": [], "evaluation_interval": "1m", "tests": [test]}
     (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
 
-    done = subprocess.run(
-        ["promtool", "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True, check=False
-    )
+    done = run("promtool", "test", "rules", tmp_path / "test.yml")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert {name.partition("{")[0] for name, _ in QUEUES} <= set(ALL)

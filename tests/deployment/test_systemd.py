@@ -5,13 +5,11 @@ import re
 import shutil
 import socket
 import sqlite3
-import subprocess
-import urllib.error
-import urllib.request
 from contextlib import closing
 
 import pytest
 from ports import free_port
+from programs import answer, run
 from required import must_run_in_ci
 from unit import OURS, PROGRAM, UNITS, Manager, command, settings
 from waiting import eventually
@@ -55,7 +53,7 @@ def test_systemd_accepts_the_units_and_reliq_their_commands(tmp_path, monkeypatc
         _, word, *rest = command(unit.name, 9464)
         Commands.load(word).make_context(word, rest)
 
-    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+    done = run("systemd-analyze", "verify", *units)
 
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -92,7 +90,7 @@ def test_worker_notifies_systemd_while_redis_is_away_ready_and_stopping(managed,
     assert service.told[-1].splitlines() == ["STOPPING=1", f"EXTEND_TIMEOUT_USEC={longest}", "STATUS=stopping"]
     assert service.members() == []
     assert len(inherited) >= 4
-    assert [one for one in inherited if "NOTIFY_SOCKET" in one or "WATCHDOG_USEC" in one] == []
+    assert [name for one in inherited for name in one if name.startswith(("NOTIFY_", "WATCHDOG_"))] == []
 
 
 @pytest.fixture
@@ -115,11 +113,11 @@ def test_relay_notifies_systemd_while_redis_is_away_ready_and_stopping(managed, 
     service = managed(command(RELAY, port), f"redis://127.0.0.1:{redis}/0")
     service.hears("READY=1")
     service.hears("WATCHDOG=1", times=3)
-    away = answer(port, "live"), answer(port, "ready")
+    away = answer(port, "/live")[0], answer(port, "/ready")[0]
 
     with EmbeddedRedis(server=server_path, port=redis):
         eventually(lambda: orders.counts().ready == 1, "the row is moved")
-        back = answer(port, "live"), answer(port, "ready")
+        back = answer(port, "/live")[0], answer(port, "/ready")[0]
         code = service.stop()
 
     assert code == 0, service.said
@@ -153,16 +151,6 @@ def test_relay_with_a_hanging_round_sends_no_watchdog_message(monkeypatch, tmp_p
     heard.close()
 
 
-def answer(port, path):
-    """Return the status of a probe."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as got:
-            return got.status
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
-
-
 def test_abstract_socket_is_an_address_of_the_manager(monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(f"\0reliq-{os.getpid()}")
@@ -171,15 +159,6 @@ def test_abstract_socket_is_an_address_of_the_manager(monkeypatch):
         ServiceManager().look([])
 
         assert heard.recv(4096) == b"READY=1\nSTATUS=processes: 0"
-
-
-def test_processes_of_handlers_inherit_no_address_of_the_manager(monkeypatch):
-    for name, value in {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}.items():
-        monkeypatch.setenv(name, value)
-
-    ServiceManager()
-
-    assert {name for name in os.environ if name.startswith(("NOTIFY_", "WATCHDOG_"))} == set()
 
 
 @pytest.mark.parametrize(

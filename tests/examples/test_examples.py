@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
+from programs import python
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -22,15 +22,8 @@ def run(url):
     def make(name, *arguments, change=""):
         environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "error", "RELIQ_URL": url}
         changed = f"import {Path(name).stem} as example; {change}; example.main()"
-        done = subprocess.run(
-            [sys.executable, *(["-c", changed] if change else [str(EXAMPLES / name)]), *arguments],
-            cwd=EXAMPLES,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        program = ["-c", changed] if change else [EXAMPLES / name]
+        done = python(*program, *arguments, cwd=EXAMPLES, env=environment)
         assert done.returncode == 0, done.stderr
         account = ACCOUNT.search(done.stdout)
         assert account, done.stdout
@@ -76,3 +69,41 @@ def test_newsletter_of_one_tenant_does_not_delay_mail_of_others(run):
     assert account == (66, 66, 0, 0, 0, 0, 0)
     assert int(re.search(r"quiet tenant went out as number (\d+) of 66", told)[1]) <= 30
     assert int(re.search(r"At most (\d+) of one tenant", told)[1]) <= 2
+
+
+def test_picture_of_watch_is_drawn_from_a_real_run(tmp_path):
+    picture = tmp_path / "watch.svg"
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "error"}
+
+    done = python(EXAMPLES / "watch_picture.py", picture, "3", env=environment)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{picture} shows 3 queues and 1 worker.\n"
+    words = "".join(ET.parse(picture).getroot().itertext()).replace("\xa0", " ")
+    assert "orders" in words
+    assert "workers and what they run" in words
+
+
+def ran_without_url(*words, **environment):
+    """Run Python in the folder of the examples, and return what it printed."""
+    own = {name: value for name, value in os.environ.items() if name != "RELIQ_URL"} | environment
+    done = python(*words, cwd=EXAMPLES, env=own)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_tests_of_the_shop_pass_in_two_processes():
+    plugins = [part for name in ("xdist", "reliq.testing.plugin") for part in ("-p", name)]
+
+    said = ran_without_url("-m", "pytest", "shop", "-q", "-n", "2", *plugins, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+
+    assert re.search(r"^\d+ passed", said, re.MULTILINE), said
+
+
+def test_shop_closes_unpaid_orders_and_sends_each_mail_once():
+    said = ran_without_url(EXAMPLES / "shop")
+
+    ends = dict(re.findall(r"In the end order (\d) is (\w+)\.", said))
+    assert ends == {"1": "paid", "2": "closed", "3": "closed", "4": "paid", "5": "closed", "6": "closed"}
+    assert "13 mails were sent, each once." in said
+    assert "Account of shop.closing: 6 published = 4 acked, 2 cancelled, 0 expired, 0 dead, 0 alive; 0 missing." in said

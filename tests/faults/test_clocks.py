@@ -24,28 +24,37 @@ def clock(shim, tmp_path):
 
 
 @pytest.fixture
-def server(own_server, clock, monkeypatch):
+def server(own_server, clock):
     """A server that goes by `clock`."""
-    for name, value in clock.environment.items():
-        monkeypatch.setenv(name, value)
-    started = own_server()
-    for name in clock.environment:
-        monkeypatch.delenv(name)
-    return started
+    with clock.of_processes():
+        return own_server()
 
 
-def hours_ahead(client):
-    return round((client.time()[0] - time.time()) / HOUR)
+@pytest.fixture
+def set_clock(clock, admin):
+    """Set the clock of the server so many hours ahead."""
+
+    def make(hours):
+        clock.set(hours * HOUR)
+        assert round((admin.time()[0] - time.time()) / HOUR) == hours
+
+    return make
 
 
-def test_redis_clock_set_forward_ends_leases_and_delays_and_loses_nothing(worker, faulty, admin, clock):
+@pytest.fixture
+def long_job(worker, faulty, admin):
+    """A job of 3 s that runs, and its worker."""
     process = worker("--queue", "long", "--queue", "counted", "--processes", "2")
-    long = faulty.LONG.publish(3.0).id
+    id = faulty.LONG.publish(3.0).id
     eventually(lambda: admin.hlen("note:started") == 1, "the job runs")
+    return id, process
+
+
+def test_redis_clock_set_forward_ends_leases_and_delays_and_loses_nothing(long_job, faulty, admin, set_clock):
+    long, process = long_job
     faulty.COUNTED.publish(1, delay=HOUR / 2)
 
-    clock.set(HOUR)
-    assert hours_ahead(admin) == 1
+    set_clock(1)
     faulty.COUNTED.publish(2)
 
     eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 2, "what was due in half an hour is due")
@@ -56,13 +65,9 @@ def test_redis_clock_set_forward_ends_leases_and_delays_and_loses_nothing(worker
     assert not process.said("Traceback")
 
 
-def test_redis_clock_set_back_stops_no_work(worker, faulty, admin, clock):
-    process = worker("--queue", "long", "--queue", "counted", "--processes", "2")
-    faulty.LONG.publish(3.0)
-    eventually(lambda: admin.hlen("note:started") == 1, "the job runs")
-
-    clock.set(-HOUR)
-    assert hours_ahead(admin) == -1
+def test_redis_clock_set_back_stops_no_work(long_job, faulty, set_clock):
+    _, process = long_job
+    set_clock(-1)
     faulty.COUNTED.publish_many(range(100), chunk=10)
 
     eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 100, "work goes on")
@@ -72,29 +77,26 @@ def test_redis_clock_set_back_stops_no_work(worker, faulty, admin, clock):
     assert not process.said("Traceback")
 
 
-def test_redis_clock_set_back_does_not_prolong_a_lease(faulty, admin, clock):
+def test_redis_clock_set_back_does_not_prolong_a_lease(faulty, set_clock):
     queue = faulty.COUNTED
     id = queue.publish(1).id
     queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=300)
 
-    clock.set(-HOUR)
+    set_clock(-1)
     assert not queue.moves.reclaim().overdue
     assert queue.moves.tidy()[2] == 1
 
     eventually(lambda: queue.moves.reclaim().overdue == (id,), "its lease ends")
 
 
-def test_workers_whose_own_clocks_are_wrong_change_nothing(worker, faulty, admin, shim, tmp_path, monkeypatch):
+def test_workers_whose_own_clocks_are_wrong_change_nothing(worker, faulty, admin, shim, tmp_path):
     for days in (-1, 1):
         folder = tmp_path / f"of{days}"
         folder.mkdir()
         own = Clock(shim, folder)
         own.set(days * 24 * HOUR)
-        for name, value in own.environment.items():
-            monkeypatch.setenv(name, value)
-        worker("--queue", "steady", "--log-level", "error")
-        for name in own.environment:
-            monkeypatch.delenv(name)
+        with own.of_processes():
+            worker("--queue", "steady", "--log-level", "error")
     for number in range(100):
         faulty.STEADY.publish(number, delay=0.01 * number)
 

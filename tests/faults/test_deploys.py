@@ -64,8 +64,7 @@ def test_long_job_keeps_its_retries_through_many_deploys(worker, faulty, admin):
         process = worker("--queue", "long", "--grace", "0.3")
         begun = str(deploy).encode()
         eventually(lambda begun=begun: admin.hget("note:started", f"{id} 1") == begun, "the job begins again")
-        process.process.send_signal(signal.SIGTERM)
-        process.wait()
+        process.stop()
 
         counts = faulty.LONG.counts()
         assert (counts.ready, counts.unack, counts.missing) == (1, 0, 0)

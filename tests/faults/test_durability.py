@@ -5,32 +5,24 @@ import random
 import pytest
 import redis
 
-from reliq import Queue
+from reliq import Consumer, WorkerSettings
 from reliq.embedded import EmbeddedRedis
+from tests.harness.chaos.scan import take
 
 pytestmark = pytest.mark.slow
 
 CUTS = 12
 
 
-def places(client, keys):
-    """Where each id of a queue is, and which ids have a body and a count."""
-    held = [client.zrange(keys.pending, 0, -1), client.lrange(keys.ready, 0, -1), client.zrange(keys.unack, 0, -1)]
-    held += [client.lrange(keys.retry, 0, -1), client.smembers(keys.garbage)]
-    prefix = keys.msg("").encode()
-    bodies = {key.removeprefix(prefix) for key in client.scan_iter(prefix + b"*", count=1000)}
-    return [id for place in held for id in place], bodies, set(client.hkeys(keys.retries_left))
-
-
 def test_append_only_file_cut_at_any_byte_holds_whole_messages(own_server, server_path, tmp_path, queue_at):
     first = own_server()
-    queue = queue_at(first)
+    queue = queue_at(first.url)
     for number in range(150):
         queue.publish(str(number), delay=60 * (number % 2))
     with queue.receive(limit=20) as jobs:
         for job in jobs[:5]:
             job.nack(delay=60)
-    logs = {path.relative_to(first.folder): path.read_bytes() for path in first.folder.rglob("*") if is_log(path)}
+    logs = {path.relative_to(first.folder): path.read_bytes() for path in first.folder.rglob("*aof*") if path.is_file()}
     longest = max(logs, key=lambda name: len(logs[name]))
     chance = random.Random(1)
 
@@ -43,57 +35,27 @@ def test_append_only_file_cut_at_any_byte_holds_whole_messages(own_server, serve
         options = {"appendonly": "yes", "aof-load-truncated": "yes"}
         with EmbeddedRedis(server=server_path, options=options, folder=folder) as server:
             client = redis.Redis(unix_socket_path=str(server.socket))
-            ids, bodies, counts = places(client, queue.keys)
-            assert sorted(ids) == sorted(set(ids)) == sorted(bodies) == sorted(counts)
-            assert queue_at(server).counts().missing == 0
+            look, start = take(client, queue.keys), queue.keys.msg("")
+            bodies = [key.decode().removeprefix(start) for key in client.scan_iter(f"{start}*", count=1000)]
+            assert sorted(look.alive) == sorted(set(look.alive)) == sorted(bodies) == sorted(look.counts)
+            assert queue_at(server.url).counts().missing == 0
             client.close()
 
 
-def is_log(path):
-    return path.is_file() and (path.suffix in (".aof", ".manifest") or "aof" in path.name)
-
-
-@pytest.fixture
-def queue_at():
-    """Make the queue of a server; it is closed with the test."""
-    made = []
-
-    def make(server):
-        made.append(Queue("q", str, url=server.url))
-        return made[-1]
-
-    yield make
-    for queue in made:
-        queue.close()
-
-
-def test_bodies_that_redis_evicted_end_as_expired_each_in_the_account(own_server, queue_at, consumer_of):
+def test_bodies_that_redis_evicted_end_as_expired_each_in_the_account(own_server, queue_at):
     server = own_server(maxmemory="6mb", maxmemory_policy="volatile-lru", appendonly="no")
-    queue = queue_at(server)
+    queue = queue_at(server.url)
     for _ in range(8):
         queue.publish_many(["x" * 2000] * 500)
     with redis.Redis(unix_socket_path=str(server.socket)) as client:
         evicted = client.info("stats")["evicted_keys"]
-    done = []
+    done, consumer = [], Consumer()
+    consumer.handler(queue)(done.append)
 
-    consumer_of(queue, done.append)
+    consumer.drain(WorkerSettings(allow_eviction=True), delayed=True, raise_errors=False)
 
     totals = queue.counts().totals
     assert evicted > 100
     assert len(done) == totals["acked"] > 100
     assert totals["expired"] >= evicted - 10  # what is evicted besides bodies is a lane or two
     assert (queue.counts().missing, queue.counts().alive) == (0, 0)
-
-
-@pytest.fixture
-def consumer_of():
-    """Work a queue empty, although its server may evict."""
-
-    def drain(queue, handle):
-        from reliq import Consumer, WorkerSettings
-
-        consumer = Consumer()
-        consumer.handler(queue)(handle)
-        consumer.drain(WorkerSettings(allow_eviction=True), delayed=True, raise_errors=False)
-
-    return drain

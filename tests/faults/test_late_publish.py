@@ -5,23 +5,11 @@ import threading
 import pytest
 from broken import stopped
 
-from reliq import PublishFailed, Queue
+from reliq import PublishFailed
 
 
-@pytest.fixture
-def queue(server):
-    queue = Queue("q", str, url=server.url)
-    yield queue
-    queue.close()
-
-
-@pytest.fixture
-def another(server):
-    """The same queue, as another program has it."""
-    return Queue("q", str, url=server.url)
-
-
-def test_a_publish_still_in_a_socket_buffer_meets_its_cancel(queue, another, server):
+def test_a_publish_still_in_a_socket_buffer_meets_its_cancel(queue_at, server):
+    queue, another = queue_at(server.url), queue_at(server.url)
     queue.publish("the connection is there, and the script known")
     with queue.receive():
         pass
@@ -44,8 +32,9 @@ def test_a_publish_still_in_a_socket_buffer_meets_its_cancel(queue, another, ser
     assert (queue.counts().alive, queue.counts().missing) == (0, 0)
 
 
-def test_a_stale_answer_leaves_a_publish_unknown(queue):
+def test_a_stale_answer_leaves_a_publish_unknown(queue_at, server):
     """A lane can only be behind when its process went back in time: a machine restored from a snapshot."""
+    queue = queue_at(server.url)
     for number in range(3):
         queue.publish(str(number))
     [lane] = queue._lanes._free

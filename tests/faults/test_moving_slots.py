@@ -4,20 +4,14 @@ import pytest
 from cluster_moves import SlotMove, move_at_once, neighbour
 from waiting import eventually
 
-from reliq import PublishFailed, Queue
+from reliq import PublishFailed
 from tests.cluster_servers import LiveCluster
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def queue(cluster):
-    queue = Queue("q", str, url=cluster.url)
-    yield queue
-    queue.close()
-
-
-def test_while_a_slot_moves_a_call_changes_nothing_or_everything(queue, cluster):
+def test_while_a_slot_moves_a_call_changes_nothing_or_everything(queue_at, cluster):
+    queue = queue_at(cluster.url)
     queue.publish_many(str(number) for number in range(20))
     move = SlotMove(cluster, queue.keys.ready)
     nodes = [cluster.client(one) for one in (move.source, move.target)]

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from broken import hold
 from waiting import eventually
 
 from reliq.settlement import RELEASED
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.slow
 PAUSE_SECONDS = 9.5
 
 
-def test_worker_paused_beyond_its_leases_starts_no_prefetched_message(worker, faulty, admin, hold):
+def test_worker_paused_beyond_its_leases_starts_no_prefetched_message(worker, faulty, admin):
     faulty.PAUSED.publish_many(range(600))
     process = worker("--queue", "paused", "--processes", "2", "--concurrency", "1")
     eventually(lambda: faulty.PAUSED.counts().totals.get("acked", 0) > 50, "both work")

@@ -4,6 +4,7 @@ import os
 import random
 
 import pytest
+from broken import hold
 from publishing import Publisher
 from waiting import eventually
 
@@ -16,7 +17,7 @@ FAULTS = 8
 
 
 @pytest.fixture
-def faults(server, admin, hold, worker, faulty):
+def faults(server, admin):
     """What may happen to Redis and to a worker, by name."""
 
     def restart():
@@ -108,7 +109,7 @@ OUTAGES = [1, *([15, 60] if os.environ.get("RELIQ_LONG") else [])]
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seconds", OUTAGES)
-def test_worker_works_again_after_an_outage_of_redis(seconds, worker, faulty, server, hold):
+def test_worker_works_again_after_an_outage_of_redis(seconds, worker, faulty, server):
     process = worker("--queue", "counted", "--processes", "2")
     faulty.COUNTED.publish(0)
     eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 1, "the worker works")

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from programs import python, run
 from required import must_run_in_ci
 
 import reliq
@@ -31,7 +32,7 @@ def build(checkout, folder):
     """Build both distributions of a checkout: (wheel, source distribution)."""
     targets = ["--target", "wheel", "--target", "sdist", "--directory", folder]
     command = [sys.executable, "-m", "hatchling", "build", *targets]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    done = run(*command, cwd=checkout)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
 
@@ -95,7 +96,7 @@ def test_source_distribution_has_every_tracked_file_it_packs_and_no_other(distri
     if not (ROOT / ".git").exists():
         must_run_in_ci("this is not a checkout of git")
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *PACKED]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = run(*command, cwd=ROOT).stdout.splitlines()
     kept = {name for name in listed if (ROOT / name).exists()}
 
     with tarfile.open(sdist) as archive:
@@ -137,30 +138,30 @@ def other_reliq(folder):
 
 def test_commands_report_another_package_named_reliq_and_the_advice_helps(wheel, tmp_path):
     """In an empty environment that sees the packages of this one."""
-    python, see_orders = tmp_path / "venv" / "bin" / "python", "from reliq import Queue; print(Queue('orders').name)"
+    own, see_orders = tmp_path / "venv" / "bin" / "python", "from reliq import Queue; print(Queue('orders').name)"
     subprocess.run(["uv", "venv", "--quiet", "--offline", "--python", sys.executable, tmp_path / "venv"], check=True)
     [site] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
 
     def uv(*words):
-        subprocess.run(["uv", "pip", *words[:1], "--quiet", "--python", python, *words[1:]], check=True)
+        subprocess.run(["uv", "pip", *words[:1], "--quiet", "--python", own, *words[1:]], check=True)
 
     def install(path):
         uv("install", "--offline", "--no-index", "--no-deps", path)
 
-    def run(*words):
-        done = subprocess.run([python, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+    def its_python(*words):
+        done = run(own, *words, cwd=tmp_path)
         return done.returncode, done.stdout, " ".join(done.stderr.split())
 
     remedy = "run `pip uninstall reliq reliq-queue`, then install reliq-queue again"
     install(other_reliq(tmp_path))
     install(wheel)
-    _, out, beside = run("-c", see_orders)
+    _, out, beside = its_python("-c", see_orders)
     uv("uninstall", "reliq")
-    code, _, lost = run("-c", "from reliq.cli.app import main; main()")
+    code, _, lost = its_python("-c", "from reliq.cli.app import main; main()")
     uv("uninstall", "reliq-queue")
     install(wheel)
-    after = run("-W", "error", "-c", see_orders)
+    after = its_python("-W", "error", "-c", see_orders)
 
     assert out == "orders\n"
     assert "UserWarning: reliq 0.0.48 is installed into the same folder as reliq-queue" in beside
@@ -171,6 +172,6 @@ def test_commands_report_another_package_named_reliq_and_the_advice_helps(wheel,
 
 def test_import_on_windows_fails_with_the_reason():
     text = "import sys; sys.platform = 'win32'; import reliq"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    done = python("-c", text)
 
     assert done.stderr.splitlines()[-1].startswith("ImportError: reliq needs a POSIX system")

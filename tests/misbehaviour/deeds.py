@@ -29,10 +29,7 @@ ASYNC = Queue("async", str, retries=0)
 SLOW = Queue("slow", str, retries=0)
 DEADLY = Queue("deadly", str, retries=0)
 DEADLY_ASYNC = Queue("deadly-async", str, retries=0)
-QUEUES = (
-    *(HELD, AHELD, LIMITED, HANGING, SWALLOWING, WAITING, GOOD, AGOOD),
-    *(PLAIN, ASYNC, SLOW, DEADLY, DEADLY_ASYNC),
-)
+QUEUES = [value for value in list(globals().values()) if isinstance(value, Queue)]
 #: A good handler, and as many slots as this, bound the rate of its queue, not the machine.
 GOOD_SECONDS, GOOD_SLOTS = 0.02, 4
 

@@ -145,10 +145,6 @@ async def swallow() -> None:
             continue
 
 
-async def leave_in_a_task() -> None:
-    await asyncio.create_task(throw_later(SystemExit(3)))
-
-
 async def throw_later(error: BaseException) -> None:
     await asyncio.sleep(0)
     raise error

@@ -134,7 +134,7 @@ def test_misdeeds_in_a_thread_or_loop_stop_no_good_handler(worker, deeds, client
     good.check_they_go_on("the quick ones, again and again")
     # `leaves a thread behind` has left one each time.
     check_nothing_has_grown(child, before, descriptors=CONNECTIONS, threads=TIMES + TIMERS)
-    good.end()
+    good.__exit__()
     check_the_good(good)
     assert process.children() == [child]
 
@@ -163,7 +163,7 @@ def test_misdeeds_to_a_process_stop_no_good_handler(worker, deeds, client, mark,
         done |= one
         before = before or held(supervisor)  # with the connection that it needs at the first death
     check_nothing_has_grown(supervisor, before)
-    good.end()
+    good.__exit__()
     check_the_good(good)
 
     process.process.terminate()

@@ -1,7 +1,6 @@
 """A folder with the programs of a page, and what makes its commands there."""
 
 import shlex
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 import redis
 import yaml
 from pages import EXAMPLE, ROOT, programs
+from programs import python
 from written import imported_from, parse, write_down
 
 from reliq.cli.app import main
@@ -51,9 +51,11 @@ def shop(tmp_path, url, monkeypatch, capsys):
     def run(line):
         words = shlex.split(line)
         if words[:2] == ["docker", "compose"]:
-            return composed(*words[2:])
-        if words[0] in ("docker", "kubectl", "sudo") or "kubectl" in words:
-            return deployed(words)
+            composed(*words[2:])
+            return ""
+        if words[0] in ("docker", "kubectl", "sudo") or "kubectl" in words:  # they need root, a cluster or an engine
+            assert [word for word in words if word.startswith("examples/") and not (ROOT / word).exists()] == []
+            return ""
         if words[0] == "uvicorn":
             words = ["python", "-c", ASK_HEALTH, *words[1:]]
         if words[1] in ONLY_PARSED or "--metrics-port" in words:
@@ -72,20 +74,11 @@ def shop(tmp_path, url, monkeypatch, capsys):
             service, _, *rest = words
             assert service in services
             parse(rest)
-        return ""
-
-    def deployed(words):
-        """Read a command that needs root, a cluster or an engine: the files that it names are there."""
-        named = [word for word in words if word.startswith("examples/")]
-        assert [name for name in named if not (ROOT / name).exists()] == []
-        return ""
 
     def start(*words):
         words = ("python", "-m", *words) if words[0] == "reliq" else words
         burst = ["--burst=delayed"] if "worker" in words and "--burst" not in words else []
-        done = subprocess.run(
-            [sys.executable, *words[1:], *burst], capture_output=True, text=True, check=False, timeout=120
-        )
+        done = python(*words[1:], *burst)
         return done.returncode, done.stdout, done.stderr
 
     def typed(*words):

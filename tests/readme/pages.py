@@ -48,3 +48,13 @@ def programs(page):
 def printed(program):
     """What the comments behind a program's prints say."""
     return _PRINTED.findall(program)
+
+
+def rows(name, first):
+    """The rows of the tables of a page of docs/ whose heads begin so, each as its cells."""
+    found, is_in = [], False
+    for line in (ROOT / "docs" / name).read_text("utf-8").splitlines():
+        is_in = line.startswith("|") and (is_in or line.startswith(f"| {first} |"))
+        if is_in and not line.startswith((f"| {first} |", "| ---")):
+            found.append([cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    return found

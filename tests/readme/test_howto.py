@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 from pages import BLOCK, commands
+from programs import python
 from starlette.applications import Starlette
 from waiting import eventually
 from written import attribute, parse, run_cells, run_module, run_tests
@@ -131,9 +132,7 @@ def test_django_project_migrates_runs_its_commands_and_its_tests(written, url, t
     (tmp_path / "shop" / "__init__.py").touch()
     lines = [line for line in lines if line.startswith("python") and "runserver" not in line]
 
-    done = subprocess.run(
-        [sys.executable, "-c", DJANGO, *lines], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = python("-c", DJANGO, *lines, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert "0 reminders" in done.stdout

@@ -6,29 +6,23 @@ from dataclasses import dataclass
 
 import pydantic
 import pytest
-from pages import ROOT
+from pages import ROOT, rows
 from written import attribute
 
 from reliq import BodyError, ConfigurationError, Consumer, Queue
 from reliq.codec.codec import Codec
 from reliq.testing import isolated
 
-TYPES, DEPLOYS = (ROOT / "docs" / "howto" / name for name in ("types.md", "deploys.md"))
+DEPLOYS = ROOT / "docs" / "howto" / "deploys.md"
 
 
-def rows(page, heading):
-    """Return the cells of each table whose first columns are those of `heading`, without the marks of code."""
-    found, is_in = [], False
-    for line in page.read_text("utf-8").splitlines():
-        is_in = line.startswith("|") and (is_in or line.startswith(heading))
-        if is_in and not line.startswith((heading, "| ---")):
-            cells = re.split(r"(?<!\\)\|", line)[1:-1]
-            found.append([cell.strip().strip("`").strip().replace("\\|", "|") for cell in cells])
-    return found
+def unquoted(page, first):
+    """Return the rows of tables, without the marks of code."""
+    return [[cell.strip("`").strip() for cell in row] for row in rows(page, first)]
 
 
-ARRIVES, REFUSED = rows(TYPES, "| type | published | JSON |"), rows(TYPES, "| type | published | refused")
-CHANGES = rows(DEPLOYS, "| change | before | after |")
+ARRIVES, REFUSED = (unquoted("howto/types.md", f"type | published | {third}") for third in ("JSON", "refused, because"))
+CHANGES = unquoted("howto/deploys.md", "change | before | after")
 
 
 @pytest.fixture

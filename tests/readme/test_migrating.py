@@ -5,11 +5,11 @@ import importlib
 import re
 import runpy
 import shlex
-import sys
+from pathlib import Path
 
 import pytest
 from pages import ROOT, blocks, commands, programs
-from written import parse
+from written import imported_from, parse
 
 from benchmarks.catalogue import PEERS
 from reliq import Layout, Queue
@@ -27,12 +27,10 @@ PAGES = {name: ROOT / "docs" / "migrating" / f"{name}.md" for name in ENDS}
 
 
 @pytest.fixture
-def page_of(shop, monkeypatch):
+def page_of(shop):
     """Have a page's programs be importable while the test runs; return what makes its other commands."""
-    monkeypatch.syspath_prepend("")
-    yield lambda name: shop(PAGES[name])
-    for module in [module for module in sys.modules if module.partition(".")[0] == "shop"]:
-        del sys.modules[module]
+    with imported_from(Path.cwd()):
+        yield lambda name: shop(PAGES[name])
 
 
 @pytest.mark.parametrize("name", ENDS)

@@ -2,10 +2,9 @@
 
 import inspect
 import re
-from types import SimpleNamespace
 
 import msgspec
-from pages import ROOT, blocks
+from pages import ROOT, blocks, rows
 
 from reliq import Consumer, Outgoing, Queue, Reject, keys as spelled
 from reliq.admin.account import Account
@@ -19,19 +18,6 @@ WIRE_FORMAT = "reference/wire-format.md"
 REDIS_KEYS = "reference/redis-keys.md"
 #: What stands for something in the table of keys, and the text that may stand there.
 HOLES = {"NAME": "NAME", "KEY": ".+", "ID": "[^:]+", "LANE": "[^:]+", "MS": "[0-9]+"}
-
-
-def page(name):
-    return (ROOT / "docs" / name).read_text("utf-8")
-
-
-def rows(name, first):
-    """The rows of the tables of a page whose heads begin so, each as its cells."""
-    found = []
-    for _, *lines in (part.splitlines() for part in page(name).split(f"| {first} |")[1:]):
-        table = lines[1 : next((at for at, line in enumerate(lines) if not line.startswith("|")), len(lines))]
-        found += [[cell.strip() for cell in line.strip("|").split(" |")] for line in table]
-    return found
 
 
 def test_terms_of_the_account_are_those_of_the_code():
@@ -107,7 +93,7 @@ def test_fields_of_an_envelope_are_those_of_the_code():
         one.encode_name for one in msgspec.structs.fields(Header)
     }
 
-    shown = blocks(SimpleNamespace(read_text=lambda _: page(WIRE_FORMAT)), "text")[0]
+    shown = blocks(ROOT / "docs" / WIRE_FORMAT, "text")[0]
     header, body = open_envelope(shown.strip().encode())
     assert (header.due, header.retries, header.headers, body) == (1795364937638, 12, {"trace": "abc"}, b'{"number":7}')
 

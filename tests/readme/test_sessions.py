@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 from pages import ROOT, blocks
+from written import imported_from
 
 from reliq.cli.app import main
 from reliq.testing import isolated
@@ -43,7 +44,6 @@ def alike(lines):
 @pytest.fixture
 def session(shop, url, monkeypatch, capsys):
     """Return what types a line in the folder of a page, and answers with the lines that come back."""
-    monkeypatch.syspath_prepend(Path.cwd())
     names = {}
 
     def python(statement):
@@ -71,12 +71,8 @@ def session(shop, url, monkeypatch, capsys):
         prompt, _, rest = line.partition(" ")
         return {PYTHON: python, REDIS: command, SHELL: shell}[f"{prompt} "](rest).splitlines()
 
-    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
-        monkeypatch.delitem(sys.modules, name)
-    with isolated(url) as test:
+    with imported_from(Path.cwd()), isolated(url) as test:
         yield lambda page: shop(page) and typed
-    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
-        del sys.modules[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

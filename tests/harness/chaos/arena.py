@@ -1,20 +1,20 @@
 """Everything that runs on a ground: producers and consumers in processes that can be killed."""
 
-import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 from tests.harness.chaos.consumer import note_stalls
 from tests.harness.chaos.grounds import ROOT, Ground
 from tests.harness.chaos.history import Journal
-from tests.harness.chaos.schedule import CONSUMERS, PRODUCERS
+from tests.worker_process import environment_for
 
-#: Messages that a consumer handles at once.
-SLOTS = 8
 #: A consumer has its grace and some time to settle.
 STOP_SECONDS = 20.0
 
@@ -22,66 +22,72 @@ STOP_SECONDS = 20.0
 class Member:
     """A place for one process; whoever holds its lock may end it and start the next."""
 
-    def __init__(self, name: str, arena: "Arena", url: str, module: str, *arguments: str) -> None:
-        self.name = name
+    def __init__(self, arena: "Arena", role: str, number: int, arguments: tuple[object, ...]) -> None:
         self.lock = threading.Lock()
-        self._arena, self._url, self._module, self._arguments = arena, url, module, arguments
+        self._arena, self._role, self._number = arena, role, number
+        self._arguments = [str(one) for one in arguments]
         self._times = 0
-        self._who = ""
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def who(self) -> str:
-        """The process's name in the history."""
-        return self._who
+        self.start()
 
     def start(self) -> None:
         """Start the next process in this place."""
-        self._who = f"{self.name}.{self._times}"
+        self._who = f"{self._role}-{self._number}.{self._times}"
         self._times += 1
-        journal = self._arena.folder / f"{self._who}.jsonl"
-        command = [sys.executable, "-m", f"tests.harness.chaos.{self._module}", str(journal), *self._arguments]
-        errors = (self._arena.folder / f"{self._who}.log").open("wb")
-        with errors:
+        self._history = self._arena.folder / f"{self._who}.jsonl"
+        command = [sys.executable, "-m", f"tests.harness.chaos.{self._role}", str(self._history), *self._arguments]
+        environment = environment_for(ROOT, self._arena.ground.url(self._number))
+        with self._history.with_suffix(".log").open("wb") as errors:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, env=self._environment(), stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
             )
-        self._arena.journal.write("born", of=self._who, pid=self._process.pid)
+        self._is_noted = False
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process, if it lives."""
-        if self._process is not None and self._process.poll() is None:
+        if not self.has_ended():
             self._process.send_signal(number)
 
-    def end(self, number: signal.Signals) -> None:
-        """End the process and wait until it is gone."""
-        self.send(number)
-        self.wait()
-
     def wait(self) -> None:
-        """Wait until the process is gone; one that does not stop in good time is killed."""
-        process, self._process = self._process, None
-        if process is None:
-            return
+        """Wait until the process is gone, and note its end; one that does not stop in good time is killed."""
         try:
-            code = process.wait(STOP_SECONDS)
+            code = self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        self._arena.journal.write("died", of=self._who, code=code)
+            self._process.kill()
+            code = self._process.wait()
+        if not self._is_noted:
+            self._is_noted = True
+            self._arena.journal.write("died", of=self._who, code=code)
 
     def has_ended(self) -> bool:
         """Say whether the process ended."""
-        return self._process is None or self._process.poll() is not None
+        return self._process.poll() is not None
 
     def has_written(self) -> bool:
         """Say whether the process has written anything into its history."""
-        path = self._arena.folder / f"{self._who}.jsonl"
-        return path.exists() and path.stat().st_size > 0
+        return self._history.exists() and self._history.stat().st_size > 0
 
-    def _environment(self) -> dict[str, str]:
-        paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        return {**os.environ, "RELIQ_URL": self._url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    def replace(self, how: signal.Signals) -> None:
+        """End the process, and start another when it is gone."""
+        with self._disturbed("stopped"):
+            self.send(how)
+            self.wait()
+            self.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have the process stand still."""
+        with self._disturbed("paused"):
+            self.send(signal.SIGSTOP)
+            yield
+            self.send(signal.SIGCONT)
+
+    @contextmanager
+    def _disturbed(self, how: str) -> Iterator[None]:
+        # Before it can note this itself, a paused process may be killed, and one that is stopped be done with writing.
+        with self.lock:
+            who, since = self._who, time.monotonic()
+            yield
+            self._arena.journal.write("trouble", of=how, at=who, since=since)
 
 
 class Arena:
@@ -94,8 +100,8 @@ class Arena:
         journal: ours.
     """
 
-    def __init__(self, folder: Path, seed: int, ground: Ground) -> None:
-        self.folder, self.ground, self._seed = folder, ground, seed
+    def __init__(self, folder: Path, ground: Ground) -> None:
+        self.folder, self.ground = folder, ground
         self.journal = Journal(folder / "arena.jsonl")
         self._over = threading.Event()
         self.consumers: list[Member] = []
@@ -108,22 +114,13 @@ class Arena:
     def __exit__(self, *_: object) -> None:
         for member in (*self.producers, *self.consumers):
             member.send(signal.SIGCONT)
-            member.end(signal.SIGKILL)
+            member.send(signal.SIGKILL)
+            member.wait()
         self._over.set()
 
-    def start_consumers(self) -> None:
-        """Start the consumers."""
-        for number in range(CONSUMERS):
-            arguments = (str(self._seed), str(SLOTS), self.ground.kind)
-            self.consumers.append(Member(f"consumer-{number}", self, self.ground.url(number), "consumer", *arguments))
-            self.consumers[-1].start()
-
-    def start_producers(self, rate: float, until: float) -> None:
-        """Start the producers, to publish `rate` a second together."""
-        for number in range(PRODUCERS):
-            arguments = (str(self._seed), str(rate / PRODUCERS), str(until), self.ground.kind)
-            self.producers.append(Member(f"producer-{number}", self, self.ground.url(number), "producer", *arguments))
-            self.producers[-1].start()
+    def start(self, role: str, count: int, *arguments: object) -> list[Member]:
+        """Start so many processes of one role."""
+        return [Member(self, role, number, (*arguments, self.ground.kind)) for number in range(count)]
 
     def revive(self) -> None:
         """Start anew the consumers that ended without being asked."""
@@ -135,10 +132,3 @@ class Arena:
                         member.start()
                 finally:
                     member.lock.release()
-
-    def stop(self, members: list[Member]) -> None:
-        """Stop processes in peace."""
-        for member in members:
-            member.send(signal.SIGTERM)
-        for member in members:
-            member.wait()

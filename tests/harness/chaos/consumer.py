@@ -6,26 +6,40 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tenacity import wait_fixed
 
-from reliq import Job, Nack, Reject, Snooze, WorkerSettings
+from reliq import Job, Nack, Reject, ReliqError, Snooze, WorkerSettings, transitions
+from reliq.client.client import Client
 from reliq.events import Event, RenewalLate
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from tests.harness.chaos.history import Journal
-from tests.harness.chaos.pest import pester
 from tests.harness.chaos.tap import Tap, TappedConsumer
-from tests.harness.chaos.workload import GROWING, LEASE_SECONDS, QUEUES, SHARES, Conduct, conduct
+from tests.harness.chaos.workload import GROWING, LEASE_SECONDS, QUEUES, SHARES, conduct, place_keys
 
 #: A thread that sleeps so long is expected back soon; when it is not, something held the process up.
 BEAT_SECONDS, STALL_SECONDS = 0.1, 0.5
 SNOOZE_SECONDS = 0.3
+#: What a handler raises that does not end well.
+ANSWERS = {
+    "nack": lambda: Nack(delay=0.1),
+    "raise": lambda: ValueError("as the seed says"),
+    "snooze": lambda: Snooze(delay=SNOOZE_SECONDS),
+    "reject": lambda: Reject(reason="as the seed says"),
+}
 #: The queues whose handlers are coroutines.
 OF_COROUTINES = ("frail", "spread")
+#: Between two calls with receipts that were used before, and what these calls are.
+PAUSE_SECONDS = 0.1
+LATE_CALLS = (
+    lambda keys, receipts: transitions.ack(keys, [(one, None) for one in receipts]),
+    lambda keys, receipts: transitions.nack(keys, [(one, 0, "failed 1 late", b"") for one in receipts]),
+    lambda keys, receipts: transitions.extend(keys, receipts, lease_ms=2000),
+    transitions.release,
+)
 
 
 def build(seed: int, journal: Journal, names: Iterable[str]) -> TappedConsumer:
@@ -39,27 +53,29 @@ def build(seed: int, journal: Journal, names: Iterable[str]) -> TappedConsumer:
     consumer = TappedConsumer(lifespan=lifespan, observers=[lambda event: note_lateness(journal, event)])
     consumer.journal = journal
 
-    def begin(job: Job[dict[str, Any]]) -> Conduct:
-        journal.write("start", id=job.id, nonce=job._held.delivery.claimed.nonce, name=job.body["name"])
+    @contextmanager
+    def work(job: Job[dict[str, Any]]) -> Iterator[float]:
+        facts = {"id": job.id, "nonce": job._held.delivery.claimed.nonce}
+        journal.write("start", **facts, name=job.body["name"])
         waited = (job.due or 0.0) - (job.enqueued or 0.0)
         put_off = waited > job.body["delay"] + SNOOZE_SECONDS / 2
-        way = conduct(seed, job.body["name"], job.attempt or 1, put_off=put_off)
-        # No letters in the queue that grows: the change is not finished before they are gone from their old homes.
-        return replace(way, answer="ack") if job.queue == GROWING and way.answer == "reject" else way
-
-    def end(job: Job[dict[str, Any]], way: Conduct) -> None:
-        journal.write("end", id=job.id, nonce=job._held.delivery.claimed.nonce, how=way.answer)
-        answer(way)
+        seconds, answer = conduct(seed, job.body["name"], job.attempt or 1, put_off=put_off)
+        if job.queue == GROWING and answer == "reject":
+            # No letters in the queue that grows: the change is not finished before they are gone from their old homes.
+            answer = "ack"
+        yield seconds
+        journal.write("end", **facts, how=answer)
+        if answer in ANSWERS:
+            error = ANSWERS[answer]()
+            raise error
 
     def plain(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
-        way = begin(job)
-        time.sleep(way.seconds)
-        end(job, way)
+        with work(job) as seconds:
+            time.sleep(seconds)
 
     async def coroutine(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
-        way = begin(job)
-        await asyncio.sleep(way.seconds)
-        end(job, way)
+        with work(job) as seconds:
+            await asyncio.sleep(seconds)
 
     for name in names:
         handler = coroutine if name in OF_COROUTINES else plain
@@ -67,22 +83,9 @@ def build(seed: int, journal: Journal, names: Iterable[str]) -> TappedConsumer:
     return consumer
 
 
-def answer(way: Conduct) -> None:
-    """Answer as a handler does: by an exception, or by none."""
-    match way.answer:
-        case "nack":
-            raise Nack(delay=0.1)
-        case "raise":
-            raise ValueError("as the seed says")
-        case "snooze":
-            raise Snooze(delay=SNOOZE_SECONDS)
-        case "reject":
-            raise Reject(reason="as the seed says")
-
-
 def note_lateness(journal: Journal, event: Event) -> None:
     if isinstance(event, RenewalLate):
-        journal.write("late", seconds=event.seconds)
+        journal.write("trouble", of="late renewal", since=time.monotonic() - event.seconds)
 
 
 def note_stalls(journal: Journal, over: threading.Event) -> None:
@@ -90,8 +93,22 @@ def note_stalls(journal: Journal, over: threading.Event) -> None:
     before = time.monotonic()
     while not over.wait(BEAT_SECONDS):
         if time.monotonic() - before > STALL_SECONDS:
-            journal.write("stalled", since=before)
+            journal.write("trouble", of="stalled", since=before)
         before = time.monotonic()
+
+
+def pester(tap: Tap, chance: random.Random) -> None:
+    """Use receipts that were used before for as long as the process lives, as a late worker does: Redis must refuse each."""
+    client = Client(tap)
+    while True:
+        time.sleep(PAUSE_SECONDS)
+        old = list(tap.spent)
+        queue = chance.choice([name for name, _ in old] or [""])
+        receipts = [claimed for name, claimed in old if name == queue]
+        call = chance.choice(LATE_CALLS)
+        if receipts:
+            with suppress(ReliqError):  # Redis is away
+                client.run(call(place_keys(queue), receipts))
 
 
 def main(path: str, seed: str, slots: str, kind: str) -> int:
@@ -99,7 +116,8 @@ def main(path: str, seed: str, slots: str, kind: str) -> int:
     consumer = build(int(seed), journal, SHARES[kind])
     threading.Thread(target=note_stalls, args=(journal, threading.Event()), daemon=True).start()
     wire = Connection.to(None).wire(WORKER_TIMEOUT_SECONDS)
-    pester(Tap(wire, journal, late=True), random.Random(f"{seed} {Path(path).stem}"))
+    late = Tap(wire, journal, late=True), random.Random(f"{seed} {Path(path).stem}")
+    threading.Thread(target=pester, args=late, daemon=True).start()
     return consumer.run(WorkerSettings(concurrency=int(slots), grace=1.0))
 
 

@@ -7,18 +7,16 @@ that a replica confirmed until the old primary was dead, or knew that it is none
 """
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 import redis
 
+from reliq import Admin
 from reliq.errors import RedisUnavailableError
 from tests import cluster_moves as moves
 from tests.harness.chaos.arena import Arena
-from tests.harness.chaos.grounds import ManyServers
-from tests.harness.chaos.growth import shards_added
-from tests.harness.chaos.schedule import Fault
-from tests.harness.chaos.workload import place_keys
+from tests.harness.chaos.schedule import PRODUCERS, Fault
+from tests.harness.chaos.workload import GROWING, place_keys
 from tests.waiting import eventually
 
 #: In a run this long a primary stands still for 20 s and a slot is held open for 3, in a shorter one for a part of it.
@@ -34,19 +32,14 @@ BLOCKAGE_BYTES = 32_000_000
 
 
 class Victim:
-    """
-    A primary that is about to lose its place, and its replica.
+    """A primary that is about to lose its place, and its replica."""
 
-    Args:
-        number: which of the places to take: the primary of that is the victim.
-    """
-
-    def __init__(self, arena: Arena, number: int) -> None:
-        self._arena, self._cluster = arena, many(arena).cluster
-        places = many(arena).places()
-        self._key = place_keys(places[number % len(places)]).ready
+    def __init__(self, arena: Arena, fault: Fault) -> None:
+        self._arena, self._cluster = arena, arena.ground.cluster
+        self._key = _key(arena, fault)
+        self._mark = self._key.partition("}")[0] + "}:mark"
         self.server, self.replica = self._cluster.primary_of(self._key), self._cluster.replica_of(self._key)
-        self.queues = many(arena).queues_at(self.server)
+        self.queues = arena.ground.queues_at(self.server)
         self.confirmed = time.monotonic() - LONG_AGO_SECONDS
         self.confirm()
 
@@ -74,75 +67,73 @@ class Victim:
         """Say whether the replica is the primary now."""
         return self._cluster.client(self.replica).info("replication")["role"] == "master"
 
-    def knows_it(self) -> bool:
-        """Say whether it has taken notice."""
-        return self._cluster.client(self.server).info("replication")["role"] == "slave"
+    def wait_for_its_successor(self) -> None:
+        """Wait until the replica takes the primary's place."""
+        eventually(self.has_lost_its_place, "the replica takes the primary's place")
 
-    @property
-    def _mark(self) -> str:
-        return self._key.partition("}")[0] + "}:mark"
+    def wait_until_it_knows(self, since: float) -> None:
+        """Wait until it has taken notice, and note what it wrote until then."""
+        client = self._cluster.client(self.server)
+        eventually(lambda: client.info("replication")["role"] == "slave", "the old primary hears of it")
+        self.note(since, time.monotonic())
 
 
 def primary_killed(arena: Arena, fault: Fault) -> None:
-    victim = Victim(arena, fault.victim)
-    _kill(arena, victim)
+    _kill(arena, Victim(arena, fault))
 
 
 def primary_killed_ahead(arena: Arena, fault: Fault) -> None:
     """Kill a primary whose replica has not got what it wrote last."""
-    victim = Victim(arena, fault.victim)
+    victim = Victim(arena, fault)
     victim.hold_up_the_replica()
     time.sleep(fault.seconds / 2)
     _kill(arena, victim)
 
 
 def _kill(arena: Arena, victim: Victim) -> None:
+    ground = arena.ground
     victim.server.kill()
     victim.note(victim.confirmed, time.monotonic())
-    many(arena).cluster.resume(victim.replica)
-    eventually(victim.has_lost_its_place, "the replica takes the primary's place")
+    ground.cluster.resume(victim.replica)
+    victim.wait_for_its_successor()
     with suppress(RedisUnavailableError):
         victim.server.start()
-    many(arena).bus.announce(victim.server)
-    many(arena).cluster.wait_until_ok()
+    ground.bus.announce(victim.server)
+    ground.cluster.wait_until_ok()
 
 
 def primary_paused(arena: Arena, fault: Fault) -> None:
-    cluster, victim = many(arena).cluster, Victim(arena, fault.victim)
+    cluster, victim = arena.ground.cluster, Victim(arena, fault)
     cluster.pause(victim.server)
     victim.note(victim.confirmed, time.monotonic())
     until = time.monotonic() + (20 if is_long(fault) else 2)
-    eventually(victim.has_lost_its_place, "the replica takes the primary's place")
+    victim.wait_for_its_successor()
     time.sleep(max(0.0, until - time.monotonic()))
     goes_on = time.monotonic()
     cluster.resume(victim.server)
-    eventually(victim.knows_it, "the old primary hears of it")
-    victim.note(goes_on, time.monotonic())
+    victim.wait_until_it_knows(goes_on)
     cluster.wait_until_ok()
 
 
 def primary_cut_off(arena: Arena, fault: Fault) -> None:
     """Have a primary, which clients reach, and the other nodes not hear of each other: two primaries for a moment."""
-    cluster, bus, victim = many(arena).cluster, many(arena).bus, Victim(arena, fault.victim)
+    cluster, bus, victim = arena.ground.cluster, arena.ground.bus, Victim(arena, fault)
     bus.cut_off(victim.server)
     try:
         until = time.monotonic() + CUT_OFF_SECONDS
         while not victim.has_lost_its_place():
             victim.confirm(ms=20)
-            assert time.monotonic() < until, (
-                f"no replica takes the place of a primary that is cut off: {victim.server.port}"
-            )
+            assert time.monotonic() < until, "no replica takes the place of a primary that is cut off"
         time.sleep(fault.seconds)
     finally:
         bus.heal()
-    eventually(victim.knows_it, "the old primary hears of it")
-    victim.note(victim.confirmed, time.monotonic())
+    victim.wait_until_it_knows(victim.confirmed)
     cluster.wait_until_ok()
 
 
 def node_forgotten(arena: Arena, fault: Fault) -> None:
     """Have the others forget a primary or a replica, and meet it again."""
-    cluster, victim = many(arena).cluster, Victim(arena, fault.victim)
+    cluster, victim = arena.ground.cluster, Victim(arena, fault)
     server = victim.server if fault.count % 2 else victim.replica
     moves.forget(cluster, server)
     time.sleep(fault.seconds)
@@ -152,7 +143,7 @@ def node_forgotten(arena: Arena, fault: Fault) -> None:
 
 def slot_moved_by_hand(arena: Arena, fault: Fault) -> None:
     """Move a slot as `redis-cli --cluster reshard` does, and stop in the middle, where each of two nodes has a half."""
-    cluster = many(arena).cluster
+    cluster = arena.ground.cluster
     move = moves.SlotMove(cluster, _key(arena, fault))
     move.begin()
     left = move.left()
@@ -165,7 +156,7 @@ def slot_moved_by_hand(arena: Arena, fault: Fault) -> None:
 
 def slot_moved_at_once(arena: Arena, fault: Fault) -> None:
     """Move a slot atomically where the Cluster can, elsewhere by hand and without a stop."""
-    cluster, key = many(arena).cluster, _key(arena, fault)
+    cluster, key = arena.ground.cluster, _key(arena, fault)
     if moves.moves_at_once(cluster):
         moves.move_at_once(cluster, key)
     else:
@@ -177,32 +168,22 @@ def slot_moved_at_once(arena: Arena, fault: Fault) -> None:
 
 def nodes_disturbed(arena: Arena, _fault: Fault) -> None:
     """Have every node forget its scripts and drop its clients."""
-    cluster = many(arena).cluster
+    cluster = arena.ground.cluster
     for one in cluster.nodes:
         cluster.ask(one, "SCRIPT", "FLUSH")
         cluster.ask(one, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
 
-FAULTS_OF_A_CLUSTER: dict[str, Callable[[Arena, Fault], None]] = {
-    one.__name__: one
-    for one in (
-        primary_killed,
-        primary_killed_ahead,
-        primary_paused,
-        primary_cut_off,
-        node_forgotten,
-        slot_moved_by_hand,
-        slot_moved_at_once,
-        shards_added,
-        nodes_disturbed,
-    )
-}
-
-
-def many(arena: Arena) -> ManyServers:
-    """Return the ground of a run that breaks a Cluster."""
-    assert isinstance(arena.ground, ManyServers)
-    return arena.ground
+def shards_added(arena: Arena, fault: Fault) -> None:
+    """Give a queue half of the shards that it is to have in the end, or all, while a producer is paused."""
+    admin = Admin(url=arena.ground.cluster.url)
+    admin.finish_resize(GROWING)
+    now = admin.shards(GROWING).map
+    if now.was == now.n < arena.ground.shards:
+        with arena.producers[fault.victim % PRODUCERS].paused():
+            admin.resize(GROWING, max(arena.ground.shards // 2, 2 * now.n))
+            time.sleep(fault.seconds)
+    arena.journal.write("shards", map=admin.shards(GROWING).map.text.decode())
 
 
 def is_long(fault: Fault) -> bool:
@@ -212,5 +193,5 @@ def is_long(fault: Fault) -> bool:
 
 def _key(arena: Arena, fault: Fault) -> str:
     """Return a key of the place that is meant."""
-    places = many(arena).places()
+    places = arena.ground.places()
     return place_keys(places[fault.victim % len(places)]).ready

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 from reliq import Durability, Outgoing, PublishFailed, ReliqError
 from tests.harness.chaos.history import Journal
-from tests.harness.chaos.workload import QUEUES, SHARES, Wish, wish
+from tests.harness.chaos.workload import QUEUES, SHARES, wish
 
 #: How long a publish without an answer is repeated under the same id.
 INSIST_SECONDS = 3.0
@@ -54,45 +55,45 @@ class Producer:
                 self._cancel(*self._last[-one.cancels])
             published, number = published + len(one.names), number + 1
 
-    def _publish(self, one: Wish) -> None:
+    def _publish(self, one: SimpleNamespace) -> None:
         call = next(self._calls)
         self._journal.write("publish", call=call, names=one.names, queue=one.queue, delay=one.delay, key=one.key)
-        until, unknown = time.monotonic() + INSIST_SECONDS, False
+        until = time.monotonic() + INSIST_SECONDS
         ids: tuple[str, ...] = one.names if one.chosen else ()
+        outcome = "refused"
         while True:
             try:
                 ids, durable = self._send(one, ids)
             except PublishFailed as failure:
                 # Of several shards a failure names the messages of those that failed; chosen ids are published again whole.
-                ids, unknown = ids or failure.ids, unknown or failure.outcome == "unknown"
+                ids = ids or failure.ids
+                outcome = "unknown" if failure.outcome == "unknown" else outcome
                 if time.monotonic() < until:
                     continue
-                self._journal.write("unpublished", call=call, ids=ids, unknown=unknown)
+                self._journal.write("published", call=call, ids=ids, outcome=outcome)
                 return
-            self._journal.write("published", call=call, ids=ids, durable=durable)
+            self._journal.write("published", call=call, ids=ids, outcome="ok", durable=durable)
             self._last.extend((one.queue, id) for id in ids)
             return
 
-    def _send(self, one: Wish, ids: tuple[str, ...]) -> tuple[tuple[str, ...], bool | None]:
+    def _send(self, one: SimpleNamespace, ids: tuple[str, ...]) -> tuple[tuple[str, ...], bool | None]:
         """Publish once; return the ids that are published now, and whether replicas have them."""
         queue, padding = QUEUES[one.queue], "x" * one.padding
         durability = WAIT if self._waits and one.waits else None
         bodies = [{"name": name, "delay": one.delay, "padding": padding} for name in one.names]
-        if len(bodies) == 1:
-            id = ids[0] if ids else None
-            receipt = queue.publish(bodies[0], delay=one.delay, id=id, key=one.key or None, durability=durability)
-            return (receipt.id,), receipt.durable
         options = {"delay": one.delay, "key": one.key or None}
+        if len(bodies) == 1:
+            receipt = queue.publish(bodies[0], id=ids[0] if ids else None, durability=durability, **options)
+            return (receipt.id,), receipt.durable
         items = [Outgoing(body=body, id=id, **options) for body, id in zip(bodies, ids, strict=True)]
         return ids, queue.publish_many(items, durability=durability).durable
 
     def _cancel(self, queue: str, id: str) -> None:
         call = next(self._calls)
-        self._journal.write("cancel", call=call, queue=queue, id=id)
-        try:
+        self._journal.write("cancel", call=call, id=id)
+        answer = "unknown"
+        with suppress(ReliqError):
             answer = QUEUES[queue].cancel(id)
-        except ReliqError:
-            answer = "unknown"
         self._journal.write("cancel_answered", call=call, id=id, answer=answer)
 
     def _wait_for_consumers(self, until: float) -> float:

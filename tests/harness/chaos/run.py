@@ -1,79 +1,55 @@
 """One run from its start to its full drain; what happened is in the folder afterwards."""
 
+import signal
 import time
+from argparse import Namespace
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import redis
 
+from reliq.embedded import find_server
 from tests.harness.chaos import nemesis, scan
 from tests.harness.chaos.arena import Arena
-from tests.harness.chaos.grounds import Ground, Kind, ManyServers, OneServer
-from tests.harness.chaos.schedule import schedule
+from tests.harness.chaos.grounds import Ground, ManyServers, OneServer
+from tests.harness.chaos.schedule import CONSUMERS, PRODUCERS, Fault
 from tests.harness.chaos.workload import PER_KEY, RETRIES, SHARES, place_keys
+from tests.waiting import eventually
 
-#: Before the clock starts, every consumer is to be at work.
-WARM_UP_SECONDS = 150.0
 LOOK_SECONDS = 1.0
+#: Messages that a consumer handles at once.
+SLOTS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """
-    What is to be run; the same plan gives the same schedule and the same choices.
-
-    Attributes:
-        kind: what is broken: one server, one whose queues have keys, or a Cluster.
-        shards: how many a queue of a Cluster gets, in two steps.
-    """
-
-    seed: int
-    seconds: float
-    rate: float
-    drain_seconds: float = 120.0
-    server: Path | None = None
-    kind: Kind = "server"
-    shards: int = 8
-
-
-def run(plan: Plan, folder: Path) -> None:
-    """Run `plan`; every process writes its history into `folder`."""
-    with (
-        _ground(plan, folder) as ground,
-        Arena(folder, plan.seed, ground) as arena,
-    ):
-        arena.start_consumers()
-        _wait_for_consumers(arena)
+def run(plan: Namespace, faults: list[Fault], folder: Path) -> None:
+    """Run `plan`, the options of the command; every process writes its history into `folder`."""
+    with _ground(plan, folder) as ground, Arena(folder, ground) as arena:
+        arena.consumers = arena.start("consumer", CONSUMERS, plan.seed, SLOTS)
+        # Each is about to claim when it has written something: it has entered its lifespan.
+        eventually(lambda: all(one.has_written() for one in arena.consumers), "the consumers start", 150)
         start = time.monotonic()
+        until = start + plan.seconds
         retries = {name: RETRIES[name] for name in SHARES[plan.kind]}
-        arena.journal.write("begun", start=start, seconds=plan.seconds, retries=retries, per_key=PER_KEY)
-        arena.start_producers(plan.rate, start + plan.seconds)
-        tracks = nemesis.unleash(arena, schedule(plan.seed, plan.seconds, plan.kind), start)
-        while time.monotonic() < start + plan.seconds or not all(track.done() for track in tracks):
+        arena.journal.write("begun", seed=plan.seed, seconds=plan.seconds, retries=retries, per_key=PER_KEY)
+        arena.producers = arena.start("producer", PRODUCERS, plan.seed, plan.rate / PRODUCERS, until)
+        tracks = nemesis.unleash(arena, faults, start)
+        while time.monotonic() < until or not all(track.done() for track in tracks):
             _look(arena)
         for track in tracks:
             track.result()  # a fault that failed: those after it were not made
         for producer in arena.producers:
             producer.wait()
-        _drain(arena, plan.drain_seconds)
-        arena.stop(arena.consumers)
+        _drain(arena, plan.drain)
+        for consumer in arena.consumers:
+            consumer.send(signal.SIGTERM)
+        for consumer in arena.consumers:
+            consumer.wait()
         _sum_up(arena)
 
 
-def _ground(plan: Plan, folder: Path) -> Ground:
-    if plan.kind == "cluster":
-        return ManyServers(plan.server, plan.shards)
-    return OneServer(folder, plan.server, plan.kind)
-
-
-def _wait_for_consumers(arena: Arena) -> None:
-    """Wait until each has written something: it has entered its lifespan and is about to claim."""
-    until = time.monotonic() + WARM_UP_SECONDS
-    while not all(one.has_written() for one in arena.consumers):
-        if time.monotonic() > until:
-            raise TimeoutError(f"the consumers do not start within {WARM_UP_SECONDS:.0f} s")
-        time.sleep(0.05)
+def _ground(plan: Namespace, folder: Path) -> Ground:
+    server = plan.server or find_server()
+    return ManyServers(server, plan.shards) if plan.kind == "cluster" else OneServer(folder, server, plan.kind)
 
 
 def _look(arena: Arena) -> bool:
@@ -109,13 +85,7 @@ def _sum_up(arena: Arena) -> None:
         keys = place_keys(place)
         client = arena.ground.client(keys)
         look = scan.take(client, keys)
-        letters = [fields[b"id"].decode() for _, fields in client.xrange(keys.dead)]
-        arena.journal.write(
-            "final",
-            queue=place,
-            totals=look.totals,
-            alive=look.alive,
-            dead=letters,
-            left=scan.leftovers(client, keys),
-        )
+        dead = [fields[b"id"].decode() for _, fields in client.xrange(keys.dead)]
+        left = scan.leftovers(client, keys)
+        arena.journal.write("final", queue=place, totals=look.totals, alive=look.alive, dead=dead, left=left)
     arena.journal.write("ended", places=places)

@@ -16,15 +16,16 @@ class Settling:
     One use of a receipt.
 
     Attributes:
+        delivery: whose receipt it is, None when no claim of it was answered.
         ended: when the answer was there, None when it never came.
         result: `ok`; `lost`, the receipt no longer held; `no`, it cannot have run; `unknown`.
         late: made on purpose with a receipt that had been used before.
     """
 
     verb: str
-    who: str
     asked: float
-    late: bool = False
+    late: bool
+    delivery: "Delivery | None"
     ended: float | None = None
     result: str = "unknown"
 
@@ -32,6 +33,11 @@ class Settling:
     def may_have_run(self) -> bool:
         """Whether Redis may have done it."""
         return self.result == "ok" or (self.result == "unknown" and not self.late)
+
+    @property
+    def may_let_go(self) -> bool:
+        """Whether it may have given the message up."""
+        return self.verb != "extend" and self.may_have_run
 
 
 @dataclass(slots=True)
@@ -51,14 +57,13 @@ class Delivery:
     asked: float
     claimed: float
     lease: float
-    grants: list[tuple[float, float]]
+    grants: list[tuple[float, float]] = field(default_factory=list)
     started: float | None = None
     ended: float | None = None
     settlings: list[Settling] = field(default_factory=list)
 
-    def let_go_before(self, t: float) -> bool:
-        """Whether its holder may have given the message up before `t`."""
-        return any(one.verb != "extend" and one.may_have_run and one.asked < t for one in self.settlings)
+    def __str__(self) -> str:
+        return f"{self.nonce} of {self.who}"
 
 
 @dataclass(slots=True)
@@ -78,16 +83,16 @@ class Message:
     """
 
     name: str
-    id: str
     queue: str
     delay: float
+    key: str
     asked: float
+    id: str = ""
     told: float | None = None
     outcome: str = "unknown"
     durable: bool | None = None
     cancelled: tuple[float, float] | None = None
     called_off: bool = False
-    key: str = ""
     deliveries: list[Delivery] = field(default_factory=list)
 
     @property
@@ -100,20 +105,15 @@ class Message:
         """
         return [one for one in self.deliveries if one.started is not None]
 
-    def was_met_without_a_body(self, since: float, until: float) -> bool:
-        """
-        Whether its holder found that meanwhile.
-
-        A cancel whose reply is lost is made again: by the second call a message that was held when the first one took
-        its body may have ended, and the answer is `not_found`.
-        """
-        settlings = [settling for one in self.deliveries for settling in one.settlings]
-        return any(one.verb == "expired" and since <= one.asked <= until for one in settlings)
+    @property
+    def settlings(self) -> list[Settling]:
+        """Every use of its receipts."""
+        return [settling for one in self.deliveries for settling in one.settlings]
 
     @property
-    def started(self) -> float:
-        """When the first handler began, infinity when none did."""
-        return min((one.started for one in self.deliveries if one.started is not None), default=inf)
+    def is_done(self) -> bool:
+        """Whether it was acked, or may have been: the answer to an ack never came."""
+        return any(one.verb == "acked" and one.may_have_run for one in self.settlings)
 
 
 @dataclass(slots=True)
@@ -135,40 +135,34 @@ class Story:
     What happened in a run.
 
     Attributes:
-        retries: of the messages of each queue.
-        per_key: how many messages of a key may run at once, by queue.
-        places: each queue, or shard of one, that there was at the end.
         strangers: names that were started and never published.
         deaths: process -> when it was gone.
         troubles: process, or MACHINE -> what explains that it could not keep a lease.
         rewinds: queue -> when a primary of it wrote what its replica, which took its place, may not have got.
         faults: kind, begin and end of each.
-        looks: what the scans found broken.
-        finals: of each queue at the end.
-        clocks: how far the clock of the day was ahead of the monotonic one, look by look.
+        notes: kind -> what the arena wrote of it, such as its looks at Redis.
     """
 
-    retries: dict[str, int] = field(default_factory=dict)
-    per_key: dict[str, int] = field(default_factory=dict)
-    places: list[str] = field(default_factory=list)
     messages: dict[str, Message] = field(default_factory=dict)
     strangers: list[str] = field(default_factory=list)
     deaths: dict[str, float] = field(default_factory=dict)
     troubles: dict[str, list[Trouble]] = field(default_factory=lambda: defaultdict(list))
     rewinds: dict[str, list[Trouble]] = field(default_factory=lambda: defaultdict(list))
     faults: list[Trouble] = field(default_factory=list)
-    looks: list[Event] = field(default_factory=list)
-    finals: dict[str, Event] = field(default_factory=dict)
-    clocks: list[float] = field(default_factory=list)
-    start: float = 0.0
-    seconds: float = 0.0
-    drained: float | None = None
+    notes: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
+
+    def facts(self, kind: str) -> list[dict]:
+        """Return the facts of each note of the arena of this kind."""
+        return [event.facts for event in self.notes[kind]]
 
     def may_be_undone(self, message: Message, asked: float, told: float | None) -> bool:
         """Whether a primary may have forgotten, when a replica took its place, what it did for a call about a message."""
         return any(rewind.meets(asked, told) for rewind in self.rewinds[message.queue])
 
-    @property
-    def by_id(self) -> dict[str, Message]:
-        """The messages whose ids are known."""
-        return {one.id: one for one in self.messages.values() if one.id}
+    def is_forgotten(self, message: Message) -> bool:
+        """Whether its primary may have forgotten a message that no replica had confirmed."""
+        return message.durable is not True and self.may_be_undone(message, message.asked, message.told)
+
+    def left_at_the_end(self) -> set[str]:
+        """Return the ids that are dead or alive in Redis at the end."""
+        return {id for final in self.facts("final") for id in (*final["dead"], *final["alive"])}

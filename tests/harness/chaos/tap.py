@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -16,7 +16,6 @@ from reliq.transport.failures import NotSentError
 from tests.harness.chaos.history import Journal
 
 SETTLING = ("ack", "nack", "extend", "release", "snooze")
-LETTING_GO = ("ack", "nack", "release", "snooze")
 #: What a claim answers before its messages.
 HEAD_OF_CLAIM = 4
 _TAPPED = [script(name, keyed=keyed) for name in ("claim", *SETTLING) for keyed in (False, True)]
@@ -43,52 +42,46 @@ class Tap:
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send `commands`, and note what of them is to be noted before and after."""
         spied = [_spied(command) for command in commands]
-        numbers = [self._ask(one) for one in spied]
+        for one in filter(None, spied):
+            self._ask(one)
         asked_at = time.monotonic()
         try:
             replies = self._wire.exchange(commands)
         except BaseException as error:
-            for number in filter(None, numbers):
-                self._journal.write(_failure(error), call=number)
+            for one in filter(None, spied):
+                self._failed(one, error)
             raise
-        for number, one, reply in zip(numbers, spied, replies, strict=True):
+        for one, reply in zip(spied, replies, strict=True):
             if one is not None:
-                self._answered(number, one, asked_at, reply)
+                self._answered(one, asked_at, reply)
         return replies
 
-    def _ask(self, one: "Spied | None") -> str:
-        if one is None or one.name == "claim":
-            return ""
-        number = f"{id(self)}.{next(self._numbers)}"
-        items = [[row["id"], row["nonce"]] for row in one.rows]
-        self._journal.write("asked", call=number, verb=one.verb, queue=one.queue, items=items, late=self._late)
-        return number
+    def _ask(self, one: "Spied") -> None:
+        if one.name != "claim":
+            one.number = f"{id(self)}.{next(self._numbers)}"
+            items = [[row["id"], row["nonce"]] for row in one.rows]
+            self._journal.write("asked", call=one.number, verb=one.verb, items=items, late=self._late)
 
-    def _answered(self, number: str, one: "Spied", asked_at: float, reply: Any) -> None:
+    def _failed(self, one: "Spied", error: BaseException) -> None:
+        if one.name != "claim":
+            self._journal.write("failed", call=one.number, result=_failure(error))
+
+    def _answered(self, one: "Spied", asked_at: float, reply: Any) -> None:
         if isinstance(reply, Exception):
-            if number:
-                self._journal.write(_failure(reply), call=number)
+            self._failed(one, reply)
         elif one.name == "claim":
-            ids_by_nonce = defaultdict(list)
-            size = 4 if one.is_keyed else 3
-            for id, left, deaths in zip(*(reply[HEAD_OF_CLAIM + at :: size] for at in range(3)), strict=True):
-                nonce = f"{deaths}~{one.head['nonce']}" if deaths else one.head["nonce"]
-                ids_by_nonce[nonce].append([id.decode(), int(left)])
-            lease = int(one.head["lease_ms"]) / 1000
-            for nonce, ids in ids_by_nonce.items():
-                self._journal.write("claimed", asked=asked_at, queue=one.queue, nonce=nonce, lease=lease, ids=ids)
+            lease, nonce = int(one.head["lease_ms"]) / 1000, one.head["nonce"]
+            ids, deaths = (reply[HEAD_OF_CLAIM + at :: 4 if one.is_keyed else 3] for at in (0, 2))
+            nonces = [f"{number}~{nonce}" if number else nonce for number in deaths]
+            items = [[id.decode(), own] for id, own in zip(ids, nonces, strict=True)]
+            self._journal.write("claimed", asked=asked_at, lease=lease, items=items)
         else:
             lost = one.lost(reply if one.name in ("ack", "release") else reply[0])
-            self._journal.write("answered", call=number, lost=lost)
-            self._keep(one, lost)
-
-    def _keep(self, one: "Spied", lost: Sequence[int]) -> None:
-        if one.name in LETTING_GO and not self._late:
+            self._journal.write("answered", call=one.number, lost=lost)
             for index, row in enumerate(one.rows):
-                if index not in lost:
-                    self.spent.append(
-                        (one.queue, Claimed(row["id"], row["nonce"], 1, key="" if one.is_keyed else None))
-                    )
+                if one.name != "extend" and not self._late and index not in lost:
+                    key = "" if one.is_keyed else None
+                    self.spent.append((one.queue, Claimed(row["id"], row["nonce"], 1, key=key)))
 
 
 def _failure(error: BaseException) -> str:

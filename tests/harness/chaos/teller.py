@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from math import inf
 
 from tests.harness.chaos.history import Event
-from tests.harness.chaos.story import Delivery, Message, Settling, Story, Trouble
+from tests.harness.chaos.story import MACHINE, Delivery, Message, Settling, Story, Trouble
 
 #: A call that takes so long explains that others of the process came late.
 SLOW_SECONDS = 0.5
@@ -18,179 +18,128 @@ class Teller:
         self._deliveries: dict[tuple[str, str], Delivery] = {}
         self._publishes: dict[tuple[str, int], list[Message]] = {}
         self._calls: dict[tuple[str, str], list[Settling]] = {}
-        self._extends: dict[tuple[str, str], list[tuple[Delivery, Settling]]] = {}
         self._names: dict[str, str] = {}  # id -> name
-        self._places: dict[str, list[str]] = {}  # which processes were in which place, one after the other
         self._cancels: dict[tuple[str, int], tuple[str, str, float, float]] = {}  # id, answer, when asked, when told
 
     def tell(self, events: Iterable[Event]) -> Story:
         """Return the story of `events`."""
         for event in events:
             if hear := getattr(self, f"_{event.kind}", None):
-                hear(event)
+                hear(event, **event.facts)
+            elif event.who == MACHINE:
+                self.story.notes[event.kind].append(event)
         self._put_together()
         return self.story
 
     # ---- producers ----------------------------------------------------------
 
-    def _publish(self, event: Event) -> None:
-        facts, made = event.facts, []
-        for name in facts["names"]:
-            made.append(Message(name, "", facts["queue"], facts["delay"], event.t, key=facts.get("key", "")))
-            self.story.messages[name] = made[-1]
-        self._publishes[event.who, facts["call"]] = made
+    def _publish(self, event: Event, call, names, queue, delay, key="") -> None:
+        made = {name: Message(name, queue, delay, key, event.t) for name in names}
+        self.story.messages |= made
+        self._publishes[event.who, call] = list(made.values())
 
-    def _published(self, event: Event) -> None:
-        for message, id in zip(self._publishes[event.who, event.facts["call"]], event.facts["ids"], strict=True):
-            message.id, message.told, message.outcome = id, event.t, "ok"
-            message.durable = event.facts.get("durable")
+    def _published(self, event: Event, call, ids, outcome, durable=None) -> None:
+        for message, id in zip(self._publishes[event.who, call], ids, strict=outcome == "ok"):
+            message.id = id
+            message.outcome = outcome
+            message.durable = durable
+            message.told = event.t if outcome == "ok" else None
             self._names[id] = message.name
 
-    def _unpublished(self, event: Event) -> None:
-        made = self._publishes[event.who, event.facts["call"]]
-        for message, id in zip(made, event.facts["ids"], strict=False):
-            message.id, message.outcome = id, "unknown" if event.facts["unknown"] else "refused"
-            self._names[id] = message.name
+    def _cancel(self, event: Event, call, id) -> None:
+        self._cancels[event.who, call] = id, "unknown", event.t, inf
 
-    def _cancel(self, event: Event) -> None:
-        self._cancels[event.who, event.facts["call"]] = event.facts["id"], "unknown", event.t, inf
-
-    def _cancel_answered(self, event: Event) -> None:
-        id, _, asked, _ = self._cancels[event.who, event.facts["call"]]
-        self._cancels[event.who, event.facts["call"]] = id, event.facts["answer"], asked, event.t
+    def _cancel_answered(self, event: Event, call, id, answer) -> None:
+        asked = self._cancels[event.who, call][2]
+        self._cancels[event.who, call] = id, answer, asked, event.t
 
     # ---- consumers ----------------------------------------------------------
 
-    def _claimed(self, event: Event) -> None:
-        facts = event.facts
-        for id, _ in facts["ids"]:
-            key = id, facts["nonce"]
-            if key in self._deliveries:
-                self._deliveries[key].grants.append((facts["asked"], event.t))
-            else:
-                granted = facts["asked"], event.t
-                one = Delivery(id, key[1], event.who, *granted, facts["lease"], [granted])
-                self._deliveries[key] = one
+    def _claimed(self, event: Event, asked, lease, items) -> None:
+        for id, nonce in items:
+            made = Delivery(id, nonce, event.who, asked, event.t, lease)
+            self._deliveries.setdefault((id, nonce), made).grants.append((asked, event.t))
 
-    def _asked(self, event: Event) -> None:
-        key = event.who, event.facts["call"]
-        self._calls[key], self._extends[key] = [], []
-        for id, nonce in event.facts["items"]:
-            settling = Settling(event.facts["verb"], event.who, event.t, event.facts["late"])
-            self._calls[key].append(settling)
-            if delivery := self._deliveries.get((id, nonce)):
-                delivery.settlings.append(settling)
-                if settling.verb == "extend":
-                    self._extends[key].append((delivery, settling))
+    def _asked(self, event: Event, call, verb, items, late) -> None:
+        deliveries = [self._deliveries.get((id, nonce)) for id, nonce in items]
+        settlings = [Settling(verb, event.t, late, delivery) for delivery in deliveries]
+        self._calls[event.who, call] = settlings
+        for settling in settlings:
+            if settling.delivery:
+                settling.delivery.settlings.append(settling)
 
-    def _answered(self, event: Event) -> None:
-        settlings = self._end_call(event, "ok")
-        for index in event.facts["lost"]:
-            settlings[index].result = "lost"
-        for delivery, own in self._extends.pop((event.who, event.facts["call"])):
-            if own.result == "ok":
-                delivery.grants.append((own.asked, event.t))
+    def _answered(self, event: Event, call, lost) -> None:
+        for index, settling in enumerate(self._end_call(event, call, "ok")):
+            if index in lost:
+                settling.result = "lost"
+            elif settling.verb == "extend" and settling.delivery:
+                settling.delivery.grants.append((settling.asked, event.t))
 
-    def _no(self, event: Event) -> None:
-        self._note_failure(event, "no")
+    def _failed(self, event: Event, call, result) -> None:
+        settlings = self._end_call(event, call, "no" if result == "again" else result)
+        if result != "again":
+            self._note_failure(event.who, settlings, event.t)
 
-    def _unknown(self, event: Event) -> None:
-        self._note_failure(event, "unknown")
-
-    def _again(self, event: Event) -> None:
-        self._end_call(event, "no")
-
-    def _end_call(self, event: Event, result: str) -> list[Settling]:
-        settlings = self._calls.pop((event.who, event.facts["call"]))
+    def _end_call(self, event: Event, call: str, result: str) -> list[Settling]:
+        settlings = self._calls.pop((event.who, call))
         for one in settlings:
-            one.ended, one.result = event.t, result
+            one.ended = event.t
+            one.result = result
         if settlings and not settlings[0].late and event.t - settlings[0].asked > SLOW_SECONDS:
-            self._trouble(event.who, "slow call", settlings[0].asked, event.t)
+            self._note(event.who, "slow call", settlings[0].asked, event.t)
         return settlings
 
-    def _note_failure(self, event: Event, result: str) -> None:
-        settlings = self._end_call(event, result)
-        for one in [one for one in settlings if not one.late][:1]:
-            self._trouble(event.who, "failed call", one.asked, event.t)
-
-    def _start(self, event: Event) -> None:
-        facts = event.facts
-        self._names[facts["id"]] = facts["name"]
-        if facts["name"] not in self.story.messages:
-            self.story.strangers.append(facts["name"])
-        if delivery := self._deliveries.get((facts["id"], facts["nonce"])):
+    def _start(self, event: Event, id, nonce, name) -> None:
+        self._names[id] = name
+        if name not in self.story.messages:
+            self.story.strangers.append(name)
+        if delivery := self._deliveries.get((id, nonce)):
             delivery.started = event.t
 
-    def _end(self, event: Event) -> None:
-        if delivery := self._deliveries.get((event.facts["id"], event.facts["nonce"])):
+    def _end(self, event: Event, id, nonce, how) -> None:
+        if delivery := self._deliveries.get((id, nonce)):
             delivery.ended = event.t
 
-    def _late(self, event: Event) -> None:
-        self._trouble(event.who, "late renewal", event.t - event.facts["seconds"], event.t)
-
-    def _stalled(self, event: Event) -> None:
-        self._trouble(event.who, "stalled", event.facts["since"], event.t)
+    def _trouble(self, event: Event, of, since, at="") -> None:
+        self._note(at or event.who, of, since, event.t)
 
     # ---- the arena ----------------------------------------------------------
 
-    def _begun(self, event: Event) -> None:
-        self.story.start, self.story.seconds = event.facts["start"], event.facts["seconds"]
-        self.story.retries, self.story.per_key = event.facts["retries"], event.facts.get("per_key", {})
+    def _died(self, event: Event, of, code) -> None:
+        self.story.deaths[of] = event.t
 
-    def _died(self, event: Event) -> None:
-        self.story.deaths[event.facts["of"]] = event.t
+    def _fault(self, event: Event, of, began) -> None:
+        self.story.faults.append(Trouble(of, began, event.t))
 
-    def _born(self, event: Event) -> None:
-        self._places.setdefault(event.facts["of"].partition(".")[0], []).append(event.facts["of"])
-
-    def _fault(self, event: Event) -> None:
-        fault = Trouble(event.facts["of"], event.facts["began"], event.t)
-        self.story.faults.append(fault)
-        # Before it can say so itself, a paused one may be killed, and one that is stopped be done with writing.
-        which = {"consumer_paused": -1, "consumer_stopped": -2}.get(fault.kind)
-        if which:
-            who = self._places[f"consumer-{event.facts['victim']}"][which]
-            self._trouble(who, fault.kind.removeprefix("consumer_"), fault.since, fault.until)
-
-    def _rewind(self, event: Event) -> None:
-        rewind = Trouble("primary lost", event.facts["since"], event.facts["until"])
-        for queue in event.facts["queues"]:
-            self.story.rewinds[queue].append(rewind)
-
-    def _ended(self, event: Event) -> None:
-        self.story.places = event.facts["places"]
-
-    def _look(self, event: Event) -> None:
-        self.story.looks.append(event)
-
-    def _clock(self, event: Event) -> None:
-        self.story.clocks.append(event.facts["ahead"])
-
-    def _drained(self, event: Event) -> None:
-        self.story.drained = event.facts["seconds"]
-
-    def _final(self, event: Event) -> None:
-        self.story.finals[event.facts["queue"]] = event
+    def _rewind(self, event: Event, queues, since, until) -> None:
+        for queue in queues:
+            self.story.rewinds[queue].append(Trouble("primary lost", since, until))
 
     # ---- at the end ---------------------------------------------------------
 
-    def _trouble(self, who: str, kind: str, since: float, until: float) -> None:
+    def _note(self, who: str, kind: str, since: float, until: float) -> None:
         self.story.troubles[who].append(Trouble(kind, since, until))
 
+    def _note_failure(self, who: str, settlings: list[Settling], until: float) -> None:
+        if settlings and not settlings[0].late:
+            self._note(who, "failed call", settlings[0].asked, until)
+
     def _put_together(self) -> None:
-        for who, call in self._calls:  # no answer ever came
-            for one in [one for one in self._calls[who, call] if not one.late][:1]:
-                self._trouble(who, "failed call", one.asked, self.story.deaths.get(who, inf))
+        for (who, _), settlings in self._calls.items():  # no answer ever came
+            self._note_failure(who, settlings, self.story.deaths.get(who, inf))
         for id, name in self._names.items():
             if name in self.story.messages:
                 self.story.messages[name].id = id
-        by_id = self.story.by_id
+        by_id = {one.id: one for one in self.story.messages.values() if one.id}
         for delivery in sorted(self._deliveries.values(), key=lambda one: one.claimed):
             if message := by_id.get(delivery.id):
                 message.deliveries.append(delivery)
         for id, answer, asked, at in self._cancels.values():
             if message := by_id.get(id):
-                message.called_off |= answer != "not_found" or message.was_met_without_a_body(asked, at)
+                # A cancel whose reply is lost is made again: by the second call a message that was held when the first
+                # one took its body may have ended, and the answer is `not_found`.
+                without_body = any(one.verb == "expired" and asked <= one.asked <= at for one in message.settlings)
+                message.called_off |= answer != "not_found" or without_body
                 if answer == "cancelled" and message.cancelled is None:
                     message.cancelled = asked, at
 

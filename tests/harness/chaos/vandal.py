@@ -17,19 +17,6 @@ MESSAGES, FAR = 20, 3
 COUNTS = ["0", "1", "2", "-1", "x", "", "-" + "9" * 4300, "1e300", "\u00b2"]
 TAILS = ["", " ", "\t", "*", "\u202e", "\x1b[2J", "{x}", "%s", "i" * 3000]
 
-#: Take back what waits in pending, and what was noted of it.
-_TAKE_BACK = """
-local gone = 0
-for _, id in ipairs(ARGV) do
-  if redis.call('ZREM', KEYS[1], id) == 1 then
-    redis.call('HDEL', KEYS[2], id)
-    redis.call('UNLINK', KEYS[4] .. id)
-    gone = gone + 1
-  end
-end
-redis.call('HINCRBY', KEYS[3], 'foreign', -gone)
-"""
-
 
 def write(client: redis.Redis, seed: int, victim: int) -> list[str]:
     """Write hostile messages to one of the queues, each with its place in the account; return those due never."""
@@ -54,7 +41,10 @@ def write(client: redis.Redis, seed: int, victim: int) -> list[str]:
 def take_back(client: redis.Redis, victim: int, ids: list[str]) -> None:
     """Remove what no worker would ever see."""
     keys = _keys(victim)
-    client.eval(_TAKE_BACK, 4, keys.pending, keys.retries_left, keys.totals, keys.msg(""), *ids)
+    with client.pipeline(transaction=True) as pipe:
+        pipe.zrem(keys.pending, *ids).hdel(keys.retries_left, *ids).unlink(*keys.msgs(ids))
+        pipe.hincrby(keys.totals, FOREIGN, -len(ids))
+        pipe.execute()
 
 
 def _keys(victim: int) -> Keys:

@@ -2,8 +2,8 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 from reliq import Queue
 from reliq.keys import Keys
@@ -29,13 +29,16 @@ SHARES = {
     "cluster": {"sturdy": 3, "frail": 2, "south": 3, "spread": 4},
 }
 
-Answer = Literal["ack", "nack", "raise", "snooze", "reject"]
+
+def place_keys(place: str) -> Keys:
+    """Return the keys of what histories call a queue, or a shard of it: `spread`, `spread#3`."""
+    name, _, shard = place.partition("#")
+    return QUEUES[name].keys.of_shard(int(shard or 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+def wish(seed: int, producer: str, number: int, shares: Mapping[str, int]) -> SimpleNamespace:
     """
-    One step of a producer.
+    Return the step `number` of `producer`; `shares` says how often each queue is meant.
 
     Attributes:
         names: of the messages; more than one are published by one call.
@@ -44,42 +47,10 @@ class Wish:
         waits: whether its publish waits for a replica, where there are some.
         key: of the messages; empty in queues without keys.
     """
-
-    names: tuple[str, ...]
-    queue: str
-    delay: float
-    padding: int
-    chosen: bool
-    cancels: int
-    waits: bool
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Conduct:
-    """How a handler behaves with one delivery: how long it takes, and how it answers."""
-
-    seconds: float
-    answer: Answer
-
-
-def place(keys: Keys) -> str:
-    """Return what histories call a queue, or a shard of it: `spread`, `spread#3`."""
-    return f"{keys.name}#{keys.shard}" if keys.shard else keys.name
-
-
-def place_keys(place: str) -> Keys:
-    """Return the keys of a place."""
-    name, _, shard = place.partition("#")
-    return QUEUES[name].keys.of_shard(int(shard or 0))
-
-
-def wish(seed: int, producer: str, number: int, shares: Mapping[str, int]) -> Wish:
-    """Return the step `number` of `producer`; `shares` says how often each queue is meant."""
     chance = random.Random(f"{seed} {producer} {number}")
     many = 10 if chance.random() < 0.05 else 1
     queue = chance.choices(list(shares), list(shares.values()))[0]
-    return Wish(
+    return SimpleNamespace(
         names=tuple(f"{producer}.{number}.{index}" for index in range(many)),
         queue=queue,
         delay=chance.choices([0.0, 0.2, 1.5], [6, 2, 2])[0],
@@ -91,8 +62,8 @@ def wish(seed: int, producer: str, number: int, shares: Mapping[str, int]) -> Wi
     )
 
 
-def conduct(seed: int, name: str, attempt: int, *, put_off: bool) -> Conduct:
-    """Return what the handler does with delivery `attempt` of the message `name`; one `put_off` is so only once."""
+def conduct(seed: int, name: str, attempt: int, *, put_off: bool) -> tuple[float, str]:
+    """Return how long the handler takes for delivery `attempt` of the message `name`, and its answer: one snooze at most."""
     chance = random.Random(f"{seed} {name} {attempt}")
     roll = chance.random()
     if roll < 0.003:
@@ -101,6 +72,5 @@ def conduct(seed: int, name: str, attempt: int, *, put_off: bool) -> Conduct:
         seconds = chance.uniform(0.2, 0.5)  # long enough to be met by a receipt of the delivery before
     else:
         seconds = chance.uniform(0, 0.02)
-    answers: list[Answer] = ["ack", "nack", "raise", "snooze", "reject"]
-    answer = chance.choices(answers, [96.5, 2, 0.5, 0.8, 0.2])[0]
-    return Conduct(seconds, "ack" if put_off and answer == "snooze" else answer)
+    answer = chance.choices(["ack", "nack", "raise", "snooze", "reject"], [96.5, 2, 0.5, 0.8, 0.2])[0]
+    return seconds, "ack" if put_off and answer == "snooze" else answer

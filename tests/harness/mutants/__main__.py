@@ -5,8 +5,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.harness.mutants.catalogue import MUTANTS
-from tests.harness.mutants.mutant import HARNESS, KEYED, MODEL, Mutant
-from tests.harness.mutants.trial import PATIENT_EXAMPLES, Outcome, try_out
+from tests.harness.mutants.mutant import HARNESS, KEYED, MODEL
+from tests.harness.mutants.trial import Outcome, try_out
 
 
 def main() -> int:
@@ -20,12 +20,9 @@ def main() -> int:
     chosen = [one for one in chosen if not given.name or one.name.startswith(tuple(given.name))]
     print("| mutant | caught by | after | by the words |\n| --- | --- | --- | --- |")
 
-    def trial(one: Mutant) -> Outcome:
-        return try_out(one, examples=one.examples or PATIENT_EXAMPLES, by=given.by or one.by)
-
     outcomes = []
     with ThreadPoolExecutor(given.jobs) as pool:
-        for outcome in pool.map(trial, chosen):
+        for outcome in pool.map(try_out, chosen, [given.by or one.by for one in chosen]):
             outcomes.append(outcome)
             print(row(outcome, given.by or outcome.mutant.by), flush=True)
     survivors = [outcome for outcome in outcomes if not outcome.caught]

@@ -3,8 +3,6 @@
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -12,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.harness.mutants.mutant import KEYED, MODEL, ROOT, Mutant
+from tests.programs import run
 
 #: Examples of the model when there is time.
 PATIENT_EXAMPLES = 3000
@@ -29,8 +28,8 @@ class Outcome:
     words: str
 
 
-def try_out(mutant: Mutant, *, examples: int = PATIENT_EXAMPLES, by: str = "") -> Outcome:
-    """Have the one who must notice `mutant`, or `by`, look at a copy of the tree that has it."""
+def try_out(mutant: Mutant, by: str) -> Outcome:
+    """Have `by` look at a copy of the tree that has the mutant."""
     with tempfile.TemporaryDirectory(prefix="reliq-mutant-") as folder:
         copy = Path(folder) / "tree"
         copy.mkdir()
@@ -39,7 +38,7 @@ def try_out(mutant: Mutant, *, examples: int = PATIENT_EXAMPLES, by: str = "") -
         shutil.copy(ROOT / "pyproject.toml", copy)
         mutant.apply(copy / "reliq")
         start = time.monotonic()
-        code, output = _run(_command(by or mutant.by, examples), copy)
+        code, output = _run(_command(by, mutant.examples or PATIENT_EXAMPLES), copy)
         return Outcome(mutant, code != 0, time.monotonic() - start, _last_words(output) if code else "")
 
 
@@ -50,23 +49,10 @@ def _command(by: str, examples: int) -> list[str]:
 
 
 def _run(arguments: list[str], folder: Path) -> tuple[int, str]:
-    """Run Python in the copy; what takes too long was noticed too."""
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return 1, "it took too long"
-    return process.returncode, output
+    """Run Python in the copy; what takes too long is ended, with all that it started, and was noticed too."""
+    command = ["timeout", "--signal=KILL", TIMEOUT_SECONDS, sys.executable, *arguments]
+    done = run(*command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, timeout=None)
+    return done.returncode, done.stdout + done.stderr
 
 
 def _last_words(output: str) -> str:
@@ -75,4 +61,4 @@ def _last_words(output: str) -> str:
     counts = re.findall(r"^\| (.+) \| ([1-9]\d*) \| 0 \|$", output, re.MULTILINE)
     if verdict := re.search(r"^# Chaos, seed \d+: (\w+)$", output, re.MULTILINE):
         return f"{verdict[1]}: " + ", ".join(f"{name} {found}" for name, found in counts)
-    return ([line for line in lines if line.startswith("assert ")] or lines)[-1]
+    return ([line for line in lines if line.startswith("assert ")] or lines or ["it took too long"])[-1]

@@ -16,9 +16,9 @@ import redis
 
 from reliq.embedded import EmbeddedRedis
 from reliq.errors import PublishFailed
-from tests.harness.soak import trend
-from tests.harness.soak.gauges import Sample, look
+from tests.harness.soak.gauges import ALLOWED, faults, fifth, look
 from tests.harness.soak.jobs import SOAK
+from tests.waiting import eventually
 
 #: Between two looks.
 LOOK_SECONDS = 5.0
@@ -56,29 +56,23 @@ def soak(given: argparse.Namespace, supervisor: psutil.Process, client: redis.Re
     publish(given.rate, 5.0)
     drain()
     before = look(0.0, supervisor, client, SOAK)
-    samples = load(given, supervisor, client)
+    samples = []
+    start = time.monotonic()
+    while (past := time.monotonic() - start) < given.minutes * 60:
+        publish(given.rate, LOOK_SECONDS)
+        samples.append(look(past, supervisor, client, SOAK))
     drain()
-    after = look(samples[-1].at, supervisor, client, SOAK)
+    after = look(past, supervisor, client, SOAK)
     if given.out:
-        given.out.write_text("".join(json.dumps(one.row()) + "\n" for one in [before, *samples, after]))
-    wrong = trend.faults(samples)
-    if after.redis_mib > before.redis_mib * 1.1 + 1:
-        wrong.append(f"Redis holds {after.redis_mib:.1f} MiB, {before.redis_mib:.1f} before the run")
+        given.out.write_text("".join(json.dumps(one) + "\n" for one in [before, *samples, after]))
+    wrong = faults(samples)
+    if after["redis_mib"] > before["redis_mib"] * 1.1 + 1:
+        wrong.append(f"Redis holds {after['redis_mib']:.1f} MiB, {before['redis_mib']:.1f} before the run")
     if SOAK.counts().missing:
         wrong.append(f"the account is off by {SOAK.counts().missing}")
     print(table(before, samples, after))
     print("\n".join(wrong) or "Nothing grew.")
     return 1 if wrong else 0
-
-
-def load(given: argparse.Namespace, supervisor: psutil.Process, client: redis.Redis) -> list[Sample]:
-    """Publish at the rate for the whole time; return the samples taken meanwhile."""
-    samples: list[Sample] = []
-    start = time.monotonic()
-    while (past := time.monotonic() - start) < given.minutes * 60:
-        publish(given.rate, LOOK_SECONDS)
-        samples.append(look(past, supervisor, client, SOAK))
-    return samples
 
 
 def publish(rate: float, seconds: float) -> None:
@@ -97,22 +91,17 @@ def publish(rate: float, seconds: float) -> None:
 
 def drain() -> None:
     """Wait until nothing is alive."""
-    until = time.monotonic() + DRAIN_SECONDS
-    while SOAK.counts().alive:
-        if time.monotonic() > until:
-            raise SystemExit(f"not drained in {DRAIN_SECONDS:.0f} s: {SOAK.counts()}")
-        time.sleep(0.2)
+    eventually(lambda: SOAK.counts().alive == 0, "the queue is drained", DRAIN_SECONDS)
 
 
-def table(before: Sample, samples: list[Sample], after: Sample) -> str:
+def table(before: dict[str, float], samples: list[dict[str, float]], after: dict[str, float]) -> str:
     """Return what a reader wants to know, as a Markdown table."""
     rows = ["| figure | empty, before | 2nd fifth | last fifth | empty, after |", "| --- " * 5 + "|"]
-    for name in (*trend.ALLOWED, "keys", "alive"):
-        cells = [getattr(before, name), trend.fifth(samples, 2, name), trend.fifth(samples, 5, name)]
-        cells.append(getattr(after, name))
+    for name in (*ALLOWED, "keys", "alive"):
+        cells = [before[name], fifth(samples, 2, name), fifth(samples, 5, name), after[name]]
         rows.append(f"| {name} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
-    done = after.acked - before.acked
-    return "\n".join([f"{done} messages in {samples[-1].at / 60:.1f} minutes.", "", *rows])
+    done = after["acked"] - before["acked"]
+    return "\n".join([f"{done} messages in {samples[-1]['at'] / 60:.1f} minutes.", "", *rows])
 
 
 if __name__ == "__main__":

@@ -1,57 +1,54 @@
-"""What is measured of a worker and of its Redis."""
+"""What is measured of a worker and of its Redis, and whether it grows. The first fifth is left out: caches and arenas fill."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from statistics import median
 
 import psutil
 import redis
 
 MIB = 1024 * 1024
+#: What a figure may grow by between the second and the last fifth, as a part of itself, and in its own unit.
+ALLOWED = {
+    "worker_mib": (0.05, 4.0),
+    "supervisor_mib": (0.05, 2.0),
+    "redis_mib": (0.10, 2.0),
+    "threads": (0.0, 2),
+    "files": (0.0, 4),
+    "clients": (0.0, 4),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """
-    One look.
-
-    Attributes:
-        at: seconds since the start.
-        worker_mib, supervisor_mib: resident memory, of the worker the sum over its processes.
-        threads, files: of all processes, open sockets included.
-        redis_mib: `used_memory`.
-        clients, keys: connections and keys of Redis.
-        alive: messages that have not ended.
-        acked: messages ever acked.
-    """
-
-    at: float
-    worker_mib: float
-    supervisor_mib: float
-    threads: int
-    files: int
-    redis_mib: float
-    clients: int
-    keys: int
-    alive: int
-    acked: int
-
-    def row(self) -> dict[str, float]:
-        return {name: round(value, 1) for name, value in asdict(self).items()}
-
-
-def look(at, supervisor: psutil.Process, client: redis.Redis, queue) -> Sample:
+def look(at: float, supervisor: psutil.Process, client: redis.Redis, queue) -> dict[str, float]:
+    """Measure the resident memory, threads and open files of the processes, Redis, and what is in the queue."""
     workers = supervisor.children()
     processes = [supervisor, *workers]
-    memory, clients = client.info("memory"), client.info("clients")
     counts = queue.counts()
-    return Sample(
-        at=at,
-        worker_mib=sum(one.memory_info().rss for one in workers) / MIB,
-        supervisor_mib=supervisor.memory_info().rss / MIB,
-        threads=sum(one.num_threads() for one in processes),
-        files=sum(one.num_fds() for one in processes),
-        redis_mib=memory["used_memory"] / MIB,
-        clients=clients["connected_clients"],
-        keys=client.dbsize(),
-        alive=counts.alive,
-        acked=counts.totals.get("acked", 0),
-    )
+    return {
+        "at": at,
+        "worker_mib": sum(one.memory_info().rss for one in workers) / MIB,
+        "supervisor_mib": supervisor.memory_info().rss / MIB,
+        "redis_mib": client.info("memory")["used_memory"] / MIB,
+        "threads": sum(one.num_threads() for one in processes),
+        "files": sum(one.num_fds() for one in processes),
+        "clients": client.info("clients")["connected_clients"],
+        "keys": client.dbsize(),
+        "alive": counts.alive,
+        "acked": counts.totals.get("acked", 0),
+    }
+
+
+def fifth(samples: Sequence[dict[str, float]], number: int, name: str) -> float:
+    """Return the median of `name` in a fifth of the run, 1 to 5."""
+    size = max(1, len(samples) // 5)
+    return median(one[name] for one in samples[(number - 1) * size :][:size])
+
+
+def faults(samples: Sequence[dict[str, float]]) -> list[str]:
+    """Return what grew more than it may, in words."""
+    found = []
+    for name, (part, most) in ALLOWED.items():
+        before = fifth(samples, 2, name)
+        grown = fifth(samples, 5, name) - before
+        if grown > max(most, part * before):
+            found.append(f"{name} grew by {grown:.1f} from {before:.1f}")
+    return found
