@@ -10,7 +10,8 @@ from reliq.transport.connection import Connection
 
 
 def name(client, count):
-    client.hset(QUEUES_KEY, mapping={f"name-{number}": "1" for number in range(count)})
+    for first in range(0, count, 1000):
+        client.hset(QUEUES_KEY, mapping={f"name-{number}": "1" for number in range(first, first + 1000)})
 
 
 def calls(client, command):

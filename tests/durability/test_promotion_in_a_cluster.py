@@ -29,7 +29,8 @@ def test_only_messages_that_a_replica_confirmed_survive_their_primary(cluster):
     confirmed = [queue.publish(b"", durability=Durability.replicas(1, timeout=20)) for _ in range(CONFIRMED)]
 
     cluster.pause(replica)
-    cluster.client(primary).set(queue.keys.msg("blockage"), b"x" * BLOCKAGE_BYTES, px=60_000)
+    for _ in range(BLOCKAGE_BYTES // 10**6):
+        cluster.client(primary).append(queue.keys.msg("blockage"), b"x" * 10**6)
     careless = [queue.publish(b"") for _ in range(LOST)]
     told = queue.publish(b"", durability=Durability.replicas(1, timeout=0.1))
     primary.kill()

@@ -309,19 +309,20 @@ def test_waiting_threads_and_tasks_do_not_starve_publishes(url, make_queue):
     assert sorted(received) == list(range(40))
 
 
-def test_large_bodies_are_read_in_pieces(make_queue, commands, receive):
+def test_large_bodies_are_read_in_pieces(make_queue, commands, receive, monkeypatch):
+    monkeypatch.setattr("reliq.receive.take.READ_BYTES", 2 * MIB)
     large = make_queue(bytes)
-    large.publish_many(b"x" * 2**20 for _ in range(20))
+    large.publish_many(b"x" * 2**18 for _ in range(20))
 
     received = receive(large, lambda jobs: [len(job.body) for job in jobs], limit=20)
 
-    assert received == [2**20] * 20
+    assert received == [2**18] * 20
     assert commands()["mget"] == 3
 
 
 @pytest.mark.parametrize("retries", [0, 3], ids="{} retries".format)
 def test_oversized_body_is_returned_or_dies_unread_and_others_are_received(make_queue, client, receive, retries):
-    queue, giant = make_queue(bytes), 32 * MIB
+    queue, giant = make_queue(bytes), 4 * MIB
     queue.publish(b"giant", id="giant", retries=retries)
     client.append(queue.keys.msg("giant"), b"x" * (giant - len(b"giant")))
     queue.publish_many([b"neighbour", b"x" * MIB])

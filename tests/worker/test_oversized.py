@@ -8,7 +8,7 @@ from reliq.commands import letters_between
 from reliq.events import Acked, Collected, Handled
 from reliq.settings import MIB
 
-GIANT = 32 * MIB
+GIANT = 4 * MIB
 ENVELOPE = b'RELIQ/1 {"d":1700000000000,"r":%d,"h":{"from":"elsewhere"}}\n'
 
 
