@@ -2,11 +2,6 @@
 
 import sys
 
-import django
-from django.conf import settings
-from django.core.asgi import get_asgi_application
-from django.core.management import call_command
-
 PREFIX, LOGIN, PASSWORD = "/ops/reliq", "/admin/login/", "a password"
 MIDDLEWARE = (
     "sessions.middleware.SessionMiddleware",
@@ -20,6 +15,11 @@ urlpatterns = []
 
 
 def serve(port):
+    import django
+    from django.conf import settings
+    from django.core.asgi import get_asgi_application
+    from django.core.management import call_command
+
     settings.configure(
         SECRET_KEY="the first one",
         INSTALLED_APPS=[f"django.contrib.{one}" for one in APPS],

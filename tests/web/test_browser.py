@@ -19,12 +19,11 @@ from reliq.embedded import EmbeddedRedis
 from reliq.web import Access, application
 
 pytestmark = pytest.mark.slow
-expect = module_of_ci("playwright.sync_api").expect
+module_of_ci("playwright")
 WIDTHS, SCHEMES = (1440, 390), ("light", "dark")
 SCRIPTS = {"script": True, "no-script": False}
 #: A busy machine takes its time: only a test that fails waits so long.
 PATIENCE_MS = 100_000
-expect.set_options(timeout=PATIENCE_MS)
 #: What the browser's console says of a page, and errors of its JavaScript.
 COMPLAINTS = []
 #: Groups of axe's rules, and single ones, by where they are tried: what a narrow or a dark page can have worse than a
@@ -61,6 +60,14 @@ PAGES = {
     "works": ("/progress", ["Under way, and done lately"]),
     "missing": ("/queues/no-such-queue", ["To the queues"]),
 }
+
+
+def expect(locator):
+    """What a page is expected to show; playwright is imported by those who use it alone: it is large."""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=PATIENCE_MS)
+    return expect(locator)
 
 
 @pytest.fixture(scope="module")
