@@ -1,7 +1,17 @@
-"""The steps of examples/Dockerfile, and what its ignore file lets through."""
+"""
+The steps of examples/Dockerfile as far as they go without Docker: on this machine, below a folder.
 
+    python tests/dockerfile.py FOLDER
+
+It copies what the Dockerfile copies, out of what its ignore file lets through, runs the RUN steps of the first stage as they
+are written, and says which steps it leaves out. They install from PyPI.
+"""
+
+import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +58,37 @@ def copy(words, folder: Path):
         names = [str(file.relative_to(ROOT)) for file in files if file.is_file()]
         sent = [name for name in names if is_sent(name)]
         if not sent:
-            raise LookupError(f"COPY {source}: nothing of it is sent to the builder")
+            raise SystemExit(f"COPY {source}: nothing of it is sent to the builder")
         for name in sent:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
+
+
+def run(command: str, folder: Path):
+    """Make a RUN step in the folder's /src, with every folder of the image below the folder."""
+    command = re.sub(r"--mount=\S+ ", "", command)
+    command = re.sub(r"(?<![\w.])/(src|wheels|venv)\b", rf"{folder}/\1", command)
+    print("RUN", command, flush=True)
+    subprocess.run(["sh", "-c", command], cwd=folder / "src", check=True)
+
+
+def main(folder: Path):
+    """Build, and use what was built."""
+    first, last = stages()
+    for name, rest in first:
+        if name == "COPY":
+            copy(rest.split(), folder / "src")
+        elif name == "RUN":
+            run(rest, folder)
+    for name, rest in last:
+        print("not run:", name, rest)
+    reliq = folder / "venv" / "bin" / "reliq"
+    subprocess.run([reliq, "--version"], cwd=folder, check=True)
+    (probe,) = [json.loads(rest.partition("CMD ")[2]) for name, rest in last if name == "HEALTHCHECK"]
+    asked = subprocess.run([reliq, *probe[1:]], cwd=folder, capture_output=True, text=True, check=False)
+    if (asked.returncode, "no answer" in asked.stderr) != (1, True):
+        raise SystemExit(f"{probe} without a worker: exit {asked.returncode}, {asked.stderr}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())
