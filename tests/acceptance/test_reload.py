@@ -48,6 +48,10 @@ def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url)
         (elsewhere / "words.py").write_text("WORD = 'two'")
         eventually(lambda: worker.said("elsewhere/words.py changed: restarting"), "a module from elsewhere is watched")
         (here / "gate").write_text("")
+        # The first version may claim until it has stopped.
+        eventually(
+            lambda: sum("ready: working on q" in line for line in worker.lines) == 2, "the second version begins"
+        )
         queue.publish({"n": 2})
         eventually(lambda: worker.said("two ends 2"), "the second version works")
         assert worker.said("one ends 1")

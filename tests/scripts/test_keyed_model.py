@@ -21,4 +21,4 @@ def test_a_queue_with_keys_keeps_its_promises(request, server_path, tmp_path):
     held = held_clock(tmp_path, NOON)
     server = EmbeddedRedis(server=held.server(server_path) if held else server_path)
     with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
-        check_model(KeyedMachine, client, held, max_examples=examples, stateful_step_count=steps)
+        check_model(KeyedMachine, client, held, examples=examples, steps=steps)

@@ -59,12 +59,15 @@ SEVERAL = ["ask 4, ask 4, ask 4", "read 4, read 3, read 1", "read 1, read 3"]
     ("queues", "amount", "size", "trips", "groups"),
     [
         pytest.param(1, 300, 1, ["ask 300"], [(1, 300)], id="small bodies"),
-        # With its header a body is a little more than half a MiB. What is there starts before the rest is read.
-        pytest.param(1, 40, MIB // 2, LARGE, [(2, 15), (3, 15), (4, 10)], id="large bodies"),
-        pytest.param(3, 4, MIB, SEVERAL, [(2, 8), (3, 4)], id="large bodies of several queues"),
+        # With its header a body is a little more than 64 KiB. What is there starts before the rest is read.
+        pytest.param(1, 40, MIB // 16, LARGE, [(2, 15), (3, 15), (4, 10)], id="large bodies"),
+        pytest.param(3, 4, MIB // 8, SEVERAL, [(2, 8), (3, 4)], id="large bodies of several queues"),
     ],
 )
-def test_bodies_are_read_in_trips_of_limited_size(serve, consumer, parts, queues, amount, size, trips, groups):
+def test_bodies_are_read_in_trips_of_limited_size(
+    serve, consumer, parts, monkeypatch, queues, amount, size, trips, groups
+):
+    monkeypatch.setattr("reliq.worker.bodies.READ_BYTES", MIB)
     for number in range(queues):
         serve(f"q{number}", ["x" * size] * amount, max_body=2 * MIB)
     reader, noted, started, _ = parts(consumer)

@@ -25,9 +25,9 @@ def main(which: str, examples: str) -> None:
         held = held_clock(Path(folder), NOON)
         server = EmbeddedRedis(server=held.server(find_server()) if held else None)
         with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
-            options = {"max_examples": int(examples), "derandomize": True, "phases": [Phase.generate]}
+            options = {"examples": int(examples), "derandomize": True, "phases": [Phase.generate]}
             machine = QueueMachine if which == MODEL else KeyedMachine
-            check_model(machine, client, held, stateful_step_count=50, **options)
+            check_model(machine, client, held, steps=50, **options)
 
 
 if __name__ == "__main__":
