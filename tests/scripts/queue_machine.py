@@ -142,6 +142,14 @@ class Moves(RuleBasedStateMachine):
 
     # ---- claim and settle ---------------------------------------------------
 
+    @rule()
+    def a_worker_looks(self):
+        """A look is a claim of nothing; its number stays free for the next claim."""
+        turn = t.CallNumber("w", self.numbers["w"] + 1)
+        call = t.claim(self.keys, turn, limit=0, lease_ms=LEASE_MS, clock=self.clock)
+
+        assert self.run(call).claimed == []
+
     @rule(limit=limits, first=st.sampled_from(["ready", "retry"]), direct=a_few, suspects=some_suspects)
     def claim_some(self, **options):
         self.claim(**options)

@@ -6,6 +6,18 @@ from held_clock import HOUR_MS, NOON, micros
 from reliq import transitions as t
 
 
+def test_so_many_messages_of_a_key_run_at_once_and_of_a_priority_or_none_any_number(publish_under, serve, limit, ack):
+    limit(per_key=2)
+    for key in ("a", "", "\1high"):
+        publish_under(key, *(f"{key}{number}" for number in range(3)))
+
+    held = serve()
+
+    assert (len(held), serve()) == (2 + 3 + 3, {})
+    ack(held["a0"])
+    assert [*serve()] == ["a2"]
+
+
 def test_so_many_messages_of_the_queue_run_at_once_and_no_worker_wakes_for_more(
     publish_under, run, keys, claim_turn, serve, limit, ack, token
 ):

@@ -20,6 +20,21 @@ def test_messages_of_a_key_come_in_the_order_of_their_publish_and_keys_take_turn
     assert [one.key for one in claim()] == [None]
 
 
+def test_a_plain_worker_leaves_messages_with_keys_where_they_are(
+    publish_under, publish, claim, serve, run, client, keys, where
+):
+    publish_under("a", "keyed")
+    publish("plain")
+    client.lpush(keys.ready, client.rpop(keys.line("a")))  # as an earlier version promotes it
+
+    assert [one.id for one in claim()] == ["plain"]
+    assert serve() == {}
+    assert [*serve()] == ["keyed"]
+
+    run(t.reclaim(keys, clock=micros(ms=HOUR_MS)))
+    assert where() == {"unack": ["keyed"], "retry": ["plain"]}
+
+
 # ---- one at a time ----------------------------------------------------------------
 
 

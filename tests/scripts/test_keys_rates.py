@@ -104,6 +104,15 @@ def test_a_clock_that_goes_back_shuts_a_key_for_no_longer_than_one_message(publi
     assert served == [0, 1, 1, 1]
 
 
+def test_a_clock_that_goes_back_shuts_the_queue_for_no_longer_than_one_message(publish_under, serve, limit, promote):
+    limit(rate_us=1_000_000, burst=1)
+    publish_under("a", "a1", "a2")
+    assert len(serve()) == 1
+
+    assert promote(ms=-HOUR_MS) == (0, 1000)
+    assert len(serve(clock=micros(ms=1000 - HOUR_MS))) == 1
+
+
 def test_a_clock_that_goes_back_wakes_no_key_that_a_handler_put_to_sleep(
     publish_under, serve, run, keys, limit, client, promote
 ):

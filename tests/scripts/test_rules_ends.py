@@ -60,15 +60,15 @@ def test_a_redriven_dead_letter_is_a_message_again_once(die, run, claim, where, 
     def redrive(*letters):
         return run(t.redrive(keys, letters, ttl_ms=HOUR_MS, clock=NOON))
 
-    letter = die("m")
+    letter, later = die("m"), die("m")
     assert redrive((letter, "another", 7), ("1-1", "m", 7)) == ["not_found", "not_found"]
-    assert where() == {"dead": ["m"]}
+    assert where() == {"dead": ["m", "m"]}
 
     client.hset(keys.lease, "m", "!")  # left behind: it would be cancelled by it
-    assert redrive((letter, "m", 7), (letter, "m", 7)) == ["redriven", "not_found"]
+    assert redrive((letter, "m", 7), (letter, "m", 7), (later, "m", 7)) == ["redriven", "not_found", "alive"]
     assert redrive((letter, "m", 7)) == ["not_found"]
 
-    assert (where(), total("redriven")) == ({"ready": ["m"]}, 1)
+    assert (where(), total("redriven")) == ({"ready": ["m"], "dead": ["m"]}, 1)
     assert [(one.id, one.left) for one in claim()] == [("m", 7)]
     assert client.get(keys.msg("m")).endswith(b"\nm")
 
