@@ -85,14 +85,15 @@ def test_body_of_max_body_is_accepted_and_a_larger_body_refused(make_queue, comm
     assert small.publish(b"x" * 100).status == "published"
 
 
-def test_queue_in_the_go_layout_refuses_bodies_and_headers_unreadable_for_go(url, commands):
-    bare = Queue("q", bytes, url=url, layout=Layout.hdt3213())
+def test_queue_in_the_go_layout_writes_bare_bodies_and_refuses_what_go_cannot_read(make_queue, commands, client):
+    bare = make_queue(bytes, layout=Layout.hdt3213())
 
     with pytest.raises(BodyError, match="must not begin with 'RELIQ/1 '"):
         bare.publish(b"RELIQ/1 {}\n")
     with pytest.raises(ConfigurationError, match="headers cannot be sent"):
         bare.publish(b"x", headers={"a": "b"})
     assert commands() == {}
+    assert client.get(f"dp:q:msg:{bare.publish(b'hello').id}") == b"hello"
 
 
 #: Part of the queue -> the call that meets a key of the wrong type there.
