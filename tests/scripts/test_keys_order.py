@@ -212,3 +212,27 @@ def test_a_claim_of_a_spread_of_one_has_messages_of_one_key(publish_under, serve
     claims = [[*serve(spread=1)] for _ in range(4)]
 
     assert sorted(map(sorted, claims)) == [[], *([f"{key}{n}" for n in range(3)] for key in ("a", "b", "none"))]
+
+
+def test_a_look_keeps_the_number_of_the_next_claim_free_and_a_late_claim_gets_none(publish_under, run, keys):
+    def claim(number, limit=9):
+        turn = t.CallNumber("w", number)
+        return [one.id for one in run(t.claim(keys, turn, limit=limit, lease_ms=9000, keyed=True, clock=NOON)).claimed]
+
+    publish_under("a", "a1")
+    assert claim(1) == ["a1"]
+    publish_under("a", "a2")
+
+    assert (claim(2, limit=0), claim(2), claim(3)) == ([], ["a2"], [])
+    publish_under("a", "a3")
+    assert claim(2) == []
+
+
+def test_a_suspect_with_a_key_keeps_its_deaths_through_a_release(publish_under, serve, run, keys):
+    publish_under("a", "m")
+    serve(lease_ms=1)
+    run(t.reclaim(keys, keyed=True, clock=micros(ms=1)))
+
+    run(t.release(keys, serve().values()))
+
+    assert [one.deaths for one in serve().values()] == [1]
