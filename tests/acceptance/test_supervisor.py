@@ -90,6 +90,7 @@ def test_worker_refuses_a_redis_that_may_evict_unless_allowed(worker, jobs, clie
         refused = worker("--queue", "once", "--burst=delayed")
         assert refused.wait() == 78
         assert refused.said("maxmemory-policy must be noeviction, not volatile-lru")
+        assert refused.said("--allow-eviction")
 
         assert worker("--queue", "once", "--burst=delayed", "--allow-eviction").wait() == 0
     finally:

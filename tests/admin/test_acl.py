@@ -156,8 +156,8 @@ def test_consumer_may_run_a_whole_worker(login, refused, client, url, shards):
     assert refused() == []
 
 
-def test_operator_may_put_a_redis_key_of_another_type_aside(login, refused, client):
-    admin = Admin(login("operator", "q"))
+def test_operator_may_put_a_redis_key_of_another_type_aside(login, refused, client, layout):
+    admin = Admin(login("operator", "q", layout=layout), layout=layout)
     client.set(admin.redis_keys("q").retry, "not ours")
 
     [fault] = admin.check("q", repair=True, patience=0).faults

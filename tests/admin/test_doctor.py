@@ -81,6 +81,8 @@ BESIDE = [
 
 def test_each_fact_beside_the_server_has_a_verdict():
     assert [(others, name, verdicts(findings(facts(**others)))[name]) for others, name, _ in BESIDE] == BESIDE
+    told_nothing = verdicts(findings(Facts(denied={"consumer": None})))
+    assert {name for name, verdict in told_nothing.items() if verdict != "unknown"} == {"tls", "client retries"}
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import pytest
 from handling import handle_all
 from waiting import eventually
 
-from reliq import Consumer, Queue
+from reliq import Consumer, Layout, Queue
+from reliq.keys import Keys
 from reliq.wireformat import open_envelope
 
 KEPT = "kept: their ids are in use there, or it cannot have them\n"
@@ -106,6 +107,16 @@ def test_move_after_another_that_was_cut_off_is_refused_until_that_is_finished(c
     assert finished.out == "1 moved\n"
     assert (bodies(other), bodies(queue)) == ([1], [])
     assert command("move", "other", "q", "--state", "ready", "--yes").out == "0 moved\n"
+
+
+def test_refused_move_quotes_a_hostile_name_in_the_command_it_prints(command, url, client):
+    for name in ("go", "third"):
+        Queue(name, bytes, url=url, layout=Layout.hdt3213()).publish(b"x")
+    client.set(Keys("go", Layout.hdt3213()).moving, "x;reboot")
+
+    refused = command("move", "go", "third", "--state", "ready", "--layout", "hdt3213", "--yes")
+
+    assert refused.err.endswith("finish it first: reliq move go 'x;reboot' --state ready --layout hdt3213\n")
 
 
 @pytest.fixture

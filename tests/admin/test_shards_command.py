@@ -6,7 +6,7 @@ import pytest
 from handling import handle_all, lasting
 from prometheus_client import CollectorRegistry
 
-from reliq import Admin, ConfigurationError, Layout, Outgoing, Queue, transitions as t
+from reliq import Admin, ConfigurationError, Layout, Outgoing, PublishFailed, Queue, transitions as t
 from reliq.ids import home
 from reliq.keys import Keys
 from reliq.metrics.serving import queue_collector
@@ -115,6 +115,20 @@ def test_lost_map_is_reported_and_restored_and_no_id_runs_twice(admin, resize, q
     assert (metric(queue), shard_findings(admin), admin.check("q").faults) == (0, [], ())
     handle_all(many)
     assert not admin.finish_resize("q")
+
+
+def test_shard_with_a_newer_map_refuses_publishes_until_a_repair(admin, resize, queue, url, client):
+    resize(8)
+    client.set(Keys("q", shard=5).epoch, "2 8 8")  # a failover took back how the map and the other fences were written
+    queue.connection().maps.clear()
+    id = next(id for id in ids() if home(id, 8) == 5)
+
+    with pytest.raises(PublishFailed, match="have an operator write it again: reliq check q --repair"):
+        Queue("q", url=url).publish({}, id=id)
+    assert admin.check("q", repair=True).is_sound
+
+    queue.connection().maps.clear()
+    assert Queue("q", url=url).publish({}, id=id).status == "published"
 
 
 @pytest.fixture(params=[b"junk", b'{"epoch":1,"n":1000}', None], ids=["junk", "impossible", "a list"])
