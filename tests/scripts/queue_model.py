@@ -206,10 +206,10 @@ class Model(ExpiringKeys, Account):
         stopped = [one.id for one in good if self.cancelled(one.id)]
         place, times = put([one for one in good if one.id not in stopped]) if put else (self.unack, {})
         self.put(place, times)
+        for id in stopped:
+            self.end(id, "cancelled")
         for one in good[::order]:
-            if one.id in stopped:
-                self.end(one.id, "cancelled")
-            else:
+            if one.id not in stopped:
                 if one.id not in times or place is not self.unack:
                     self.unack.pop(one.id)
                 then(one)
