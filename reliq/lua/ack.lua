@@ -15,9 +15,9 @@
 -- The last `history_max` acked ones are remembered, each with how long it ran, if `took_ms` says it. Of an expired
 -- message `took_ms` is the token of its claim: it never started, so a queue with keys gives its start back to the rates.
 
-local ids, held, stopped, lost = receipts(kind == 'acked')
+local ids, held, stopped, lost, _, receipt_of = receipts(kind == 'acked')
 local done, bodies, spans, took = {}, {}, {}, {}
--- keyed: know(ids, held)
+-- keyed: know(receipt_of)
 for j, i in ipairs(held) do done[j], bodies[j], spans[j], took[j] = ids[i], body(i), arg(i, WINDOW), arg(i, TOOK_MS) end
 
 begin(unack)

@@ -13,9 +13,9 @@
 -- that must not run again brings its `value`, so that its letter has a body whatever its TTL. Without one it says so by
 -- a `delay_ms` of -1: its body is empty; or of -2: its body was too large to be read, and stays as it is.
 
-local ids, held, stopped, lost = receipts()
+local ids, held, stopped, lost, _, receipt_of = receipts()
 local waiting, dues, words, buried, notes = {}, {}, {}, {}, {}
--- keyed: know(ids, held)
+-- keyed: know(receipt_of)
 local known = run('HMGET', errors, ids)
 
 begin(unack)

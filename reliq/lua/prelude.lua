@@ -231,8 +231,8 @@ local function fence(binds)
 end
 
 -- The ids of the tail; the indexes of receipts that hold; the ids whose message was cancelled (unless they count as
--- any other), and those whose receipt no longer holds; and the state words. A receipt is LANE.NUMBER, and a place in
--- unack.
+-- any other), and those whose receipt no longer holds; the state words; and for each id the index of the receipt that
+-- holds, cancelled or not, false where none does. A receipt is LANE.NUMBER, and a place in unack.
 local function receipts(with_cancelled)
   local ids, held, stopped, lost, seen = {}, {}, {}, {}, {}
   for i = 1, ITEMS do ids[i] = arg(i, ID) end
@@ -241,9 +241,9 @@ local function receipts(with_cancelled)
     local nonce, word = arg(i, NONCE), places[i] and not seen[id] and words[i]
     local holds = word and (word == nonce or word:match('^[^:!]*') == nonce:match('^[^:]*'))
     local fate = not holds and lost or cancelled(word) and not with_cancelled and stopped or held
-    fate[#fate + 1], seen[id] = fate == held and i or id, seen[id] or holds
+    fate[#fate + 1], seen[id] = fate == held and i or id, seen[id] or holds and i
   end
-  return ids, held, stopped, lost, words
+  return ids, held, stopped, lost, words, seen
 end
 
 -- End what was cancelled while it was held.

@@ -9,9 +9,9 @@
 -- Returns  the ids whose receipt no longer holds, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 
-local ids, held, stopped, lost = receipts()
+local ids, held, stopped, lost, _, receipt_of = receipts()
 local put_off, dues = {}, {}
--- keyed: know(ids, held)
+-- keyed: know(receipt_of)
 
 begin(unack)
 for j, i in ipairs(held) do

@@ -38,6 +38,30 @@ def test_so_many_messages_of_the_queue_run_at_once_and_no_worker_wakes_for_more(
     assert len(serve()) == 3
 
 
+@pytest.mark.parametrize("verb", ["nack", "snooze", "release", "ack"])
+def test_a_place_is_given_back_beside_a_late_receipt_of_another_key(verb, publish_under, serve, limit, run, keys, nack):
+    limit(per_key=1)
+    publish_under("a", "m")
+    (late,) = serve().values()
+    run(t.cancel(keys, ["m"], clock=NOON))
+    nack(late, delay_ms=0)
+    publish_under("b", "m")
+    (held,) = serve().values()
+    run(t.cancel(keys, ["m"], clock=NOON))
+
+    if verb == "nack":
+        run(t.nack(keys, [(one, 0, "failed 1 x", b"") for one in (held, late)], clock=NOON))
+    elif verb == "snooze":
+        run(t.snooze(keys, [(held, 0), (late, 0)], clock=NOON))
+    elif verb == "release":
+        run(t.release(keys, [held, late], clock=NOON))
+    else:
+        run(t.ack(keys, [(held, None), (late, None)], kind="expired", clock=NOON))
+
+    publish_under("b", "next")
+    assert [*serve()] == ["next"]
+
+
 @pytest.mark.parametrize("end", ["ack", "nack", "bury", "snooze", "release", "expire", "reclaim", "cancel"])
 def test_a_place_is_given_back_however_a_message_leaves_its_worker(
     end, publish_under, serve, limit, run, keys, client, nack, ack

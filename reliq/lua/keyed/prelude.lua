@@ -163,10 +163,9 @@ local function offer_places()
   if limits_now().concurrency and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
 end
 
--- The keys of messages by their receipts; what is said by one that holds goes before what others say.
-local function know(ids, holding)
-  for i, id in ipairs(ids) do key_of[id] = arg(i, KEY) end
-  for _, i in ipairs(holding) do key_of[ids[i]] = arg(i, KEY) end
+-- The keys of messages, as the receipts say that hold: a late one may be of an earlier message with the same id.
+local function know(receipt_of)
+  for id, i in pairs(receipt_of) do key_of[id] = i and arg(i, KEY) or nil end
 end
 
 -- Messages are to be delivered again, those with a key before all others of their key, the first foremost.

@@ -12,9 +12,9 @@
 -- With `sleep_ms` the messages' keys sleep for so long from now on, those that sleep for longer as long as before; of a
 -- message without a key the queue sleeps.
 
-local ids, holding, stopped, lost = receipts()
+local ids, holding, stopped, lost, _, receipt_of = receipts()
 local freed, suspects, calm, sleepers, untils = {}, {}, {}, {}, {}
-know(ids, holding)
+know(receipt_of)
 for j = #holding, 1, -1 do
   local id, died = ids[holding[j]], deaths(arg(holding[j], NONCE))
   freed[#freed + 1] = id
