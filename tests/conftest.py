@@ -35,6 +35,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # What a program prints is read as a user reads it, whose shell says nothing of buffers.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# Options of this run are not those of the runs of pytest that tests start.
+os.environ.pop("PYTEST_ADDOPTS", None)
 # Where the shell says that no bytecode is kept, each of the many processes that tests start would compile all it imports:
 # it is kept as long as this run lasts.
 _bytecode = tempfile.mkdtemp(prefix="reliq-bytecode-") if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") else None
