@@ -232,7 +232,7 @@ end
 
 -- The ids of the tail; the indexes of receipts that hold; the ids whose message was cancelled (unless they count as
 -- any other), and those whose receipt no longer holds; the state words; and for each id the index of the receipt that
--- holds, cancelled or not, false where none does. A receipt is LANE.NUMBER, and a place in unack.
+-- holds, cancelled or not. A receipt is LANE.NUMBER, and a place in unack.
 local function receipts(with_cancelled)
   local ids, held, stopped, lost, seen = {}, {}, {}, {}, {}
   for i = 1, ITEMS do ids[i] = arg(i, ID) end

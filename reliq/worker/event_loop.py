@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The loop runs at least this often.
+#: The event loop wakes at least this often.
 TICK_SECONDS = 1.0
 
 #: Notes which call takes a step in the event loop, None after the step; returns the call noted before.
@@ -164,7 +164,7 @@ class AsyncExecutor:
             loop.close()
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the loop wait for a second at most: when a handler closes its selector, only the next wait fails."""
+        """Wake the loop each second: after a handler has closed its selector, only the next wait fails."""
         loop.call_later(TICK_SECONDS, self._tick, loop)
 
     def _run_until_stopped(self, loop: asyncio.AbstractEventLoop) -> bool:

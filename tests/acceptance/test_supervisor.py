@@ -61,7 +61,8 @@ def test_messages_of_a_killed_process_return_to_each_shard_unspent(worker, jobs,
 def test_process_over_max_memory_is_replaced(worker, jobs):
     process = worker("--queue", "once", "--max-memory", "1M")
 
-    eventually(lambda: process.said("has grown over --max-memory"), "the process was seen to be too large")
+    eventually(lambda: process.said("has grown over --max-memory"), "the process is found to be too large")
+    eventually(lambda: process.said("starting another"), "another process takes its place")
 
 
 def test_sigusr1_writes_the_stack_of_every_handler_with_its_message(worker, jobs, client):

@@ -163,9 +163,12 @@ local function offer_places()
   if limits_now().concurrency and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
 end
 
--- The keys of messages, as the receipts say that hold: a late one may be of an earlier message with the same id.
+-- Take the key of each message from the receipt that holds. A late receipt may belong to an earlier message with the same
+-- id and another key.
 local function know(receipt_of)
-  for id, i in pairs(receipt_of) do key_of[id] = i and arg(i, KEY) or nil end
+  for id, i in pairs(receipt_of) do
+    if i then key_of[id] = arg(i, KEY) end
+  end
 end
 
 -- Messages are to be delivered again, those with a key before all others of their key, the first foremost.
