@@ -11,7 +11,7 @@ from typing import Literal
 import redis
 
 from benchmarks.works import Tries, processes, tasks, threads
-from reliq.bench.jobs import KINDS
+from reliq.bench.bench import KINDS
 
 Backlog = Callable[[redis.Redis], int]
 

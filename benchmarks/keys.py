@@ -21,8 +21,8 @@ from typing import Any
 import redis
 
 from benchmarks.server import private_server
-from reliq import transitions as t
 from reliq.keys import Keys
+from reliq.lua import transitions as t
 
 ROUNDS = 9
 #: Name -> messages, of how many keys (None: none, by the rules of a queue without keys), limits, messages a call.

@@ -14,11 +14,11 @@ from typing import Any
 from unittest.mock import patch
 
 from reliq import Consumer, Queue
-from reliq.embedded import find_server
+from reliq.redis.cluster import ManyWire
+from reliq.redis.connection import PooledWire
+from reliq.redis.server import Connection
 from reliq.settings import WorkerSettings
-from reliq.transport.connection import Connection
-from reliq.transport.many import ManyWire
-from reliq.transport.wire import PooledWire
+from reliq.testing.server import find_server
 from tests.cluster_servers import LiveCluster
 
 SLOTS = 16

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 
 
 class CountedRedis(redis.Redis):

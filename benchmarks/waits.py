@@ -19,9 +19,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from reliq import Consumer, Job, Queue, WorkerSettings
-from reliq.embedded import EmbeddedRedis, find_server
 from reliq.events import Event, Started
-from reliq.shardmap import ShardMap
+from reliq.redis.shards import ShardMap
+from reliq.testing.server import EmbeddedRedis, find_server
 from tests.cluster_moves import SlotMove
 from tests.cluster_servers import LiveCluster
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from stage import a_redis, missing, running
 
-from reliq.embedded import free_port
+from reliq.testing.server import free_port
 
 HERE = Path(__file__).parent
 RULES = HERE.parent / "grafana" / "rules.yml"

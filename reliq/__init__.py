@@ -5,19 +5,11 @@ import warnings
 from typing import TYPE_CHECKING
 
 import reliq.distribution as _distribution
-from reliq.lazily import names_of
+from reliq.lazy_imports import names_of
 
 if TYPE_CHECKING:
     from reliq.admin import Admin as Admin, AsyncAdmin as AsyncAdmin
-    from reliq.answers import (
-        Ack as Ack,
-        Answer as Answer,
-        Nack as Nack,
-        RateLimited as RateLimited,
-        Reject as Reject,
-        Snooze as Snooze,
-    )
-    from reliq.consumer.consumer import Consumer as Consumer
+    from reliq.consumer import Consumer as Consumer
     from reliq.errors import (
         BodyError as BodyError,
         ConfigurationError as ConfigurationError,
@@ -33,9 +25,11 @@ if TYPE_CHECKING:
         WrongKeyTypeError as WrongKeyTypeError,
     )
     from reliq.events import Event as Event, Observer as Observer
-    from reliq.handlers.job import Job as Job
+    from reliq.handlers.handler import Job as Job
     from reliq.keys import Layout as Layout
     from reliq.message import (
+        Ack as Ack,
+        Answer as Answer,
         BulkResult as BulkResult,
         CancelStatus as CancelStatus,
         Counts as Counts,
@@ -43,22 +37,27 @@ if TYPE_CHECKING:
         Duration as Duration,
         Header as Header,
         Letter as Letter,
+        Nack as Nack,
+        Outgoing as Outgoing,
         Pause as Pause,
         Priority as Priority,
+        PublishOptions as PublishOptions,
         PublishStatus as PublishStatus,
+        RateLimited as RateLimited,
         Receipt as Receipt,
+        Reject as Reject,
         RescheduleStatus as RescheduleStatus,
+        Snooze as Snooze,
     )
-    from reliq.outgoing import Outgoing as Outgoing, PublishOptions as PublishOptions
+    from reliq.outbox.relay import Relay as Relay
     from reliq.queue import Queue as Queue
-    from reliq.receive.received import Received as Received
-    from reliq.relay.relay import Relay as Relay
+    from reliq.receive.receiver import Received as Received
+    from reliq.redis.url import Target as Target
     from reliq.settings import (
         Durability as Durability,
         QueueSettings as QueueSettings,
         WorkerSettings as WorkerSettings,
     )
-    from reliq.transport.target import Target as Target
 
 if sys.platform == "win32":
     raise ImportError(
@@ -75,25 +74,16 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
         __name__,
         {
             "reliq.admin": "Admin AsyncAdmin",
-            "reliq.answers": "Ack Answer Nack RateLimited Reject Snooze",
-            "reliq.consumer.consumer": "Consumer",
-            "reliq.errors": (
-                "BodyError ConfigurationError InsecureWarning LoginError ProtocolError "
-                "PublishFailed RedisRefusedError RedisUnavailableError ReliqError Stopped "
-                "UndecodableError WrongKeyTypeError"
-            ),
+            "reliq.consumer": "Consumer",
+            "reliq.errors": "BodyError ConfigurationError InsecureWarning LoginError ProtocolError PublishFailed RedisRefusedError RedisUnavailableError ReliqError Stopped UndecodableError WrongKeyTypeError",
             "reliq.events": "Event Observer",
-            "reliq.handlers.job": "Job",
+            "reliq.handlers.handler": "Job",
             "reliq.keys": "Layout",
-            "reliq.message": (
-                "BulkResult CancelStatus Counts DeathReason Duration Header Letter Pause Priority "
-                "PublishStatus Receipt RescheduleStatus"
-            ),
-            "reliq.outgoing": "Outgoing PublishOptions",
+            "reliq.message": "Ack Answer BulkResult CancelStatus Counts DeathReason Duration Header Letter Nack Outgoing Pause Priority PublishOptions PublishStatus RateLimited Receipt Reject RescheduleStatus Snooze",
+            "reliq.outbox.relay": "Relay",
             "reliq.queue": "Queue",
-            "reliq.receive.received": "Received",
-            "reliq.relay.relay": "Relay",
+            "reliq.receive.receiver": "Received",
+            "reliq.redis.url": "Target",
             "reliq.settings": "Durability QueueSettings WorkerSettings",
-            "reliq.transport.target": "Target",
         },
     )

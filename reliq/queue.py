@@ -1,43 +1,503 @@
-"""`Queue`: publishes messages and receives them, in blocking and in async code."""
+"""Dead letters that are published again: by one script where their ids are at home, and else in three steps."""
 
 from __future__ import annotations
 
 import asyncio
+import getpass
+import re
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, TypeVar, Unpack, overload
 
-from reliq.client.moves import Moves
-from reliq.codec.codec import Codec
-from reliq.control import Control
-from reliq.declared import LimitOptions, limits_in
-from reliq.keys import Keys, Layout
-from reliq.keywords import check_keywords
-from reliq.publish.orders import Writer
-from reliq.publish.sender import Sender, begun
-from reliq.publish.shard_calls import ShardCalls
-from reliq.publish.tally import BulkTally, check_bulk
-from reliq.publish.transactional import TransactionalPublishes
-from reliq.receive.batch import Receiver
-from reliq.receive.receive import areceiving, receiving
-from reliq.settings import Durability, QueueSettings, SettingsOptions, seconds
-from reliq.shardmap import ShardMap
-from reliq.transport.connection import check_slots
-from reliq.transport.target import check_target
+from reliq.codec import Codec
+from reliq.errors import ConfigurationError, RedisUnavailableError
+from reliq.keys import Keys, Layout, check_id, home
+from reliq.lua import transitions
+from reliq.lua.transitions import Lanes
+from reliq.message import Counts, Letter, Pause
+from reliq.outbox.transactions import TransactionalPublishes
+from reliq.publish.messages import BulkTally, ShardCalls, Writer, check_bulk, when
+from reliq.publish.publisher import Sender, begun
+from reliq.receive.receiver import Receiver, areceiving, receiving
+from reliq.redis import commands
+from reliq.redis.client import Clients, Moves
+from reliq.redis.commands import answered, of_every_shard, raise_first
+from reliq.redis.server import PUBLISH_SECONDS, Connection, check_slots
+from reliq.redis.shards import ShardMap, Shards
+from reliq.redis.url import check_target
+from reliq.settings import (
+    BATCH_LIMIT,
+    MIB,
+    Durability,
+    LimitOptions,
+    QueueSettings,
+    SettingsOptions,
+    limits_in,
+    milliseconds,
+    seconds,
+    whole,
+)
+from reliq.text import check_keywords, chunked_by_size
+from reliq.wire_format import envelope_rest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
+    from uuid import UUID
 
     from typing_extensions import TypeForm
 
     from reliq.events import Observer
-    from reliq.limits import Limits
-    from reliq.message import BulkResult, Duration, Receipt
-    from reliq.outgoing import Outgoing, PublishOptions
-    from reliq.receive.received import Received
-    from reliq.transport.target import Target
+    from reliq.keys import Keys
+    from reliq.lua.transitions import AskStatus, PublishAnswer, RedriveStatus
+    from reliq.message import (
+        BulkResult,
+        CancelStatus,
+        Duration,
+        Letter,
+        Outgoing,
+        PublishOptions,
+        Receipt,
+        RescheduleStatus,
+    )
+    from reliq.receive.receiver import Received
+    from reliq.redis.commands import Call, Command, Request, T
+    from reliq.redis.shards import Shards
+    from reliq.redis.url import Target
+    from reliq.settings import Limits, QueueSettings
+
+
+#: One call of a redrive writes back at most this many bytes of bodies: a script holds all others up.
+LETTER_BYTES = 8 * MIB
+
+_LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
+
+
+class Way(NamedTuple):
+    """
+    The way of a letter to the shard where its id is at home now.
+
+    Each step may be the last before the process dies. Made again within ten minutes, the publish adds nothing: it has
+    the number of its letter.
+    """
+
+    letter: Letter
+    ask: Call[list[AskStatus]]
+    look: Command[list[Letter]]
+    publish: Call[PublishAnswer]
+    delete: Command[int]
+
+
+class Redriving:
+    """
+    Letters of a queue on their way back into it.
+
+    Attributes:
+        left: those of which Redis has said nothing yet, or that they must go by a later map.
+        redriven: how many are published again.
+
+    Raises:
+        ConfigurationError: something is no letter, or they are too many for one call.
+    """
+
+    def __init__(self, shards: Shards, settings: QueueSettings, letters: Sequence[Letter], delay: Duration) -> None:
+        if not isinstance(letters, list | tuple) or not all(isinstance(one, Letter) for one in letters):
+            raise ConfigurationError(
+                f"letters must be a list of dead letters, as `letters()` returns them, not {type(letters).__name__}"
+            )
+        whole("number of letters", len(letters), most=BATCH_LIMIT)
+        self._shards, self._retries = shards, settings.retries
+        self._ttl_ms, self._delay_ms = milliseconds(settings.ttl), milliseconds(seconds("delay", delay))
+        self.left, self.redriven = list(letters), 0
+
+    def calls(self) -> list[tuple[Call[list[RedriveStatus]], list[Letter]]]:
+        """Return the calls for the letters that are at home where they lie, each with its letters."""
+        at_home: dict[int, list[Letter]] = {}
+        for one in self.left:
+            if self._home(one) == one.shard:
+                at_home.setdefault(one.shard, []).append(one)
+        return [(self._call(some), some) for letters in at_home.values() for some in by_bytes(letters)]
+
+    def told(self, letters: Sequence[Letter], answers: list[RedriveStatus]) -> None:
+        """Note what a shard has answered about its letters."""
+        self.redriven += answers.count("redriven")
+        done = {id(one) for one, answer in zip(letters, answers, strict=True) if answer != "stale"}
+        self.left = [one for one in self.left if id(one) not in done]
+
+    def ways(self) -> Iterator[Way]:
+        """Yield the way of each letter whose id has another home than the shard where it lies."""
+        for one in [one for one in self.left if self._home(one) != one.shard]:
+            yield self._way(one)
+
+    def may_go(self, way: Way, answers: list[AskStatus], found: list[Letter]) -> bool:
+        """Say whether a letter may be published at home, as the shard has answered where it lies, if it still does."""
+        is_free = answers == ["free"] and [one.id for one in found] == [way.letter.id]
+        if not is_free and answers != ["stale"]:
+            self.left = [one for one in self.left if one is not way.letter]
+        return is_free
+
+    def is_there(self, way: Way, answer: PublishAnswer) -> bool:
+        """Say whether a letter is published at home, and is to be deleted where it lies."""
+        if answer.is_stale:
+            return False
+        self.left = [one for one in self.left if one is not way.letter]
+        return not answer.refused
+
+    def deleted(self, count: int) -> None:
+        """Note that a letter is deleted where it lay; 0: somebody else has done it."""
+        self.redriven += count
+
+    def _home(self, letter: Letter) -> int:
+        return home(letter.id, self._shards.map.n)
+
+    def _left(self, letter: Letter) -> int:
+        return self._retries if letter.header.retries is None else letter.header.retries
+
+    def _call(self, letters: Sequence[Letter]) -> Call[list[RedriveStatus]]:
+        rows = [(one.letter, one.id, self._left(one)) for one in letters]
+        keys, fence = self._shards.keys(letters[0].shard), self._shards.map.fence
+        return transitions.redrive(keys, rows, ttl_ms=self._ttl_ms, delay_ms=self._delay_ms, fence=fence)
+
+    def _way(self, letter: Letter) -> Way:
+        old, new, fence = self._shards.keys(letter.shard), self._shards.keys(self._home(letter)), self._shards.map.fence
+        header, left = letter.header, self._left(letter)
+        start = envelope_rest(
+            left,
+            header.enqueued,
+            header.window_ms,
+            header.headers,
+            header.incarnation,
+            header.line or "",
+            header.origin,
+        )
+        publish = transitions.publish(
+            new,
+            [(letter.id, start + letter.payload)],
+            transitions.CallNumber(f"letter-{letter.letter}.{letter.shard}", 1),
+            ttl_ms=self._ttl_ms,
+            retries=left,
+            delay_ms=self._delay_ms,
+            window_ms=header.window_ms or 0,
+            replace=True,
+            fence=fence,
+        )
+        ask = transitions.ask(old, [letter.id], fence=fence, replace=True)
+        look = commands.letters_between(old, letter.letter, letter.letter, count=1)
+        return Way(letter, ask, look, publish, commands.delete_letters(old, [letter.letter]))
+
+
+def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
+    """Return the command that reads dead letters; raise ConfigurationError for a limit or place not allowed."""
+    if not isinstance(after, str) or (after and _LETTER_NAME.fullmatch(after) is None):
+        raise ConfigurationError("after must be the `letter` of a dead letter, such as '1700000000000-0', or empty")
+    count, first = whole("limit", limit, least=1, most=BATCH_LIMIT), f"({after}" if after else "-"
+    return commands.letters_between(keys, first, "+", count=count)
+
+
+def first_letters(all: Iterable[list[Letter]], limit: int) -> list[Letter]:
+    """Return the oldest of the letters of several shards: `limit`, and those that died at once with the last of them."""
+    letters = sorted((one for some in all for one in some), key=_place)
+    last = _place(letters[limit - 1])[:2] if len(letters) > limit else None
+    return [one for one in letters if last is None or _place(one)[:2] <= last]
+
+
+def _place(letter: Letter) -> tuple[int, int, int]:
+    ms, _, number = letter.letter.partition("-")
+    return int(ms), int(number), letter.shard
+
+
+def by_bytes(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
+    """Yield letters in pieces of at most `LETTER_BYTES` of bodies, or of one: a script holds all others up."""
+    return chunked_by_size(letters, lambda letter: len(letter.payload), LETTER_BYTES, BATCH_LIMIT)
+
+
+S = TypeVar("S")
+
+#: A pause's reason has at most this many characters.
+REASON_LIMIT = 200
+
+
+class Control:
+    """A queue without its bodies: its keys, settings and Redis, in both colours."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        settings: QueueSettings,
+        target: Target | None,
+        observers: Sequence[Observer],
+        shards: int | None = None,
+    ) -> None:
+        self.keys = keys
+        self.layout = keys.layout
+        self.settings = settings
+        self.target = target
+        self.observers = observers
+        self._lanes = Lanes()
+        self._clients = Clients(target, observers)
+        #: The shards as this process knows them, without a question to Redis.
+        self.known_shards = Shards(keys, self._clients, shards)
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self.keys.name
+
+    def shards(self) -> tuple[Keys, ...]:
+        """
+        Return the keys of every shard that may hold messages, as Redis says now: one, of a queue that is not sharded.
+
+        While the Redis of the map is away, they are those that this process knows of.
+
+        Raises:
+            ConfigurationError: there are not as many as the queue was made with.
+            RedisUnavailableError: Redis is away, and nothing is known.
+        """
+        try:
+            self.known_shards.read(for_seconds=PUBLISH_SECONDS)
+        except RedisUnavailableError:
+            if not self._clients.mapped_until:
+                raise
+        return self.known_shards.all
+
+    async def ashards(self) -> tuple[Keys, ...]:
+        """As `shards`, in async code."""
+        try:
+            await self.known_shards.aread(for_seconds=PUBLISH_SECONDS)
+        except RedisUnavailableError:
+            if not self._clients.mapped_until:
+                raise
+        return self.known_shards.all
+
+    def cancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
+        """
+        Cancel a message, so that it does not start or, if it runs, is not retried.
+
+        The id of a `cancelled` one is free at once, that of a `running` one after its end and its `dedup`.
+
+        Args:
+            tombstone: seconds or timedelta for which a publish of this id is refused as `tombstoned`, also one that is
+                still on its way.
+
+        Returns:
+            `cancelled`; `running`, then its handler sees it; `not_found`, it has ended or never was, or a first try
+            whose reply was lost has cancelled it.
+        """
+        id, for_ms = check_id(id), tombstone_ms(tombstone)
+        self._lanes.end(id)
+        return self._at_home(id, lambda keys: transitions.cancel(keys, [id], tombstone_ms=for_ms))
+
+    async def acancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
+        """As `cancel`, in async code."""
+        id, for_ms = check_id(id), tombstone_ms(tombstone)
+        self._lanes.end(id)
+        return await self._aat_home(id, lambda keys: transitions.cancel(keys, [id], tombstone_ms=for_ms))
+
+    def reschedule(self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
+        """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
+        return self._at_home(check_id(id), lambda keys: rescheduling(keys, id, delay, at))
+
+    async def areschedule(
+        self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None
+    ) -> RescheduleStatus:
+        """As `reschedule`, in async code."""
+        return await self._aat_home(check_id(id), lambda keys: rescheduling(keys, id, delay, at))
+
+    def counts(self) -> Counts:
+        """
+        Count the queue's messages by place, and every total; of one shard, or of each, at one moment.
+
+        While the Redis of some shards is away, the others are counted: `away` names those.
+        """
+        return Counts.sum(*answered(self._of_shards(transitions.counts, ever=True)))
+
+    async def acounts(self) -> Counts:
+        """As `counts`, in async code."""
+        return Counts.sum(*answered(await self._aof_shards(transitions.counts, ever=True)))
+
+    def pause(self, *, reason: str = "", for_: Duration | None = None) -> None:
+        """
+        Have consumers stop claiming within a second, for a while or until `resume`; who, when and why is kept.
+
+        Raises:
+            RedisUnavailableError: Redis is away; of a queue with several shards it says which are paused all the same.
+        """
+        of_every_shard(self.name, "paused", self._of_shards(lambda keys: pausing(keys, reason, for_)))
+
+    async def apause(self, *, reason: str = "", for_: Duration | None = None) -> None:
+        """As `pause`, in async code."""
+        answers = await self._aof_shards(lambda keys: pausing(keys, reason, for_))
+        of_every_shard(self.name, "paused", answers)
+
+    def resume(self) -> bool:
+        """Have consumers claim again; return whether the queue was paused, or put to sleep by `RateLimited`."""
+        was = [self._of_shards(lambda keys: commands.resume_queue(keys)[at]) for at in range(4)]  # noqa: B023  called at once
+        pauses, sleeps = (of_every_shard(self.name, "resumed", answers) for answers in was[:2])
+        return any(pauses) or any(sleeps)
+
+    async def aresume(self) -> bool:
+        """As `resume`, in async code."""
+        was = [await self._aof_shards(lambda keys: commands.resume_queue(keys)[at]) for at in range(4)]  # noqa: B023  called at once
+        pauses, sleeps = (of_every_shard(self.name, "resumed", answers) for answers in was[:2])
+        return any(pauses) or any(sleeps)
+
+    def letters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
+        """Return up to `limit` dead letters, oldest first, those after the letter named `after`."""
+        return first_letters(raise_first(self._of_shards(lambda keys: listing(keys, limit, after))), limit)
+
+    async def aletters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
+        """As `letters`, in async code."""
+        return first_letters(raise_first(await self._aof_shards(lambda keys: listing(keys, limit, after))), limit)
+
+    def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
+        """
+        Publish up to 500 dead letters again with fresh retries; return how many.
+
+        An id that is alive stays. When a reply is lost the call is made again, and what the first try has redriven is
+        not counted: `counts().totals["redriven"]` has all.
+        """
+        redriving = Redriving(self.known_shards, self.settings, letters, delay)
+        self.known_shards.refresh()
+        while redriving.left:
+            for call, some in redriving.calls():
+                redriving.told(some, self._ask(call))
+            for way in redriving.ways():
+                is_free = redriving.may_go(way, self._ask(way.ask), self._ask(way.look))
+                if is_free and redriving.is_there(way, self._ask(way.publish)):
+                    redriving.deleted(self._ask(way.delete))
+            if redriving.left:
+                self.known_shards.read(for_seconds=PUBLISH_SECONDS)
+        return redriving.redriven
+
+    async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
+        """As `redrive`, in async code."""
+        redriving = Redriving(self.known_shards, self.settings, letters, delay)
+        await self.known_shards.arefresh()
+        while redriving.left:
+            for call, some in redriving.calls():
+                redriving.told(some, await self._aask(call))
+            for way in redriving.ways():
+                is_free = redriving.may_go(way, await self._aask(way.ask), await self._aask(way.look))
+                if is_free and redriving.is_there(way, await self._aask(way.publish)):
+                    redriving.deleted(await self._aask(way.delete))
+            if redriving.left:
+                await self.known_shards.aread(for_seconds=PUBLISH_SECONDS)
+        return redriving.redriven
+
+    def close(self) -> None:
+        """Close the blocking connections of this queue's Redis; they come back when they are used again."""
+        with suppress(ConfigurationError):  # no Redis was named: nothing was opened
+            self._clients.close()
+
+    async def aclose(self) -> None:
+        """Close the running event loop's connections of this queue's Redis."""
+        with suppress(ConfigurationError):
+            await self._clients.aclose()
+
+    def connection(self) -> Connection:
+        """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
+        return self._clients.connection()
+
+    def _at_home(self, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
+        """Make a call about a message at its home; while nobody knows it, where that was, and by the map as it is now."""
+        make(self.keys)  # what is not allowed is refused before anything is asked
+        self.known_shards.refresh()
+        while True:
+            known = self.known_shards.map
+            for keys in self.known_shards.homes(id):
+                [answer] = self._ask(make(keys))
+                if answer != "not_found":
+                    return answer
+            self.known_shards.read(for_seconds=PUBLISH_SECONDS)
+            if self.known_shards.map == known:
+                return answer
+
+    async def _aat_home(self, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
+        """As `_at_home`, in async code."""
+        make(self.keys)
+        await self.known_shards.arefresh()
+        while True:
+            known = self.known_shards.map
+            for keys in self.known_shards.homes(id):
+                [answer] = await self._aask(make(keys))
+                if answer != "not_found":
+                    return answer
+            await self.known_shards.aread(for_seconds=PUBLISH_SECONDS)
+            if self.known_shards.map == known:
+                return answer
+
+    def _of_shards(self, make: Callable[[Keys], Request[T]], *, ever: bool = False) -> list[Any]:
+        """
+        Make a request of every shard that there is now, in one round trip; one that fails has its exception as answer.
+
+        Args:
+            ever: also of the shards that are no more.
+        """
+        first = make(self.keys)
+        shards = self.shards()
+        requests = [first, *map(make, (self.known_shards.ever if ever else shards)[1:])]
+        if len(requests) == 1:
+            return [self._ask(first)]
+        return self._clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS)
+
+    async def _aof_shards(self, make: Callable[[Keys], Request[T]], *, ever: bool = False) -> list[Any]:
+        """As `_of_shards`, in async code."""
+        first = make(self.keys)
+        shards = await self.ashards()
+        requests = [first, *map(make, (self.known_shards.ever if ever else shards)[1:])]
+        if len(requests) == 1:
+            return [await self._aask(first)]
+        return await self._clients.asynchronous().run_all(requests, for_seconds=PUBLISH_SECONDS)
+
+    def _ask(self, request: Request[T]) -> T:
+        return self._clients.blocking().run(request, for_seconds=PUBLISH_SECONDS)
+
+    async def _aask(self, request: Request[T]) -> T:
+        return await self._clients.asynchronous().run(request, for_seconds=PUBLISH_SECONDS)
+
+
+def tombstone_ms(tombstone: Duration | None) -> int | None:
+    """Return for how long a cancelled id is refused; raise ConfigurationError for what is no time above 0."""
+    return None if tombstone is None else milliseconds(seconds("tombstone", tombstone, least=0.001))
+
+
+def rescheduling(keys: Keys, id: str | UUID, delay: Duration, at: datetime | None) -> Call[list[RescheduleStatus]]:
+    """Return the call that gives a message another due time; raise ConfigurationError for one that is not allowed."""
+    at_ms, delay_ms = when(delay, at)
+    return transitions.reschedule(keys, [check_id(id)], at_ms=at_ms, delay_ms=delay_ms)
+
+
+def pausing(keys: Keys, reason: str, for_: Duration | None, by: str = "") -> Command[None]:
+    """
+    Return the command that pauses a queue; raise ConfigurationError for a reason or time that is not allowed.
+
+    Args:
+        by: who pauses it; by default user@host of this process.
+    """
+    for_seconds = None if for_ is None else seconds("for_", for_, least=0.001)
+    pause = pause_by(by, reason, for_seconds)
+    return commands.pause(keys, pause, None if for_seconds is None else milliseconds(for_seconds))
+
+
+def pause_by(by: str, reason: str, for_seconds: float | None = None) -> Pause:
+    """Return a pause that begins now; raise ConfigurationError for a reason that is not allowed."""
+    if not isinstance(reason, str) or not reason.isprintable() or len(reason) > REASON_LIMIT:
+        raise ConfigurationError(f"reason must be one line of at most {REASON_LIMIT} characters")
+    now = round(time.time(), 3)
+    return Pause(by or who(), now, reason, None if for_seconds is None else now + for_seconds)
+
+
+def who() -> str:
+    """Return user@host of this process; a container's user may have no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
 
 B = TypeVar("B")
 

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from cronsim import CronSim, CronSimError
 
 from reliq.errors import ConfigurationError
-from reliq.foreign import LAST_SECOND
+from reliq.text import LAST_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,17 +1,106 @@
-"""Every setting: its default, its unit and what is allowed; each is checked when it is made."""
+"""Waiting and trying again, by tenacity: a handler's backoff, and the tries at a Redis that is away."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, Self, TypedDict
+from hashlib import sha256
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, TypeVar
 
+import msgspec
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    wait_exponential,
+    wait_random,
+    wait_random_exponential,
+)
 from tenacity.wait import wait_base
 
-from reliq.errors import ConfigurationError
-from reliq.keywords import checking_keywords
+from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.message import RETRIES_LIMIT, Duration
-from reliq.retry import DEFAULT_BACKOFF
+from reliq.text import checking_keywords
+from reliq.wire_format import check_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+    from reliq.keys import Keys
+
+
+#: 1 to 3 s, 2 to 6, 4 to 12 …, at most an hour; about two hours over twelve retries. Two thirds of the longest wait are
+#: jitter: what failed together, when a dependency went down, does not come back together.
+DEFAULT_BACKOFF = wait_exponential(max=1800) + wait_random_exponential(multiplier=2, max=1800)
+
+#: The wait between two tries at Redis, in seconds.
+RECONNECT = wait_exponential(multiplier=0.05, max=2) + wait_random(0, 0.1)
+
+#: The longest wait between two deliveries, in seconds: ten years.
+LONGEST_WAIT_SECONDS = 3650 * 86_400.0
+
+R = TypeVar("R", Retrying, AsyncRetrying)
+
+
+def seconds_after(backoff: wait_base, attempt: int) -> float:
+    """
+    Return how long `backoff` waits after delivery number `attempt` (1 for the first), in seconds.
+
+    It is asked for no attempt beyond those that retries allow: a strategy may compute 2**attempt.
+    """
+    state = RetryCallState(Retrying(), None, (), {})
+    state.attempt_number = min(attempt, RETRIES_LIMIT + 1)
+    return max(0.0, min(LONGEST_WAIT_SECONDS, float(backoff(state))))
+
+
+class Tries:
+    """
+    The further tries at a request, the first at once, until `for_seconds` after its beginning.
+
+    The last one is made at the end of that time, so that a server that is away for no longer fails nothing; where
+    tries take long, no further one is made that would not end in time. Whether a request ran is not known of its last
+    try alone: an earlier one may have been lost on its way back.
+
+    Args:
+        first: the error that the first try ended in.
+        took_seconds: how long that was.
+    """
+
+    def __init__(self, for_seconds: float, first: RedisUnavailableError, took_seconds: float) -> None:
+        self._for_seconds, self._took = for_seconds, took_seconds
+        self._maybe_ran = first.maybe_ran
+
+    def of(self, kind: type[R]) -> R:
+        """Return what calls a function until it is through."""
+        return kind(
+            retry=retry_if_exception_type(RedisUnavailableError),
+            wait=lambda state: max(0.0, min(RECONNECT(state), self._left(state))),
+            stop=lambda state: self._left(state) <= 0,
+            before_sleep=self._note,
+            reraise=True,
+        )
+
+    def mark(self, error: ReliqError) -> None:
+        """Note at the last error whether any try may have run."""
+        if isinstance(error, RedisUnavailableError | RedisRefusedError):
+            error.maybe_ran = error.maybe_ran or self._maybe_ran
+
+    def _left(self, state: RetryCallState) -> float:
+        """Return the seconds in which a try may begin that takes as long as they did so far."""
+        since = self._took + (state.seconds_since_start or 0.0)
+        each = (since - state.idle_for) / (state.attempt_number + 1)
+        return self._for_seconds - since - each
+
+    def _note(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, RedisUnavailableError):
+            self._maybe_ran = self._maybe_ran or error.maybe_ran
+
 
 DAY_SECONDS = 86_400.0
 LONGEST_SECONDS = 3650 * DAY_SECONDS
@@ -290,3 +379,213 @@ def _normalise(settings: Any, **least: float) -> None:
     """Turn the named durations of a frozen settings object into float seconds, checked."""
     for name, at_least in least.items():
         object.__setattr__(settings, name, seconds(name, getattr(settings, name), least=at_least))
+
+
+#: A rate permits at most this many starts in a second, and a key or a queue holds at most so many places.
+STARTS_LIMIT, HELD_LIMIT = 10_000, 1_000_000
+WEIGHT_LIMIT, WEIGHTS_LIMIT = 1000, 1000
+#: Without a burst of its own a rate permits at once what it permits in this part of a second, and one at least.
+BURST_PART = 10
+
+_UNIT_US = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
+_RATE = re.compile(r"([1-9][0-9]{0,7})/([smh])")
+_WEIGHT = "weight:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """
+    The limits that a queue declares, as keyword arguments of `Queue`; None is no limit.
+
+    Attributes:
+        ordered: one message of a key at a time, in the order in which they were published.
+        per_key: at most this many messages of a key at once, over all processes (1..1,000,000).
+        rate: how many messages may start in all: "100/s", "5/m" or "1000/h", at most 10,000 in a second.
+        burst: how many of them at once after a pause; None for a tenth of a second's, and one at least.
+        key_rate, key_burst: the same of each key.
+        concurrency: at most this many messages at once, over all processes (1..1,000,000).
+        key_weights: key -> how many messages it has in the turn in which others have one (1..1000, for 1000 keys).
+
+    Raises:
+        ConfigurationError: one of them is not allowed.
+    """
+
+    ordered: bool = False
+    per_key: int | None = None
+    rate: str | None = None
+    burst: int | None = None
+    key_rate: str | None = None
+    key_burst: int | None = None
+    concurrency: int | None = None
+    key_weights: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ordered, bool):
+            raise ConfigurationError(f"ordered must be True or False, not {self.ordered!r:.40}")
+        for name in ("per_key", "concurrency"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), least=1, most=HELD_LIMIT)
+        if self.ordered and self.per_key not in (None, 1):
+            raise ConfigurationError(
+                f"ordered=True is one message of a key at a time: leave out per_key, which is {self.per_key}"
+            )
+        self._check_rate("rate", "burst")
+        self._check_rate("key_rate", "key_burst")
+        object.__setattr__(self, "key_weights", _weights(self.key_weights))
+
+    @staticmethod
+    def parse_rate(text: str, name: str = "rate") -> int:
+        """
+        Return the microseconds between two starts of a rate such as "100/s", rounded up: no more may start than it says.
+
+        Raises:
+            ConfigurationError: it is none; `name` is what it is called there.
+        """
+        found = _RATE.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise ConfigurationError(
+                f"{name} must be a number of messages for each second, minute or hour, such as '100/s', '5/m' or "
+                f"'1000/h', not {text!r:.40}"
+            )
+        number, unit_us = int(found[1]), _UNIT_US[found[2]]
+        if number * 1_000_000 > STARTS_LIMIT * unit_us:
+            raise ConfigurationError(
+                f"{name} must be at most {STARTS_LIMIT}/s, not {text!r}: for more leave it out, or limit concurrency"
+            )
+        return -(-unit_us // number)
+
+    @classmethod
+    def read(cls, stored: Mapping[Any, Any]) -> Self:
+        """
+        Return the limits that the hash `limits` holds, as bytes or as text; what is none of ours there is passed over.
+
+        Raises:
+            ConfigurationError: something else has written a value that is not allowed.
+        """
+        found = {_text(name): _text(value) for name, value in stored.items()}
+        ordered = found.get("ordered") == "1"
+        return cls(
+            ordered=ordered,
+            per_key=None if ordered else _number("per_key", found),
+            rate=_rate("rate_us", found),
+            burst=_number("burst", found),
+            key_rate=_rate("key_rate_us", found),
+            key_burst=_number("key_burst", found),
+            concurrency=_number("concurrency", found),
+            key_weights={
+                name.removeprefix(_WEIGHT): _number(name, found) or 0 for name in found if name.startswith(_WEIGHT)
+            },
+        )
+
+    def fields(self) -> dict[str, str]:
+        """Return the fields of the hash `limits` that say this; `on` and `declared` are others'."""
+        places = 1 if self.ordered else self.per_key
+        said: dict[str, int | None] = {
+            "ordered": 1 if self.ordered else None,
+            "per_key": places,
+            **self._rate_fields("rate", "burst"),
+            **self._rate_fields("key_rate", "key_burst"),
+            "concurrency": self.concurrency,
+            "weighted": 1 if self.key_weights else None,
+            **{_WEIGHT + key: weight for key, weight in self.key_weights.items()},
+        }
+        return {name: str(value) for name, value in said.items() if value is not None}
+
+    @property
+    def declared(self) -> str:
+        """Tells these limits from others: a worker writes its own where another declaration stands."""
+        return sha256(msgspec.json.encode(sorted(self.fields().items()))).hexdigest()[:16]
+
+    def _check_rate(self, rate: str, burst: str) -> None:
+        given: int | None = getattr(self, burst)
+        if getattr(self, rate) is not None:
+            self.parse_rate(getattr(self, rate), rate)
+        elif given is not None:
+            raise ConfigurationError(f"{burst} is for a rate: give {rate} too, such as {rate}='100/s', or leave it out")
+        if given is not None:
+            whole(burst, given, least=1, most=HELD_LIMIT)
+
+    def _rate_fields(self, rate: str, burst: str) -> dict[str, int | None]:
+        if getattr(self, rate) is None:
+            return {}
+        us = self.parse_rate(getattr(self, rate))
+        return {f"{rate}_us": us, burst: getattr(self, burst) or max(1, _UNIT_US["s"] // (BURST_PART * us))}
+
+
+def _weights(given: object) -> dict[str, int]:
+    """Return the weights of keys; raise ConfigurationError for what is none."""
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"key_weights must be a mapping such as {{'vip': 4}}, not a {type(given).__name__}")
+    whole("number of key_weights", len(given), most=WEIGHTS_LIMIT)
+    return {
+        check_key(key): whole(f"weight of {key!r}", value, least=1, most=WEIGHT_LIMIT) for key, value in given.items()
+    }
+
+
+def _rate(name: str, found: Mapping[str, str]) -> str | None:
+    """Return a rate as somebody would write it: the fewest messages, in the shortest unit, that come to the same."""
+    us = _number(name, found)
+    if not us:
+        return None
+    for unit, unit_us in _UNIT_US.items():
+        number = -(-unit_us // us)
+        if -(-unit_us // number) == us:
+            return f"{number}/{unit}"
+    return f"{-(-_UNIT_US['h'] // us)}/h"
+
+
+def _number(name: str, found: Mapping[str, str]) -> int | None:
+    """Return a number of the hash; None for none."""
+    text = found.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < len(str(2**53))):
+        raise ConfigurationError(f"the limits in Redis have {text!r:.40} as {name}, which must be a whole number")
+    return int(text)
+
+
+def _text(raw: Any) -> str:
+    return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
+
+
+class LimitOptions(TypedDict, total=False):
+    """The fields of `reliq.settings.Limits` as keyword arguments of `Queue`, for type checkers."""
+
+    ordered: bool
+    per_key: int | None
+    rate: str | None
+    burst: int | None
+    key_rate: str | None
+    key_burst: int | None
+    concurrency: int | None
+    key_weights: Mapping[str, int]
+
+
+LIMITS = frozenset(LimitOptions.__annotations__)
+
+
+def limits_in(options: MutableMapping[str, Any], keys: Keys, shards: int | None) -> Limits | None:
+    """
+    Take the limits of a queue out of its keyword arguments; None when it declares none.
+
+    Raises:
+        ConfigurationError: one is not allowed, or the queue can have none.
+    """
+    given = {name: options.pop(name) for name in LIMITS & options.keys()}
+    if not given:
+        return None
+    limits: Limits = import_module("reliq.settings").Limits(
+        **given
+    )  # a queue without limits need not have them imported
+    if not limits.fields():
+        return None
+    names = ", ".join(sorted(given))
+    if keys.bare:
+        raise ConfigurationError(
+            f"{names}: a queue in the hdt3213 layout has no limits, for the Go original knows none"
+        )
+    if shards is not None and shards > 1:
+        raise ConfigurationError(
+            f"{names}: a queue of {shards} shards has no limits; leave `shards` out, or the limits"
+        )
+    return limits

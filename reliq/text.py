@@ -1,11 +1,47 @@
-"""Any value as text that can be kept, sent and written: what a handler, its exceptions or foreign code call a text."""
+"""Data that something else than reliq may have written: text is shown harmlessly, numbers are read within bounds."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from importlib import import_module
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
+
+
+#: The last second of the year 9999: a date cannot say more.
+LAST_SECOND = 253_402_300_799
+
+_UNUSUAL = re.compile(r"[^\x20-\x7e]")
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+
+
+def printable(text: str) -> str:
+    """Return `text` in one line, every character escaped that a terminal obeys, hides, or shows elsewhere."""
+    return text if text.isprintable() else _UNUSUAL.sub(_shown, text)
+
+
+def whole_number(text: str | bytes) -> int | None:
+    """Return the number that `text` is, of at most 19 digits; None for any other text."""
+    digits = text if isinstance(text, str) else text.decode("ascii", "replace")
+    return int(digits) if _WHOLE.fullmatch(digits) else None
+
+
+def moment(seconds: float) -> float:
+    """Return unix seconds that have a date, to the ms: what lies before 1970 or after 9999 is the nearest that does."""
+    return round(min(max(float(seconds), 0.0), float(LAST_SECOND)), 3)
+
+
+def _shown(one: re.Match[str]) -> str:
+    return one[0] if one[0].isprintable() else one[0].encode("unicode_escape").decode()
+
 
 #: Characters that are kept of a reason or an error's text.
 TEXT_LIMIT = 500
@@ -64,3 +100,137 @@ def typed(command: str, *names: str, options: Sequence[str] = (), layout: object
 def count_of(number: int, one: str, more: str = "") -> str:
     """Return `1 process` or `1,200 processes`; `more` is the plural of what does not take an s."""
     return f"{number:,} {one if number == 1 else more or one + 's'}"
+
+
+#: JSON nested deeper is shown as text: a reader of our JSON may take no more levels.
+DEEPEST = 100
+
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
+
+
+def spoken(seconds: float) -> str:
+    """Return seconds as a person says them, in at most two units: `40ms`, `1.5s`, `12s`, `3m20s`, `5h`, `2d4h`."""
+    if 0.0005 <= seconds < 0.9995:  # noqa: PLR2004  what is shown as 1 to 999 ms
+        return f"{seconds * 1000:.0f}ms"
+    seconds = min(seconds, float(LAST_SECOND))  # of a foreign clock
+    if seconds < 9.95:  # noqa: PLR2004  below it a tenth can matter
+        return f"{seconds:.1f}".removesuffix(".0") + "s"
+    whole = round(seconds)
+    for size, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size}{unit}" + (f"{rest}{smaller}" if rest else "")
+    return f"{whole}s"
+
+
+def amount(number: float) -> str:
+    """Return a number in at most six characters: `999`, `12,345`, `1.2M`."""
+    if number < 100_000:  # noqa: PLR2004  below it every digit is shown
+        return f"{number:,.0f}"
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{unit}" if number < 100 * size else f"{number / size:.0f}{unit}"
+    return f"{number:,.0f}"
+
+
+def rate(per_second: float) -> str:
+    """Return a rate: with its tenths while it is small."""
+    return f"{per_second:.1f}".removesuffix(".0") if per_second < 10 else amount(per_second)  # noqa: PLR2004
+
+
+def pretty(body: bytes) -> Iterator[str]:
+    """Yield the lines of a body: JSON laid out, text as it is, else its bytes escaped."""
+    try:
+        text = msgspec.json.format(body, indent=2).decode()
+    except _NOT_JSON:
+        text = body.decode("utf-8", "backslashreplace")
+    else:
+        text = _UNUSUAL_IN_BODY.sub(lambda one: one[0] if one[0].isprintable() else json.dumps(one[0])[1:-1], text)
+    yield from text.split("\n")
+
+
+def as_value(body: bytes) -> Any:
+    """Return a body as JSON where it is JSON, else as text, else as bytes, which become base 64."""
+    try:
+        value = msgspec.json.decode(body)
+    except _NOT_JSON:
+        pass
+    else:
+        if not _is_deep(value):
+            return value
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return body
+
+
+def start_of(body: bytes, limit: int) -> str:
+    """Return the start of a body as text, with `…` when there is more."""
+    text = body[: 4 * limit].decode("utf-8", "replace")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for one in level for inner in _inner(one)]
+        if not level:
+            return False
+    return True
+
+
+def _inner(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+C = TypeVar("C", bound=type)
+
+
+def check_keywords(call: str, given: Iterable[str], known: Collection[str], advice: str = "") -> None:
+    """Raise TypeError, as for a function without `**options`, when one of `given` is not among `known`."""
+    strange = [name for name in given if name not in known]
+    if not strange:
+        return
+    near = import_module("difflib").get_close_matches(strange[0], known, 1)  # few programs need it
+    hint = f"Did you mean {near[0]!r}?" if near else advice or f"It takes {', '.join(sorted(known))}"
+    raise TypeError(f"{call}() got an unexpected keyword argument {strange[0]!r}. {hint}")
+
+
+def checking_keywords(kind: C) -> C:
+    """Have a dataclass, all of whose fields are keywords, refuse others as `check_keywords` does."""
+    made = vars(kind)["__init__"]
+
+    @wraps(made)
+    def __init__(self: Any, **given: Any) -> None:  # noqa: N807  it takes the place of that
+        try:
+            made(self, **given)
+        except TypeError:
+            check_keywords(kind.__name__, given, kind.__dataclass_fields__)  # type: ignore[attr-defined]
+            raise
+
+    kind.__init__ = __init__  # type: ignore[misc]
+    return kind
+
+
+T = TypeVar("T")
+
+
+def chunked(items: Iterable[T], most: int) -> Iterator[list[T]]:
+    """Yield items, at most so many at a time."""
+    rest = iter(items)
+    while chunk := list(islice(rest, most)):
+        yield chunk
+
+
+def chunked_by_size(items: Iterable[T], size: Callable[[T], int], largest: int, most: int) -> Iterator[list[T]]:
+    """Yield items, at most `most` at a time, whose sizes come to `largest` at most; a larger item comes alone."""
+    chunk, total = list[T](), 0
+    for item in items:
+        total += size(item)
+        if chunk and (total > largest or len(chunk) == most):
+            yield chunk
+            chunk, total = [], size(item)
+        chunk.append(item)
+    if chunk:
+        yield chunk

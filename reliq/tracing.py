@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reliq import distribution
-from reliq.answers import RateLimited, Snooze
-from reliq.outgoing import Outgoing
+from reliq.message import Outgoing, RateLimited, Snooze
 from reliq.queue import Queue
 
 try:
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
-    from reliq.consumer.consumer import Consumer
-    from reliq.handlers.job import Job
+    from reliq.consumer import Consumer
+    from reliq.handlers.handler import Job
 
 _SYSTEM = {"messaging.system": "reliq"}
 _publishers: dict[str, Callable[..., Any]] = {}

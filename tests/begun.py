@@ -4,7 +4,7 @@ import threading
 import time
 
 from reliq.message import Claimed
-from reliq.worker.delivery import HandlerCall, deliveries_of
+from reliq.worker.slots import HandlerCall, deliveries_of
 
 
 def begun(handler, *ids):

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, closing, suppress
 from functools import partial
 from typing import Self
 
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 from tests.cluster_servers import LiveCluster
 from tests.ports import BUS, free_port
 from tests.waiting import eventually

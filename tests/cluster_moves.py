@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import redis
 
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 from tests.cluster_servers import LiveCluster
 from tests.waiting import eventually
 

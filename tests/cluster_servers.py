@@ -9,7 +9,7 @@ from typing import Self
 
 import redis
 
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 from tests.ports import free_port
 from tests.waiting import eventually
 

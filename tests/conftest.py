@@ -21,11 +21,11 @@ from ports import free_port
 from required import must_run_in_ci
 
 from reliq import Queue
-from reliq.client.shards import Shards
-from reliq.embedded import EmbeddedRedis, bundled_server, find_server
 from reliq.errors import ConfigurationError
-from reliq.transport import connection
-from reliq.transport.connection import Connection
+from reliq.redis import server
+from reliq.redis.server import Connection
+from reliq.redis.shards import Shards
+from reliq.testing.server import EmbeddedRedis, bundled_server, find_server
 from tests.cluster_servers import LiveCluster
 
 # `pytest &` in a script starts with SIGINT ignored, `nohup pytest` with SIGHUP, and so do the processes that tests start
@@ -102,7 +102,7 @@ def _no_test_is_asked_for_servers_of_another() -> Iterator[None]:
     """A server that is gone is pinged until its connection is closed; others may have its port by then."""
     yield
     if any(thread.name.startswith("reliq-ping") for thread in threading.enumerate()):
-        shared = connection._shared
+        shared = server._shared
         for one in [*shared._by_url.values(), *shared._by_client.values()]:
             one.close()
 
@@ -111,7 +111,7 @@ def _no_test_is_asked_for_servers_of_another() -> Iterator[None]:
 def _no_test_meets_the_log_settings_of_another() -> Iterator[None]:
     """A command that runs in this process limits its log lines; a later test counts its own."""
     yield
-    setup = sys.modules.get("reliq.logs.setup")
+    setup = sys.modules.get("reliq.logs")
     if setup is not None and setup.limiter in setup._loggers()[0].filters:
         for logger in setup._loggers():
             logger.removeFilter(setup.limiter)

@@ -8,7 +8,7 @@ from typing import Any
 
 # One server for all tests of a process, whichever comes first: it has imported the package, not their modules.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["reliq.admin", "reliq.consumer.consumer"])
+CONTEXT.set_forkserver_preload(["reliq.admin", "reliq.consumer"])
 
 
 def forked(target: Callable[..., object], *args: Any) -> ForkServerProcess:

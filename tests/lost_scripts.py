@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 from reliq.lua import script
-from reliq.transport.wire import AsyncPooledWire, PooledWire
+from reliq.redis.connection import AsyncPooledWire, PooledWire
 
 _SCRIPTS = ("publish", "limit", "promote", "reclaim", "claim", "ack", "nack", "counts")
 

@@ -19,7 +19,7 @@ def environment_for(folder: Path, url: str) -> dict[str, str]:
 
 
 #: A dead process is replaced at once, not a second after its start: for tests that wait for many.
-AT_ONCE = "import reliq.process.child as child; child.RESTART_SECONDS = 0.05"
+AT_ONCE = "import reliq.supervisor.child as child; child.RESTART_SECONDS = 0.05"
 
 
 class Command:
@@ -88,6 +88,6 @@ class Worker(Command):
 
 def works(process: psutil.Process) -> bool:
     try:
-        return "reliq.process.main" in process.cmdline()
+        return "reliq.supervisor.main" in process.cmdline()
     except psutil.Error:
         return False

@@ -3,38 +3,38 @@
 from datetime import UTC, datetime
 
 from benchmarks.peers import kit
-from reliq.bench import Scale, bare
-from reliq.bench.stage import Stage
-from reliq.outgoing import Outgoing
+from reliq.bench import Scale, bench
+from reliq.bench.bench import Stage
+from reliq.message import Outgoing
 
 
 def one(count):
-    return count / bare.sets(_stage(singles=count))
+    return count / bench.sets(_stage(singles=count))
 
 
 def bulk(count):
-    return count / bare.publishes(_stage(many=count))
+    return count / bench.publishes(_stage(many=count))
 
 
 def drain(count):
-    return count / bare.drains(_stage(many=count))
+    return count / bench.drains(_stage(many=count))
 
 
 def late(rate, seconds, lead):
     """Publish, and be the worker too."""
     stage, dues = _stage(), kit.dues(rate, seconds, lead)
     stage.queue.publish_many(Outgoing(body=kit.BODY, at=datetime.fromtimestamp(due, UTC)) for due in dues)
-    bare.begin_when_due(stage, dues, kit.note)
+    bench.begin_when_due(stage, dues, kit.note)
 
 
 def slow(count):
-    with bare.handing_over(_stage()) as hand_over:
+    with bench.handing_over(_stage()) as hand_over:
         kit.slowly(lambda body: hand_over() if body["sent"] else None, count)
 
 
 def work(processes):
     """Wait for what `slow` hands over; the other steps need no worker."""
-    bare.take_over(kit.URL, _stage().queue, kit.note)
+    bench.take_over(kit.URL, _stage().queue, kit.note)
 
 
 def _stage(**numbers):

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import reliq
 from benchmarks.peers import kit
-from reliq.bench.jobs import BATCHES, KINDS
+from reliq.bench.bench import BATCHES, KINDS
 
 WORK = reliq.Queue("work", url=kit.URL)
 NOTE = reliq.Queue("note", url=kit.URL)

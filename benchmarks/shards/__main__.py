@@ -16,7 +16,7 @@ from statistics import median
 from benchmarks.shards.beside import beside
 from benchmarks.shards.course import Course, Figures, Size, idle
 from benchmarks.shards.ground import Ground
-from reliq.embedded import EmbeddedRedis, find_server
+from reliq.testing.server import EmbeddedRedis, find_server
 from tests.cluster_servers import LiveCluster
 from tests.ports import free_port
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 
 STEPS = ("publish", "publish_many", "drain")
 COSTS = ("process, us", "Redis, us", "commands")

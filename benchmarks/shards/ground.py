@@ -10,8 +10,8 @@ from typing import Any, cast
 import redis
 
 from reliq import Queue
-from reliq.embedded import EmbeddedRedis
-from reliq.shardmap import ShardMap
+from reliq.redis.shards import ShardMap
+from reliq.testing.server import EmbeddedRedis
 
 #: A line of MONITOR of a call that a script makes says so where others have their address.
 _OF_A_SCRIPT = re.compile(rb"\[\d+ lua\]")

@@ -32,7 +32,7 @@ OURS = {
     "reliq.Queue": "connection, known_shards, shards, ashards",
     "reliq.admin.Filter": "tester, of_letters",
     "reliq.admin.LetterFilter": "tester, letter_tester, of_letters, span",
-    "reliq.limits.Limits": "parse_rate, read, fields, declared",
+    "reliq.settings.Limits": "parse_rate, read, fields, declared",
     "reliq.testing.DrainResult": "note",
 }
 #: A class whose methods are told elsewhere -> the options of its directive.
@@ -132,7 +132,7 @@ def _resolve(_app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nod
         return None
     name = node["reftarget"].rpartition(".")[2]
     python = env.domains.python_domain
-    for module in ("reliq", "reliq.admin", "reliq.testing", "reliq.limits", "reliq.events"):
+    for module in ("reliq", "reliq.admin", "reliq.testing", "reliq.settings", "reliq.events"):
         if f"{module}.{name}" in python.objects:
             return python.resolve_xref(env, node["refdoc"], env.app.builder, "obj", f"{module}.{name}", node, shown)
     return shown

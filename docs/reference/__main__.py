@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reliq.cli.app import SUMMARIES, WORKER, Commands
-from reliq.cli.configuration import spelled, variable
+from reliq.cli.settings import spelled, variable
 
 HERE = Path(__file__).parent
 

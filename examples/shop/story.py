@@ -16,7 +16,7 @@ import httpx
 from stage import a_private_redis, print_account, running
 
 from reliq import Admin
-from reliq.embedded import free_port
+from reliq.testing.server import free_port
 from shop.database import open_database
 from shop.queues import CLOSING, MAILS, REPORTS
 

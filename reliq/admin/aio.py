@@ -11,13 +11,13 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from reliq.admin.admin import Admin
-from reliq.admin.filters import ignore
+from reliq.admin.messages import ignore
 from reliq.keys import Layout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
-    from reliq.transport.target import Target
+    from reliq.redis.url import Target
 
 P = ParamSpec("P")
 T = TypeVar("T")

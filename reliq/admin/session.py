@@ -6,29 +6,25 @@ from collections import defaultdict
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from reliq import commands
-from reliq.admin import queue_queries
-from reliq.call import raise_first
-from reliq.client.client import Client
-from reliq.client.shards import believed
+from reliq.admin import calls
 from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
-from reliq.hashtags import SHARDS_LIMIT
-from reliq.ids import home
-from reliq.keys import Keys, Layout, check_layout, is_name
+from reliq.keys import SHARDS_LIMIT, Keys, Layout, check_layout, home, is_name
+from reliq.metrics.snapshot import named
 from reliq.queue import Queue
-from reliq.server_version import ServerVersion
+from reliq.redis import commands
+from reliq.redis.client import Client
+from reliq.redis.commands import raise_first
+from reliq.redis.pool import NotSentError, ServerVersion
+from reliq.redis.server import Connection, check_slots
+from reliq.redis.shards import CORRUPT, UNREADABLE, UNSHARDED, ShardMap, believed, shard_map, witnesses
 from reliq.settings import LARGEST_BODY, whole
-from reliq.shardmap import CORRUPT, UNREADABLE, UNSHARDED, ShardMap, shard_map, witnesses
-from reliq.snapshot.shard_maps import named
-from reliq.transport.connection import Connection, check_slots
-from reliq.transport.failures import NotSentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from reliq.call import Clock, Command, Request, T
-    from reliq.transport.many import Wire
-    from reliq.transport.target import Target
+    from reliq.redis.cluster import Wire
+    from reliq.redis.commands import Clock, Command, Request, T
+    from reliq.redis.url import Target
 
 #: A request of an operator is tried again for this many seconds before Redis counts as away.
 PATIENCE_SECONDS = 2.0
@@ -182,7 +178,7 @@ class QueueSession(Session):
 
     def _first_look(self, *, mends: bool) -> tuple[int, ShardMap]:
         """Return how many keys the first shard has, and the map; who may not read that sees the first shard alone."""
-        questions: list[Command[Any]] = [queue_queries.key_count(self.keys)]
+        questions: list[Command[Any]] = [calls.key_count(self.keys)]
         used, *told = self.try_all(
             [*questions, *([] if self.keys.bare else [shard_map(self.keys), *witnesses(self.keys)])]
         )
@@ -205,7 +201,7 @@ class QueueSession(Session):
     def _check_registered(self) -> None:
         """Raise UnknownQueueError for a queue without keys, unless the registry has it; name the layout that has it."""
         keys = self.keys
-        if self.run(queue_queries.is_registered(keys)):
+        if self.run(calls.is_registered(keys)):
             return
         elsewhere = " and ".join(f"--layout {layout}" for layout in self._other_layouts())
         raise UnknownQueueError(
@@ -216,7 +212,7 @@ class QueueSession(Session):
     def _other_layouts(self) -> list[Layout]:
         """Return the other layouts in which a queue of this name has messages or totals; a refusal counts as none."""
         others = [layout for layout in LAYOUTS if layout != self.keys.layout and is_name(self.name, layout)]
-        answers = self.try_all([queue_queries.is_used(Keys(self.name, layout)) for layout in others])
+        answers = self.try_all([calls.is_used(Keys(self.name, layout)) for layout in others])
         return [layout for layout, answer in zip(others, answers, strict=True) if answer is True]
 
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq import commands, transitions
-from reliq.admin import queue_queries
-from reliq.admin.shard_change import Leftover, ShardChange
-from reliq.call import answered
+from reliq.admin import calls
 from reliq.errors import ConfigurationError
-from reliq.shardmap import LATEST_EPOCH, ShardMap
+from reliq.lua import transitions
+from reliq.redis import commands
+from reliq.redis.commands import answered
+from reliq.redis.resharding import Leftover, ShardChange
+from reliq.redis.shards import LATEST_EPOCH, ShardMap
 from reliq.text import typed
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Resharder(ShardChange):
         """Pause the shards that are new, when the queue is paused, before anything comes into them."""
         pause, left_ms = (
             self.queue.run(commands.paused(self.first)),
-            self.queue.run(queue_queries.pause_ms(self.first)),
+            self.queue.run(calls.pause_ms(self.first)),
         )
         if pause is not None:
             new = [self.first.of_shard(shard) for shard in range(self.map.n, number)]

@@ -1,30 +1,250 @@
-"""One message: where it is, what it holds, what went wrong, who has it; and what became of it when it is gone."""
+"""The story of one message: when it was published, how each delivery ended as far as it is known, and what came of it."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from reliq import commands, transitions
-from reliq.admin import queries
-from reliq.admin.ends import End, ends_of_one, letter_searched, letters_of_one
-from reliq.admin.places import LinePlace
+from reliq.admin import calls
+from reliq.admin.calls import LinePlace
+from reliq.admin.messages import ask_each
 from reliq.admin.workers import running_in, workers_alive
 from reliq.errors import ConfigurationError
-from reliq.failure_note import FailureNote
-from reliq.foreign import moment
-from reliq.ids import made_at
+from reliq.keys import Keys, made_at
+from reliq.lua import transitions
 from reliq.message import BARE, Header
-from reliq.wireformat import Delayed, StateWord, open_envelope, read_count
+from reliq.redis import commands
+from reliq.redis.commands import id_text
+from reliq.settings import check_is_one_of, whole
+from reliq.text import moment, whole_number
+from reliq.wire_format import Delayed, FailureNote, StateWord, open_envelope, read_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from reliq.admin.session import QueueSession
+    from reliq.admin.calls import Stream
+    from reliq.admin.session import QueueSession, Session
     from reliq.admin.workers import Running
-    from reliq.commands import List
+    from reliq.lua.transitions import KeyLine
     from reliq.message import Letter, Priority
-    from reliq.transitions import KeyLine
+    from reliq.metrics.snapshot import ShardMaps
+    from reliq.redis.commands import List
+
+
+StoryKind = Literal["published", "failed", "claimed", "due", "dead", "expired", "cancelled", "purged", "acked"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoryEvent:
+    """
+    Something that happened to a message.
+
+    Attributes:
+        at: when, in unix seconds, by Redis' clock but for `published` of a generated id, and `claimed`; None when
+            nobody knows.
+        kind: `published`; `failed`, a delivery; `claimed`, the delivery that runs; `due`, the next delivery; or how it
+            ended, as `End` says.
+        attempt: which delivery, 1 for the first; None when nobody knows.
+        by: the process that ran the handler, as host:pid; empty when nobody says.
+        reason: of a failure, one of `DEATH_REASONS`.
+        raised: class and place of the exception, which hold no piece of a body; empty when nothing was raised.
+        error: its text; it may hold a piece of the body.
+        took: for how many seconds the handler ran; None when nobody says.
+    """
+
+    at: float | None
+    kind: StoryKind
+    attempt: int | None = None
+    by: str = ""
+    reason: str = ""
+    raised: str = ""
+    error: str = ""
+    took: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """
+    A message from its publish on.
+
+    Attributes:
+        state: as `MessageView` has it.
+        events: the oldest first; of failures the newest ten.
+    """
+
+    queue: str
+    id: str
+    state: MessageState
+    events: Sequence[StoryEvent]
+
+
+def story_of(view: MessageView) -> Story:
+    """Return what a view of a message says, in the order of time; what has no time stays behind what it followed."""
+    events = [_published_event(view), *_failed(view), *_ended(view), *_present(view)]
+    times, last = list[float](), 0.0
+    for event in events:
+        last = last if event.at is None else event.at
+        times.append(last)
+    ordered = sorted(zip(times, events, strict=True), key=lambda pair: pair[0])
+    return Story(view.queue, view.id, view.state, [event for _, event in ordered])
+
+
+def _published_event(view: MessageView) -> StoryEvent:
+    return StoryEvent(view.published, "published")
+
+
+def _failed(view: MessageView) -> Iterator[StoryEvent]:
+    for note in reversed(view.failures):
+        at = None if note.at_ms is None else note.at_ms / 1000
+        took = None if note.took_ms is None else note.took_ms / 1000
+        yield StoryEvent(at, "failed", note.attempt, note.by, note.reason, note.raised, note.error, took)
+
+
+def _present(view: MessageView) -> Iterator[StoryEvent]:
+    holder = view.holder
+    if holder is not None:
+        yield StoryEvent(holder.started, "claimed", holder.attempt, f"{holder.host}:{holder.pid}")
+    elif view.state == "leased":
+        yield StoryEvent(None, "claimed", view.deliveries)
+    elif view.due is not None and view.state in ("pending", "backoff"):
+        yield StoryEvent(view.due, "due")
+
+
+def _ended(view: MessageView) -> Iterator[StoryEvent]:
+    for end in reversed(view.ends):
+        yield StoryEvent(end.at, end.kind, end.attempt, "", end.reason, "", end.error, end.took)
+    known = {end.letter for end in view.ends}
+    for letter in reversed(view.letters):
+        if letter.letter not in known:
+            yield StoryEvent(letter.died, "dead", letter.attempts, "", letter.reason, letter.raised, letter.error)
+
+
+EndKind = Literal["dead", "expired", "cancelled", "purged", "acked"]
+END_KINDS: tuple[EndKind, ...] = ("dead", "expired", "cancelled", "purged", "acked")
+
+#: One list has at most this many ends.
+ENDS_LIMIT = 100_000
+#: Entries in one read of a stream.
+PAGE = 1000
+#: The first read of a search is one letter, for it may be of any size; each later read has at most twice as many as the
+#: one before, and as many as these bytes are expected to hold.
+PAGE_BYTES = 500_000
+#: When no end says where a letter is, all letters are searched for at most this many seconds.
+SEARCH_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """
+    How one message ended.
+
+    Attributes:
+        kind: `dead`, `expired` (its TTL passed before a delivery, or its body was gone), `cancelled`, `purged`
+            or `acked`.
+        at: when, in unix seconds by Redis' clock.
+        reason: of its last failure, one of `DEATH_REASONS`; empty when there was none.
+        attempt: which delivery that was, None when it is unknown.
+        error: the last error's text.
+        took: for how many seconds the handler of an acked one ran, None when it is unknown.
+        letter: names the dead letter of a dead one; empty when the queue keeps none.
+    """
+
+    id: str
+    kind: EndKind
+    at: float
+    reason: str = ""
+    attempt: int | None = None
+    error: str = ""
+    took: float | None = None
+    letter: str = ""
+
+
+def check_ends(kind: str | None, limit: int) -> None:
+    """Raise ConfigurationError when there is no such kind of end, or the limit is not 1 to 100,000."""
+    whole("limit", limit, least=1, most=ENDS_LIMIT)
+    if kind is not None:
+        check_is_one_of("kind", kind, END_KINDS)
+
+
+def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[End]:
+    """Return the last abnormal ends, or the last ends of one kind, newest first."""
+    found: list[End] = []
+    for part in queue.parts:
+        met = 0
+        for page in _pages(part, "history" if kind == "acked" else "ends"):
+            ends = [end for end in page if kind in (None, end.kind)]
+            found, met = found + ends, met + len(ends)
+            if met >= limit:
+                break
+    return (sorted(found, key=lambda end: -end.at) if queue.is_sharded else found)[:limit]
+
+
+def last_ends(session: Session, queues: Sequence[Keys], limit: int, maps: ShardMaps) -> list[tuple[Keys, End]]:
+    """Return the last abnormal ends of several queues in one round trip, newest first; none of one that refuses."""
+    answers, _ = ask_each(session, queues, lambda keys: calls.newest_entries(keys, "ends", "+", limit), maps)
+    found = list[tuple[Keys, End]]()
+    for keys, parts in zip(queues, answers, strict=True):
+        ends = [_end(*row) for answer in parts if not isinstance(answer, Exception) for row in answer]
+        found += [(keys, end) for end in sorted(ends, key=lambda end: -end.at)[:limit]]
+    return sorted(found, key=lambda pair: -pair[1].at)
+
+
+def ends_of_one(queue: QueueSession, id: str) -> list[End]:
+    """Return every end of one id that is remembered, newest first: an id can be published again after its end."""
+    streams: tuple[Stream, ...] = ("ends", "history")
+    found = [end for stream in streams for page in _pages(queue, stream) for end in page if end.id == id]
+    return sorted(found, key=lambda end: -end.at)
+
+
+def letters_of_one(queue: QueueSession, ends: Sequence[End]) -> list[Letter]:
+    """Return the dead letters that remembered ends of one id left, newest first, as far as they are still there."""
+    asked = [commands.letters_between(queue.keys, end.letter, end.letter, count=1) for end in ends if end.letter]
+    answers = queue.try_all(asked)
+    return [letter for answer in answers if not isinstance(answer, Exception) for letter in answer]
+
+
+def letter_searched(queue: QueueSession, id: str) -> tuple[list[Letter], bool]:
+    """Look through the letters for one of `id`, newest first, for a moment; say also whether that was all of them."""
+    until = time.monotonic() + SEARCH_SECONDS
+    last, count = "+", 1
+    wanted = id.encode("utf-8", "surrogateescape")
+    while time.monotonic() < until:
+        rows = queue.run(calls.newest_entries(queue.keys, "dead", last, count))
+        for name, fields in rows:
+            if wanted in fields[:2]:
+                place = name.decode()
+                return queue.run(commands.letters_between(queue.keys, place, place, count=1)), True
+        if len(rows) < count:
+            return [], True
+        last = f"({rows[-1][0].decode()}"
+        average = sum(len(part) for _, fields in rows for part in fields) // len(rows)
+        count = max(1, min(2 * count, PAGE, PAGE_BYTES // max(1, average)))
+    return [], False
+
+
+def _pages(queue: QueueSession, stream: Stream) -> Iterator[list[End]]:
+    """Read a stream from its newest entry on."""
+    last = "+"
+    while True:
+        rows = queue.run(calls.newest_entries(queue.keys, stream, last, PAGE))
+        yield [_end(name, fields) for name, fields in rows]
+        if len(rows) < PAGE:
+            return
+        last = f"({rows[-1][0].decode()}"
+
+
+def _end(name: bytes, fields: list[bytes]) -> End:
+    told = dict(zip(fields[::2], fields[1::2], strict=False))
+    kind: Any = told.get(b"kind", b"").decode("utf-8", "replace")
+    id, at = id_text(told.get(b"id", b"")), moment(int(name.split(b"-")[0]) / 1000)
+    if kind == "acked":
+        took = whole_number(told.get(b"note", b""))
+        return End(id, kind, at, took=None if took is None else took / 1000)
+    note = FailureNote.parse(told.get(b"note"))
+    letter = told.get(b"letter", b"").decode("utf-8", "replace")
+    return End(id, kind, at, note.reason, note.attempt, note.error, letter=letter)
+
 
 MessageState = Literal[
     "pending", "ready", "waiting", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "finished"
@@ -152,7 +372,7 @@ class MessageReader:
             view = self._of_living(traces)
         elif letters:
             view = _of_letter(letters[0])
-            view["failures"] = self._queue.run(queries.letter_failures(self._keys, letters[0].letter))
+            view["failures"] = self._queue.run(calls.letter_failures(self._keys, letters[0].letter))
         elif ends or traces.mark is not None:
             view = {"state": "finished", "published": _published(self._id, BARE)}
         else:
@@ -182,12 +402,12 @@ class MessageReader:
                 commands.scores(keys, "unack", [id]),
                 commands.state_words(keys, [id]),
                 commands.retries_left(keys, [id]),
-                queries.failures(keys, id),
-                queries.is_in_garbage(keys, id),
-                queries.value(keys, id),
-                queries.ttl_ms(keys, id),
-                queries.marker(keys, id),
-                queries.marker_ms(keys, id),
+                calls.failures(keys, id),
+                calls.is_in_garbage(keys, id),
+                calls.value(keys, id),
+                calls.ttl_ms(keys, id),
+                calls.marker(keys, id),
+                calls.marker_ms(keys, id),
             ]
         )
         return _Traces(pending, unack, word, left, *rest)
@@ -233,10 +453,10 @@ class MessageReader:
             return None
         spot = LinePlace(line)
         looks = [
-            queries.index_of(self._keys, spot, self._id, newest_first=newest_first, most=LOOK_THROUGH)
+            calls.index_of(self._keys, spot, self._id, newest_first=newest_first, most=LOOK_THROUGH)
             for newest_first in (False, True)
         ]
-        size, *found = self._queue.run_all([queries.size(self._keys, spot), *looks])
+        size, *found = self._queue.run_all([calls.size(self._keys, spot), *looks])
         return next((max(0, size - 1 - at) for at in found if at is not None), None)
 
     def _line(self, line: str) -> KeyLine | None:
@@ -262,7 +482,7 @@ class MessageReader:
         places: tuple[List, ...] = ("retry", "ready")
         for newest_first in (False, True):
             for place in places:
-                look = queries.index_of(self._keys, place, self._id, newest_first=newest_first, most=LOOK_THROUGH)
+                look = calls.index_of(self._keys, place, self._id, newest_first=newest_first, most=LOOK_THROUGH)
                 if self._queue.run(look) is not None:
                     return place
         return "ready or retry"

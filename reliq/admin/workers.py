@@ -6,15 +6,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq import commands, stacks
 from reliq.errors import ConfigurationError
-from reliq.roster import Worker
+from reliq.redis import commands
+from reliq.redis.commands import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from reliq.admin.session import Session
-    from reliq.stacks import StackReport
+    from reliq.redis.commands import StackReport
 
 #: A wait for stacks looks five times a second whether they have come.
 STACK_LOOK_SECONDS = 0.2
@@ -63,7 +63,7 @@ class WorkerView:
 
 def worker_view(session: Session, id: str) -> WorkerView:
     """Return one worker process; raise ConfigurationError when none of that id was alive within the last hour."""
-    record, waits_ms, report, is_known = session.read_each([*commands.worker_records([id]), *stacks.look(id)], None)
+    record, waits_ms, report, is_known = session.read_each([*commands.worker_records([id]), *commands.look(id)], None)
     if record is None and not is_known:
         raise ConfigurationError(f"no worker {id[:40]!r} was alive within the last hour; `reliq workers` lists them")
     return WorkerView(id, record, None if waits_ms is None else waits_ms / 1000, report)
@@ -75,16 +75,16 @@ def ask_stacks(session: Session, id: str) -> None:
         raise ConfigurationError(
             f"worker {id} has said nothing for 15 s: it is dead, or a handler holds its interpreter"
         )
-    session.run_all(stacks.request(id))
+    session.run_all(commands.request(id))
 
 
 def stacks_of(session: Session, ids: Collection[str], for_seconds: float) -> dict[str, StackReport]:
     """Ask worker processes for their stacks and wait for them; return those that came within the time, by worker."""
-    session.run_all([one for id in ids for one in stacks.request(id)])
+    session.run_all([one for id in ids for one in commands.request(id)])
     found: dict[str, StackReport] = {}
     until = time.monotonic() + for_seconds
     while waiting := [id for id in ids if id not in found]:
-        reports = session.run_all([one for id in waiting for one in stacks.look(id)])[1::3]
+        reports = session.run_all([one for id in waiting for one in commands.look(id)])[1::3]
         found |= {id: report for id, report in zip(waiting, reports, strict=True) if report is not None}
         if time.monotonic() >= until:
             break

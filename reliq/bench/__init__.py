@@ -2,19 +2,25 @@
 
 from typing import TYPE_CHECKING
 
-from reliq.lazily import names_of
+from reliq.lazy_imports import names_of
 
 if TYPE_CHECKING:
-    from reliq.bench.bench import Bench as Bench
-    from reliq.bench.report import PARTS as PARTS, Figure as Figure, Report as Report
-    from reliq.bench.stage import FULL as FULL, QUICK as QUICK, Scale as Scale
+    from reliq.bench.bench import (
+        FULL as FULL,
+        PARTS as PARTS,
+        QUICK as QUICK,
+        Bench as Bench,
+        Figure as Figure,
+        Report as Report,
+        Scale as Scale,
+    )
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = names_of(
         __name__,
         {
             "reliq.bench.bench": "Bench",
-            "reliq.bench.report": "PARTS Figure Report",
-            "reliq.bench.stage": "FULL QUICK Scale",
+            "reliq.bench.bench": "PARTS Figure Report",
+            "reliq.bench.bench": "FULL QUICK Scale",
         },
     )

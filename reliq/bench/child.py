@@ -16,17 +16,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from reliq.bench import bare
-from reliq.bench.jobs import Diary, register
-from reliq.consumer.board import BoardView
-from reliq.consumer.consumer import Consumer
-from reliq.consumer.watched import spare_the_collector, watch
+from reliq.bench import bench
+from reliq.bench.bench import Diary, register
+from reliq.consumer import Consumer
 from reliq.handlers.handler import Handler
 from reliq.queue import Queue
+from reliq.redis.server import Connection, WireFactory
+from reliq.redis.url import Target
 from reliq.settings import WorkerSettings
-from reliq.transport.connection import Connection
-from reliq.transport.target import Target
-from reliq.transport.wires import WireFactory
+from reliq.supervisor.status import BoardView, spare_the_collector, watch
 
 WORKER_STOP_SECONDS = 1.0
 
@@ -99,7 +97,7 @@ def main() -> None:
 
 
 def _wait(url: str, queue: Queue[dict[str, Any]], diary: Diary) -> None:
-    waiting = threading.Thread(target=bare.take_over, args=(url, queue, diary.note_sent), daemon=True)
+    waiting = threading.Thread(target=bench.take_over, args=(url, queue, diary.note_sent), daemon=True)
     waiting.start()
     _answer_looks(diary, lambda: 0)
 

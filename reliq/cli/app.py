@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from reliq import distribution
-from reliq.cli.configuration import FOUND, URL, settings_found
-from reliq.cli.lazy import LazyGroup, Place, options_of
+from reliq.cli.options import LazyGroup, Place, options_of
 from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
+from reliq.cli.settings import FOUND, URL, settings_found
 from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, ReliqError
-from reliq.process.plan import EXIT_CONFIG
+from reliq.supervisor.child import EXIT_CONFIG
 
 #: Exit codes of commands: 0 done, 1 failed, 2 wrong usage, 3 nothing was published or work is left, 78 the set-up cannot work, 130
 #: interrupted.

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from reliq.bench.report import PARTS, Figure, Report
+from reliq.bench.bench import PARTS, Figure, Report
 from reliq.cli.options import Json, Url, Yes
-from reliq.cli.output import confirm, console, print_json
-from reliq.cli.tables import print_table
+from reliq.cli.output import confirm, console, print_json, print_table
 
 if TYPE_CHECKING:
     from reliq.bench import Bench

@@ -9,18 +9,25 @@ import typer
 
 import reliq.admin
 from reliq.admin import LetterFilter
-from reliq.admin.filters import duration
-from reliq.cli.ends import clock
-from reliq.cli.list import JSON_BODY, TABLE_BODY, TABLE_ERROR, when_text
+from reliq.admin.messages import duration
+from reliq.cli.messages import JSON_BODY, TABLE_BODY, TABLE_ERROR, when_text
 from reliq.cli.options import All, Desk, DryRun, Json, QueueName, WhichLetters, Yes, queue_names
-from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_facts, print_found, print_json, say
-from reliq.cli.progress import progress_bar
-from reliq.cli.tables import print_table
+from reliq.cli.output import (
+    EXIT_UNKNOWN_ID,
+    complain,
+    confirm,
+    print_facts,
+    print_found,
+    print_json,
+    print_table,
+    progress_bar,
+    say,
+)
+from reliq.cli.queues import clock
 from reliq.errors import ConfigurationError
 from reliq.message import Letter
-from reliq.readable import pretty, start_of
 from reliq.settings import whole
-from reliq.text import count_of, partial
+from reliq.text import count_of, partial, pretty, start_of
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, DeadGroups

@@ -1,4 +1,4 @@
-"""`reliq init`: a small application to begin with."""
+"""The files that `reliq init` writes: a small application that works, to be changed into one's own."""
 
 import os
 import shlex
@@ -9,8 +9,143 @@ import typer
 
 from reliq import distribution
 from reliq.cli.output import say
-from reliq.cli.skeleton import FILES
 from reliq.errors import ConfigurationError
+
+_PROJECT = f"""\
+[project]
+name = "app"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["{distribution.NAME}"]
+
+[dependency-groups]
+dev = ["{distribution.NAME}[reload,testing]", "pytest"]
+
+[tool.reliq] # the settings of `reliq worker`; `reliq config` shows them
+consumer = "app.jobs:consumer"
+concurrency = 16
+
+[tool.pytest.ini_options]
+testpaths = ["tests"]
+pythonpath = ["."]
+"""
+
+_QUEUES = '''\
+"""What is published and worked on: publishers and workers import it, and nothing connects at the import."""
+
+from dataclasses import dataclass
+
+from reliq import Queue
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """Somebody is to be greeted."""
+
+    name: str
+
+
+GREETINGS = Queue("greetings", Greeting, retries=5)
+'''
+
+_JOBS = '''\
+"""The handlers: `reliq worker` runs them."""
+
+from reliq import Consumer, Reject
+
+from app.queues import GREETINGS, Greeting
+
+consumer = Consumer()
+
+
+@consumer.handler(GREETINGS, timeout=60)
+def greet(greeting: Greeting) -> None:
+    """Greet somebody. It may run twice, after a crash: see that this does no harm."""
+    if not greeting.name:
+        raise Reject("nobody to greet")
+    print(f"Hello, {greeting.name}!", flush=True)
+'''
+
+_MAIN = '''\
+"""Publishes a greeting: `python -m app Ada`."""
+
+import sys
+
+from app.queues import GREETINGS, Greeting
+
+if __name__ == "__main__":
+    receipt = GREETINGS.publish(Greeting(" ".join(sys.argv[1:]) or "World"))
+    print(receipt.status, receipt.id)
+'''
+
+_TEST = '''\
+"""Each test has a Redis of its own: `python -m pytest`."""
+
+import pytest
+from reliq import Reject
+from reliq.testing import Reliq
+
+from app.jobs import consumer
+from app.queues import GREETINGS, Greeting
+
+
+def test_a_greeting_is_published_and_worked_off(reliq: Reliq, capsys: pytest.CaptureFixture[str]) -> None:
+    GREETINGS.publish(Greeting("Ada"), id="ada")
+
+    assert reliq.drain(consumer).acked == ["ada"]
+    assert capsys.readouterr().out == "Hello, Ada!\\n"
+
+
+def test_nobody_cannot_be_greeted(reliq: Reliq) -> None:
+    with pytest.raises(Reject, match="nobody to greet"):
+        reliq.perform(consumer, GREETINGS, Greeting(""))
+'''
+
+_COMPOSE = """\
+# A Redis that keeps what it has acknowledged, and a worker. Put reliq's wheel into the folder wheels/ first:
+#
+#   pip wheel --no-deps --wheel-dir wheels PATH_OF_RELIQS_CHECKOUT_OR_WHEEL
+#   docker compose up --build --detach
+#   docker compose exec worker python -m app Ada
+#   docker compose logs worker
+services:
+  redis:
+    image: redis:7.4-alpine
+    command: redis-server --appendonly yes --maxmemory-policy noeviction
+    volumes: ["redis:/data"]
+    healthcheck: {test: ["CMD", "redis-cli", "-e", "ping"], interval: 5s, timeout: 5s, start_period: 60s}
+
+  worker:
+    build:
+      context: .
+      dockerfile_inline: |
+        FROM python:3.13-slim
+        WORKDIR /srv
+        COPY wheels wheels
+        RUN pip install --no-cache-dir wheels/*.whl
+        COPY pyproject.toml .
+        COPY app app
+        USER nobody
+        CMD ["reliq", "worker"]
+    environment: {RELIQ_URL: "redis://redis:6379/0"}
+    depends_on:
+      redis: {condition: service_healthy}
+    stop_grace_period: 40s # longer than the 25 s that --grace gives to handlers
+
+volumes:
+  redis:
+"""
+
+#: Path -> text.
+FILES = {
+    "pyproject.toml": _PROJECT,
+    "app/__init__.py": '"""A small application on reliq."""\n',
+    "app/queues.py": _QUEUES,
+    "app/jobs.py": _JOBS,
+    "app/__main__.py": _MAIN,
+    "tests/test_jobs.py": _TEST,
+    "compose.yaml": _COMPOSE,
+}
 
 
 def init(

@@ -1,30 +1,310 @@
-"""`reliq watch`: the queues live, on the whole screen, or a line for each look over a pipe."""
+"""The screen of `reliq watch`: a moment as lines that fit the terminal, whatever its size."""
+
+from __future__ import annotations
 
 import os
 import signal
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.cells import cell_len, set_cell_size
 from rich.live import Live
+from rich.text import Text
 
-from reliq.admin.filters import duration
-from reliq.cli.ends import why
+from reliq.admin.messages import duration
+from reliq.cli.messages import when_text
 from reliq.cli.options import Json, WholeDesk, queue_names
 from reliq.cli.output import complain, console, print_json, say
-from reliq.cli.screen import Screen
-from reliq.consumer.signals import STOPS, take
+from reliq.cli.queues import pause_text, why
+from reliq.consumer import STOPS, take
 from reliq.errors import ConfigurationError, ReliqError
-from reliq.foreign import printable
-from reliq.readable import rate, spoken
+from reliq.redis.commands import TICK_LATE_SECONDS
+from reliq.text import amount, count_of, printable, rate, spoken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import FrameType
 
-    from reliq.admin import Moment, Watcher
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from reliq.admin import CronView, Failure, Moment, QueueView, Slot, Trend, Watcher, Worker
+
+
+#: On a terminal of this many columns a queue has one line instead of two.
+WIDE = 150
+#: The workers and the failures have at least this many lines each, with their titles.
+LEAST_LINES = 4
+#: A message that has been due for this many seconds is shown as late, and as very late.
+YELLOW_SECONDS, RED_SECONDS = 10.0, 60.0
+SLOT_WIDTH, LATE_WIDTH, INDENT = 38, 7, 2
+#: A picture beside the numbers has at least this many columns.
+LEAST_PICTURE = 24
+SPARKS = "▁▂▃▄▅▆▇█"
+STATE_STYLES = {"ready": "yellow", "waiting": "cyan", "pending": "blue", "leased": "green", "backoff": "magenta"}
+STATE_STYLES |= {"retry": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """
+    The screen of `reliq watch`.
+
+    Attributes:
+        place: the Redis, as its URL without the password.
+        interval: seconds between two looks.
+        trouble: why the moment is not the latest; empty when it is.
+    """
+
+    moment: Moment
+    place: str
+    interval: float
+    trouble: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Give rich the lines that fit."""
+        for line in self.lines(options.max_width, options.height or console.height):
+            line.plain = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line.plain)
+            line.truncate(options.max_width, overflow="ellipsis")
+            line.no_wrap = True
+            yield line
+
+    def lines(self, width: int, height: int) -> list[Text]:
+        """Return at most `height` lines: queues first, then workers and what they run, then failures."""
+        head = self._head(width)
+        room = height - len(head)
+        queues = _queues(self.moment, width, max(LEAST_LINES, room - 2 * LEAST_LINES))
+        room -= len(queues)
+        workers, failures = _workers(self.moment.overview.workers, width, room), _failures(self.moment)
+        gap = [Text()] if len(workers) + LEAST_LINES + 3 <= room else []
+        room -= 3 * len(gap)
+        failures = failures[: max(LEAST_LINES, room - len(workers))]
+        workers = workers[: max(0, room - len(failures))]
+        return [*head, *gap, *queues, *gap, *workers, *gap, *failures][:height]
+
+    def _head(self, width: int) -> list[Text]:
+        overview = self.moment.overview
+        now = time.strftime("%H:%M:%S", time.gmtime())
+        first = _sides(
+            Text(f"reliq watch  {self.place}", "bold"), Text(f"{now} UTC, every {spoken(self.interval)}"), width
+        )
+        second = Text(f"{count_of(len(overview.queues), 'queue')}, ")
+        if overview.workers is None:
+            second.append("workers unknown: the Redis of their registry is away", "red")
+        else:
+            busy, slots = (sum(getattr(one, name) for one in overview.workers) for name in ("busy", "slots"))
+            second.append(f"{count_of(len(overview.workers), 'worker')}, {busy} of {count_of(slots, 'slot')} busy")
+        if memory := overview.facts.get("used_memory_human"):
+            second.append(f", Redis uses {memory}")
+        if overview.left_out:
+            second.append(f", {count_of(overview.left_out, 'more queue')} not shown", "yellow")
+        if some := [view.queue for view in overview.queues if view.away]:
+            second.append(f", partial: {printable(', '.join(some))}", "red")
+        if overview.unreadable:
+            second.append(f", cannot read {printable(', '.join(overview.unreadable))}", "red")
+        if self.trouble:
+            second = Text(f"Redis does not answer, this is old: {printable(self.trouble)}", "bold white on red")
+        return [first, second, *_periodic(self.moment.crons)]
+
+
+def _periodic(crons: Sequence[CronView]) -> list[Text]:
+    """Return a line of the periodic entries, what is wrong first; none where there is no entry."""
+    line = Text("periodic:")
+    wrong = {one.name: f"{spoken(one.late)} late" for one in crons if one.late > TICK_LATE_SECONDS}
+    wrong |= {one.name: "no worker" for one in crons if not one.is_served}
+    paused = {one.name: "paused" for one in crons if one.pause and one.name not in wrong}
+    for names, style in ((wrong, "red"), (paused, "yellow")):
+        for name, told in names.items():
+            line.append(f"  {name} {told}", style)
+    for one in crons:
+        if one.next is not None and one.name not in wrong | paused:
+            line.append(f"  {one.name} {when_text(one.next)}")
+    return [line] if crons else []
+
+
+def _sides(left: Text, right: Text, width: int) -> Text:
+    """Return two texts at the two ends of one line; on a narrow terminal the left one gives way."""
+    left.truncate(max(0, width - len(right) - 2), overflow="ellipsis")
+    return Text.assemble(left, " " * max(1, width - len(left) - len(right)), right)
+
+
+# ---- queues -----------------------------------------------------------------
+
+
+def _queues(moment: Moment, width: int, most: int) -> list[Text]:
+    """Return a title and the queues that fit; when not all do, the latest and largest."""
+    views = list(moment.overview.queues)
+    states = [state for state in STATE_STYLES if state != "waiting" or any(view.lines for view in views)]
+    columns = [*states, "dead", "in/s", "acked/s", "failed/s"]
+    named = max(map(cell_len, ("queue", *(view.queue for view in views)))) + 1
+    beside = LATE_WIDTH + sum(_cell(name, width) for name in columns) + (LEAST_PICTURE if width >= WIDE else 0)
+    stacked = named > width - beside  # a name is never cut: it has a line with the picture then
+    title = Text(f"{'' if stacked else 'queue':<{INDENT if stacked else named}}{'late':>{LATE_WIDTH}}")
+    for name in columns:
+        title.append(f"{name:>{_cell(name, width)}}", STATE_STYLES.get(name, ""))  # the colours of the bars
+    title.stylize("bold underline")
+    room = max(1, (most - 1) // (1 if width >= WIDE and not stacked else 2))
+    if len(views) > room:
+        worst = sorted(views, key=lambda view: (-(view.late or 0.0), -view.due))[: max(1, room - 1)]
+        views = [view for view in views if view in worst]
+    lines = [title]
+    for view in views:
+        numbers, trends = _numbers(view, states, width), moment.trends
+        lines += _stacked(view, numbers, trends, width) if stacked else _in_line(view, numbers, trends, named, width)
+    if hidden := len(moment.overview.queues) - len(views):
+        lines.append(Text(f"and {count_of(hidden, 'more queue')}, less late than these", "dim"))
+    return lines
+
+
+def _in_line(view: QueueView, told: Text, trends: Mapping[str, Trend], named: int, width: int) -> list[Text]:
+    """Return a queue's name and numbers, and its picture beside them or below."""
+    numbers = Text.assemble((set_cell_size(view.queue, named), "bold"), told)
+    if width < WIDE:
+        return [numbers, Text.assemble(" " * INDENT, _picture(view, trends, width - INDENT))]
+    return [Text.assemble(numbers, " " * INDENT, _picture(view, trends, width - numbers.cell_len - INDENT))]
+
+
+def _stacked(view: QueueView, numbers: Text, trends: Mapping[str, Trend], width: int) -> list[Text]:
+    """Return a queue's name and picture, and its numbers below."""
+    picture = _picture(view, trends, max(0, width - cell_len(view.queue) - INDENT))
+    return [
+        Text.assemble((view.queue, "bold"), " " * INDENT, picture),
+        Text.assemble(" " * INDENT, numbers),
+    ]
+
+
+def _cell(name: str, width: int) -> int:
+    """Return the width of a column: its name or six digits, and a space."""
+    return max(len(name), 6 if width >= WIDE else 4) + 1
+
+
+def _numbers(view: QueueView, states: Sequence[str], width: int) -> Text:
+    late = "?" if view.late is None else spoken(view.late if view.late >= 1 else 0)
+    style = "bold red" if (view.late or 0) >= RED_SECONDS else "yellow" if (view.late or 0) >= YELLOW_SECONDS else ""
+    line = Text(f"{late:>{LATE_WIDTH}}", style)
+    sizes = _sizes(view) | {"dead": view.dead}
+    for state, number in ((state, sizes[state]) for state in (*states, "dead")):
+        line.append(f"{_short(number):>{_cell(state, width)}}", "dim" if not number else STATE_STYLES.get(state, "red"))
+    if view.rates is not None:
+        rates = (view.rates.arrived, view.rates.acked, view.rates.failed)
+        for column, per_second in zip(("in/s", "acked/s", "failed/s"), rates, strict=True):
+            line.append(f"{rate(per_second):>{_cell(column, width)}}")
+    return line
+
+
+def _short(number: int) -> str:
+    """Return a number in at most five characters."""
+    return str(number) if number < 10_000 else amount(number) if number >= 100_000 else f"{number // 1000}k"  # noqa: PLR2004
+
+
+def _sizes(view: QueueView) -> dict[str, int]:
+    leased = view.unack - view.backoff
+    sizes = (view.ready, view.waiting, view.pending, leased, view.backoff, view.retry)
+    return dict(zip(STATE_STYLES, sizes, strict=True))
+
+
+def _picture(view: QueueView, trends: Mapping[str, Trend], width: int) -> Text:
+    """Return a bar of the states and the trend of the rates; for a paused queue, who paused it."""
+    if view.pause is not None:
+        return Text(printable(pause_text(view.pause, time.time()))[: max(0, width)], "black on yellow")
+    bar = max(0, min(60, width * 2 // 5))
+    line = Text.assemble(_bar(_sizes(view), bar))
+    trend = trends.get(view.queue)
+    room = (width - bar - len("  in   acked ")) // 2
+    if trend is not None and room > 0:
+        line.append_text(Text.assemble("  in ", (_spark(trend.arrived, room), "cyan")))
+        line.append_text(Text.assemble(" acked ", (_spark(trend.acked, room), "green")))
+    return line
+
+
+def _bar(sizes: Mapping[str, int], width: int) -> Text:
+    """Return the shares of the states as one bar: what is there at all has at least one cell."""
+    whole = sum(sizes.values())
+    if not whole:
+        return Text("·" * width, "dim")
+    there = {state: size for state, size in sizes.items() if size}
+    cells = {state: max(1, size * width // whole) for state, size in there.items()}
+    largest = max(cells, key=lambda state: there[state])
+    cells[largest] = max(1, cells[largest] + width - sum(cells.values()))
+    return Text.assemble(*(("█" * number, STATE_STYLES[state]) for state, number in cells.items()))
+
+
+def _spark(numbers: Sequence[float], width: int) -> str:
+    """Return the last `width` numbers as a line of blocks, the highest of them the tallest."""
+    last = list(numbers)[-width:]
+    top = max(last, default=0.0)
+    blocks = [SPARKS[min(len(SPARKS) - 1, int(one / top * len(SPARKS)))] if top else SPARKS[0] for one in last]
+    return "".join(blocks).rjust(width)
+
+
+# ---- workers ----------------------------------------------------------------
+
+
+def _workers(workers: Sequence[Worker] | None, width: int, most: int) -> list[Text]:
+    """Return each worker process and what its slots are doing, the longest running first; about `most` lines."""
+    lines = [Text("workers and what they run, told every 5 s, the longest first", "bold underline")]
+    if not workers:
+        return [*lines, Text("unknown" if workers is None else "no worker is alive", "bold red")]
+    now = time.time()
+    columns = max(1, (width - 2) // SLOT_WIDTH)
+    for one in workers:
+        if len(lines) > most:
+            break
+        line = Text(printable(f"{one.host} pid {one.pid}"), "bold")
+        line.append(f"  {one.busy} of {one.slots} busy, up {spoken(max(0.0, now - one.started))}", "not bold")
+        line.append(f", claimed {spoken(max(0.0, now - one.last_claim))} ago", "not bold")
+        lines.append(line)
+        slots = [_slot(slot, now) for slot in one.running[: columns * most]]
+        rows = [slots[at : at + columns] for at in range(0, len(slots), columns)]
+        lines += [Text("  ").append_text(Text().join(row)) for row in rows]
+    return lines
+
+
+def _slot(slot: Slot, now: float) -> Text:
+    took = spoken(max(0.0, now - slot.started))
+    room = SLOT_WIDTH - len(took) - 3
+    what = printable(f"{slot.queue} {slot.id}")
+    if len(what) > room:
+        what = what[: room - 1] + "…"
+    return Text.assemble((f"{took:>{len(took)}} ", "green"), what.ljust(SLOT_WIDTH - len(took) - 1))
+
+
+# ---- failures ---------------------------------------------------------------
+
+
+def _failures(moment: Moment) -> list[Text]:
+    """Return what living messages fail with, then the newest abnormal ends."""
+    lines = [Text("failures", "bold underline")]
+    failing, ended = list(_failing(moment.errors)), list(_ended(moment.ends))
+    if not failing and not ended:
+        return [*lines, Text("none", "dim")]
+    half = max(1, LEAST_LINES - 2)
+    return [*lines, *failing[:half], *ended, *failing[half:]]
+
+
+def _failing(failures: Iterable[Failure]) -> Iterable[Text]:
+    for one in failures:
+        share = f"{one.count} of {one.sampled}" if one.count < one.sampled else "all"
+        yield Text.assemble((f"retrying, {share} looked at: ", "magenta"), f"{one.queue} ", printable(_reason(one)))
+
+
+def _ended(failures: Iterable[Failure]) -> Iterable[Text]:
+    for one in failures:
+        if one.ended is not None:
+            at = time.strftime("%H:%M:%S", time.gmtime(one.ended.at))
+            said = printable(f"{one.ended.id}  {_reason(one)}")
+            yield Text.assemble((f"{at} {printable(one.ended.kind):<9} ", "red"), f"{one.queue} ", said)
+
+
+def _reason(failure: Failure) -> str:
+    """Return the error, and the reason where it says more."""
+    if not failure.error or failure.reason not in ("failed", "rejected"):
+        return f"{failure.reason}: {failure.error}" if failure.error else failure.reason
+    return failure.error
+
 
 LEAST_SECONDS = 0.1
 

@@ -1,1 +1,306 @@
-"""Log lines: which events become one, how they look, and how many there may be."""
+"""A thread for work that may block, so that its caller does not: log lines, and calls to Redis of a supervisor."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TextIO
+
+from reliq.text import count_of, printable, some
+
+
+class Background:
+    """
+    Calls functions one after another in a daemon thread of its own; each of them reports its own errors.
+
+    The collector of garbage and signal handlers may log in the middle of any call here. So no call holds a lock that
+    another call in the same thread would need: `SimpleQueue.put` may be entered again, `Queue.put` may not.
+
+    Args:
+        limit: how many functions may wait; 0 for any number.
+    """
+
+    def __init__(self, name: str, limit: int = 0) -> None:
+        self._waiting: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._limit = limit
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def put(self, work: Callable[[], object]) -> bool:
+        """Have `work` called later; return False, and forget it, when too much waits."""
+        if self._limit and self._waiting.qsize() >= self._limit:
+            return False
+        self._waiting.put(work)
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all that waits now was called, for `seconds` at most; return whether it was."""
+        called = threading.Lock()
+        called.acquire()
+        self._waiting.put(called.release)
+        return called.acquire(timeout=seconds)
+
+    def close(self) -> None:
+        """End the thread when it has called everything that waits."""
+        self._waiting.put(None)
+
+    def _run(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            with suppress(BaseException):
+                work()
+
+
+logger = logging.getLogger("reliq")
+
+#: Ten lines that differ in their figures alone are written within 10 s; more are held back.
+SAME_LINES = 10
+SAME_SECONDS = 10.0
+#: At 1,000 kinds of line a new window begins, which bounds the memory.
+LINE_KINDS_LIMIT = 1000
+#: A summary of lines that were held back has at most 100 ids as a field; its text names five.
+HELD_IDS = 100
+#: The event of that summary, which is never held back itself.
+HELD_BACK = "held_back"
+#: The event of a line that says who changed what on the page: each of them counts.
+WEB_WRITE = "web_write"
+
+
+@dataclass(slots=True)
+class _Held:
+    """The lines of one kind that were not written."""
+
+    level: int
+    like: str
+    queue: str = ""
+    count: int = 0
+    messages: int = 0
+    ids: list[str] = field(default_factory=list)
+
+
+class Limiter(logging.Filter):
+    """
+    Lets few lines of one kind, at INFO and above, through in each window, which ends by a summary of the others.
+
+    The next line ends a window that is over; if none comes, a timer does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._counts: dict[Any, int] = {}
+        self._held: dict[Any, _Held] = {}
+        self._until = 0.0
+        self._timer: threading.Timer | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether `record` is written."""
+        if record.levelno < logging.INFO or (kind := _kind(record)) is None:
+            return True
+        over: list[_Held] = []
+        with self._lock:
+            if record.created >= self._until or len(self._counts) >= LINE_KINDS_LIMIT:
+                over = self._end_window()
+                self._until = record.created + SAME_SECONDS
+            count = self._counts[kind] = self._counts.get(kind, 0) + 1
+            if count > SAME_LINES:
+                self._hold(kind, record)
+        _tell(over)
+        return count <= SAME_LINES
+
+    def flush(self) -> None:
+        """End the window now, and write the summary of what it held back."""
+        with self._lock:
+            over = self._end_window()
+        _tell(over)
+
+    def _hold(self, kind: Any, record: logging.LogRecord) -> None:
+        told = getattr(record, "reliq", {})
+        held = self._held.setdefault(kind, _Held(record.levelno, record.getMessage(), told.get("queue", "")))
+        held.count += 1
+        ids = told["ids"] if "ids" in told else [told["id"]] if "id" in told else []
+        held.messages += told.get("count", len(ids))
+        held.ids += ids[: HELD_IDS - len(held.ids)]
+        if self._timer is None:
+            timer = threading.Timer(SAME_SECONDS, self.flush)
+            timer.daemon = True
+            with suppress(RuntimeError):  # the system gives no thread: the next line ends the window
+                timer.start()
+                self._timer = timer
+
+    def _end_window(self) -> list[_Held]:
+        over = list(self._held.values())
+        self._counts, self._held, self._until = {}, {}, 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return over
+
+
+def _tell(over: list[_Held]) -> None:
+    """Write a line for each kind that was held back, with the ids it would have named."""
+    for held in over:
+        ids = f"; ids: {some(held.ids, held.messages)}" if held.ids else ""
+        text = f"held back {count_of(held.count, 'line')} like: {held.like}{ids}"
+        told = {"event": HELD_BACK, "queue": held.queue, "count": held.count, "ids": held.ids}
+        logger.log(held.level, "%s", text, extra={"reliq": told})
+
+
+def _kind(record: logging.LogRecord) -> Any:
+    """Return what lines of one kind share: of an event all but its ids and figures; None for what is never held back."""
+    told = getattr(record, "reliq", None)
+    if told is None:
+        return record.name, record.levelno, str(record.msg)
+    if told.get("event") in (HELD_BACK, WEB_WRITE):
+        return None
+    return tuple(told.get(name) for name in ("event", "queue", "outcome", "error_type", "place", "verb", "part"))
+
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("auto", "text", "json")
+
+#: So many lines wait while nothing reads standard error; later lines are dropped.
+LINES_LIMIT = 1000
+#: A line is usually written before the call that logs it returns: a process may crash next. It waits at most 0.1 s.
+WRITE_SECONDS = 0.1
+#: At its end a process waits at most 1 s for its last lines.
+FLUSH_SECONDS = 1.0
+
+_COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
+_PLAIN = "\x1b[0m"
+_LINE = "%(asctime)s %(process)d %(levelname)s %(name)s %(message)s"
+#: Every record has these attributes; an application has given all others as `extra`.
+_ORDINARY = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "reliq"})
+
+#: The one limiter of this process.
+limiter = Limiter()
+
+
+def configure_logging(level: str, format: str = "auto") -> bool:
+    """
+    Write reliq's lines to standard error unless the application has configured logging; return whether this is so.
+
+    The handlers of an application get reliq's records by propagation. The records of an application without handlers
+    are written like reliq's, and none of them is ever held back.
+    """
+    enable_logging()
+    atexit.register(limiter.flush)
+    reliq = logging.getLogger("reliq")
+    for logger in _loggers():
+        logger.addFilter(limiter)
+    if reliq.hasHandlers():
+        if reliq.level == logging.NOTSET:
+            reliq.setLevel(level.upper())
+        return False
+    handler = BackgroundHandler(sys.stderr)
+    colours = format == "auto" and sys.stderr.isatty()
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(colours=colours))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    return True
+
+
+def enable_logging() -> None:
+    """Enable reliq's loggers again: `logging.config` disables all that exist, unless it is asked not to."""
+    for logger in _loggers():
+        logger.disabled = False
+
+
+def _loggers() -> list[logging.Logger]:
+    """Return each of reliq's loggers, for filters and `disabled` are not inherited."""
+    names = [name for name in list(logging.root.manager.loggerDict) if name.startswith("reliq.")]
+    return [logging.getLogger("reliq"), *map(logging.getLogger, names)]
+
+
+class BackgroundHandler(logging.Handler):
+    """
+    Writes lines to `stream` in a thread of its own, so that a stream that nothing reads holds up no other thread.
+
+    Lines beyond LINES_LIMIT are dropped, and counted in the next line that can be written.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream, self._pid = stream, os.getpid()
+        self._writer = Background("reliq-log", LINES_LIMIT)
+        self._dropped, self._is_stuck = 0, False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand over a line."""
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        if os.getpid() != self._pid:  # a fork has no thread but its own
+            self._write(line)
+        elif not self._writer.put(partial(self._write, line)):
+            self._dropped += 1
+        elif not self._is_stuck:
+            self._is_stuck = not self._writer.wait(WRITE_SECONDS)
+
+    def flush(self) -> None:
+        """Wait a moment for the lines that are not written yet."""
+        if os.getpid() == self._pid:
+            self._writer.wait(FLUSH_SECONDS)
+
+    def _write(self, line: str) -> None:
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            text = "%d log lines were dropped: nothing read standard error"
+            record = logging.LogRecord("reliq", logging.WARNING, __file__, 0, text, (dropped,), None)
+            line = f"{line}\n{self.format(record)}"
+        with suppress(OSError, ValueError):  # the stream is closed, here or at its other end
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+        self._is_stuck = False
+
+
+class TextFormatter(logging.Formatter):
+    """One readable line, its time with the offset from UTC; coloured by its level."""
+
+    def __init__(self, *, colours: bool) -> None:
+        super().__init__(_LINE)
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        text = super().format(record)
+        if record.name.partition(".")[0] == "reliq":  # an application's own text stays as it is
+            text = "\n".join(map(printable, text.split("\n")))
+        colour = _COLOURS.get(record.levelno, "") if self._colours else ""
+        return f"{colour}{text}{_PLAIN}" if colour else text
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802  logging's
+        """Return when `record` was made, in this machine's time zone."""
+        return datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(timespec="milliseconds")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object on a line: the fields of the line, and those that an application gave as `extra`, which lose."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        row: dict[str, Any] = {
+            "time": moment.removesuffix("+00:00") + "Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+        }
+        row |= getattr(record, "reliq", {})
+        if trace := record.exc_text or (self.formatException(record.exc_info) if record.exc_info else ""):
+            row["trace"] = trace
+        extra = {str(name): value for name, value in vars(record).items() if name not in _ORDINARY}
+        try:
+            return json.dumps(extra | row, default=str)
+        except Exception:  # an object has no text, or contains itself
+            return json.dumps(row | {"extra_left_out": list(extra)}, default=repr)

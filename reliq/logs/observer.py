@@ -8,9 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from reliq import events
-from reliq.foreign import printable
-from reliq.logs.setup import enable_logging
-from reliq.text import IDS_SHOWN, count_of, some, typed
+from reliq.logs import enable_logging
+from reliq.text import IDS_SHOWN, count_of, printable, some, typed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,5 +1,5 @@
 """Figures for Prometheus: of queues, asked of Redis at each scrape, and of processes, fed by events."""
 
-from reliq.metrics.producers import PublishMetrics
+from reliq.metrics.process import PublishMetrics
 
 __all__ = ["PublishMetrics"]

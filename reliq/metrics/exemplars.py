@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from reliq.metrics.figures import Key
+    from reliq.metrics.store import Key
 
 #: A process keeps the newest of at most 500 buckets, of those that measured last.
 EXEMPLARS_LIMIT = 500

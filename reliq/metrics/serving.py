@@ -1,35 +1,217 @@
-"""Metrics put together: for a process alone, for a parent of many, and for the exporter."""
+"""The port on which /metrics, /live and /ready are served."""
 
 from __future__ import annotations
 
+import errno
+import gzip
+import logging
 import os
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import socket
+import socketserver
+import threading
+import time
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client import CollectorRegistry
 
-from reliq import health
-from reliq.client.client import Client
-from reliq.health import Pulse, Sampler
-from reliq.metrics.endpoint import Endpoint
+from reliq.errors import ConfigurationError
 from reliq.metrics.exposition import Page
-from reliq.metrics.files import Files
 from reliq.metrics.process import ProcessMetrics
-from reliq.metrics.queues import SCRAPE_REPLY_SECONDS, QueueCollector
-from reliq.metrics.sums import Children
-from reliq.metrics.workers import Build, Processes, Usage
-from reliq.snapshot.held_up import HeldUp
-from reliq.snapshot.snapshot import SnapshotReader
+from reliq.metrics.queues import SCRAPE_REPLY_SECONDS, Build, Processes, QueueCollector, Usage
+from reliq.metrics.snapshot import HeldUp, SnapshotReader
+from reliq.metrics.store import Children, Files
+from reliq.redis.client import Client
+from reliq.settings import whole
+from reliq.wire_format import port_refusal
+from reliq.worker import health
+from reliq.worker.health import DEFAULT_HOST, Pulse, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from reliq.events import Observer
-    from reliq.health import EngineStats
     from reliq.keys import Keys
-    from reliq.metrics.exposition import Collector
-    from reliq.transport.connection import Connection
+    from reliq.metrics.exposition import Collector, Page
+    from reliq.redis.server import Connection
+    from reliq.worker.health import EngineStats
+
+
+logger = logging.getLogger(__name__)
+
+#: A connection is cut off after this long, however slowly its client sends or reads.
+REQUEST_SECONDS = 10.0
+#: Connections served at once. One more cuts the oldest off, which a client that dawdles holds.
+CONNECTION_LIMIT = 32
+#: Pause before the next accept when this process has no descriptor left for a connection.
+EXHAUSTED_SECONDS = 0.1
+#: A page of more than 1,400 bytes, which is a packet, is compressed for a client that takes gzip; a higher level would
+#: cost several times the time and save a fifth.
+GZIP_BYTES, GZIP_LEVEL = 1400, 1
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_PLAIN = "text/plain; charset=utf-8"
+
+
+class Endpoint:
+    """
+    Serves on `host` and `port` from `start` to `stop`.
+
+    Args:
+        live, ready: return why it is not so, empty when it is.
+
+    Raises:
+        ConfigurationError: the port is none, or it cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        host: str | None,
+        *,
+        page: Page,
+        live: Callable[[], str],
+        ready: Callable[[], str],
+    ) -> None:
+        whole("metrics port", port, most=65535)
+        chosen = host or DEFAULT_HOST
+        try:
+            self._server = _Server(chosen, port, page, {"/live": live, "/ready": ready})
+        except (OSError, UnicodeError) as error:
+            raise ConfigurationError(
+                f"cannot serve metrics on {chosen}:{port}: {port_refusal(error)}; choose another port or host"
+            ) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="reliq-metrics", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port: the chosen one, or the one found when that was 0."""
+        return int(self._server.server_address[1])
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        logger.info("serving /metrics, /live and /ready on %s:%d", self._server.server_address[0], self.port)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    """
+    Serves a bounded number of connections, each for a bounded time.
+
+    Every connection costs a thread and a descriptor of a process that has work to do: a client that sends a byte now
+    and then must not take them all.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = CONNECTION_LIMIT
+
+    def __init__(self, host: str, port: int, page: Page, checks: dict[str, Callable[[], str]]) -> None:
+        self.page, self.checks = page, checks
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._accepted_at: dict[socket.socket, float] = {}  # the oldest first
+        self._lock = threading.Lock()
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Bind, without asking the resolver for our own name: that may take long."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; `serve_forever` would try again at once while no descriptor is free."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                time.sleep(EXHAUSTED_SECONDS)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own."""
+        with self._lock:
+            if len(self._accepted_at) >= CONNECTION_LIMIT:
+                oldest = next(iter(self._accepted_at))
+                del self._accepted_at[oldest]
+                _cut_off(oldest)
+            self._accepted_at[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that was served."""
+        with self._lock:
+            self._accepted_at.pop(request, None)
+            super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Cut off what takes too long; called twice a second, and after each connection."""
+        oldest = time.monotonic() - REQUEST_SECONDS
+        with self._lock:
+            for request, accepted_at in self._accepted_at.items():
+                if accepted_at <= oldest:
+                    _cut_off(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Let a client that went away be."""
+
+
+def _cut_off(request: socket.socket) -> None:
+    """End both directions: the thread that reads or writes there gets an error and closes."""
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version, sys_version = "reliq", ""
+
+    def do_GET(self) -> None:
+        """Answer one request."""
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            body, kind = self.server.page.encode(self.headers.get("Accept", ""))
+            self._answer(HTTPStatus.OK, body, kind)
+        elif path in self.server.checks:
+            complaint = self.server.checks[path]()
+            status = HTTPStatus.SERVICE_UNAVAILABLE if complaint else HTTPStatus.OK
+            self._answer(status, f"{complaint or 'ok'}\n".encode(), _PLAIN)
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, b"there are /metrics, /live and /ready\n", _PLAIN)
+
+    def do_HEAD(self) -> None:
+        """Answer the same without the body."""
+        self.do_GET()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep requests out of the log."""
+
+    def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        if len(body) > GZIP_BYTES and _takes_gzip(self.headers.get("Accept-Encoding", "")):
+            body = gzip.compress(body, GZIP_LEVEL)
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """Say whether an Accept-Encoding header allows gzip."""
+    for one in accepted.lower().split(","):
+        name, _, quality = one.partition(";")
+        if name.strip() == "gzip":
+            return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
 
 #: A registry that a user hands in, for our metrics beside theirs.
 Registry = CollectorRegistry

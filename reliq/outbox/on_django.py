@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reliq.outbox.statements import percent
-from reliq.outbox.tables import check_dialect
+from reliq.outbox.tables import check_dialect, percent
 from reliq.outbox.transactions import autocommit, wrong_kind
 
 if TYPE_CHECKING:
-    from reliq.outbox.statements import Statement
+    from reliq.outbox.tables import Statement
 
 
 def write(tx: Any, statement: Statement) -> int:

@@ -8,11 +8,11 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from reliq.errors import ConfigurationError
-from reliq.outbox.statements import percent
+from reliq.outbox.tables import percent
 from reliq.outbox.transactions import autocommit, wrong_kind
 
 if TYPE_CHECKING:
-    from reliq.outbox.statements import Statement
+    from reliq.outbox.tables import Statement
 
 
 def write(tx: psycopg.Connection[Any], statement: Statement) -> int:

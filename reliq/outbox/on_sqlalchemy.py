@@ -16,7 +16,7 @@ from reliq.outbox.transactions import autocommit, wrong_kind
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
-    from reliq.outbox.statements import Statement
+    from reliq.outbox.tables import Statement
 
 
 def write(tx: Session | scoped_session[Any] | Connection, statement: Statement) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from reliq.outbox.transactions import autocommit, wrong_kind
 
 if TYPE_CHECKING:
-    from reliq.outbox.statements import Statement
+    from reliq.outbox.tables import Statement
 
 
 def write(tx: sqlite3.Connection, statement: Statement) -> int:

@@ -1,19 +1,24 @@
-"""
-The tables of the outbox and the inbox: their names, their columns, and the SQL that makes them.
+"""The tables of the outbox and the inbox: their names, their columns, and the SQL that makes them.
 
-    outbox         a message to be published; `sent_ms` when it was, `note` is `again`, or which version refused it and why
-    outbox_calls   the calls of relays that publish rows, by `seqs`, until these are noted as sent; from `again_ms` on any
-                   relay makes the call again, and while `failures` is not 0 no more rows of its queue are taken
-    inbox          a message whose effects are committed
-"""
+outbox         a message to be published; `sent_ms` when it was, `note` is `again`, or which version refused it and why
+outbox_calls   the calls of relays that publish rows, by `seqs`, until these are noted as sent; from `again_ms` on any
+               relay makes the call again, and while `failures` is not 0 no more rows of its queue are taken
+inbox          a message whose effects are committed"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import msgspec
 
 from reliq.errors import ConfigurationError
+from reliq.settings import Durability
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 Dialect = Literal["postgresql", "sqlite"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
@@ -131,3 +136,148 @@ def ddl(dialect: Dialect, prefix: str = DEFAULT_PREFIX) -> list[str]:
 )""",
         f"CREATE INDEX IF NOT EXISTS {tables.start}inbox_keep_until ON {tables.inbox} (keep_until_ms)",
     ]
+
+
+#: The kinds of durability, and its other fields: count, local, ms of the time-out.
+DurabilityTerms = tuple[str, int, bool, int]
+
+
+class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """
+    On which terms a message is published (times in ms), as JSON in its row.
+
+    A relay that is older than what it reads refuses the row, for it would drop what it does not know.
+
+    Attributes:
+        window_ms: for how long a chosen id stays taken after its end; None for a generated one.
+        durability: kind, count, local, and ms of the time-out; None for none.
+        keyed: whether its envelope names a key or a priority.
+    """
+
+    ttl_ms: int
+    retries: int
+    delay_ms: int = 0
+    at_ms: int | None = None
+    window_ms: int | None = None
+    replace: bool = False
+    durability: DurabilityTerms | None = None
+    keyed: bool = False
+
+    def text(self) -> str:
+        """Return the terms as they stand in a row."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> RowTerms:
+        """Return what a row says; raise ConfigurationError when this version does not understand it."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError(f"the terms of the row are none that this version knows: {error}") from None
+
+    @property
+    def confirmation(self) -> Durability:
+        """Who must have the message before it counts as sent."""
+        if self.durability is None:
+            return Durability.NONE
+        kind, count, local, timeout_ms = self.durability
+        if kind == "replicas":
+            return Durability.replicas(count, timeout_ms / 1000)
+        return Durability.aof(local=local, replicas=count, timeout=timeout_ms / 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """
+    One message of the outbox.
+
+    Attributes:
+        queue: its entry in the registry, which says the layout too.
+        value: what a publish sends: the rest of the envelope and the body, or a bare body.
+    """
+
+    queue: str
+    id: str
+    value: bytes
+    terms: RowTerms
+
+
+#: A named parameter; a cast has two colons.
+_NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """
+    One SQL statement for the transaction of somebody else.
+
+    Attributes:
+        kind: `publish` writes a row of the outbox, `once` one of the inbox unless it is there, `prolong` keeps that longer.
+        values: of its parameters.
+    """
+
+    kind: Literal["publish", "once", "prolong"]
+    tables: Tables
+    values: Mapping[str, Any]
+
+    @property
+    def table(self) -> str:
+        """The table that it writes to."""
+        return self.tables.outbox if self.kind == "publish" else self.tables.inbox
+
+    def sql(self, dialect: Dialect, *, two_phase: bool = False) -> str:
+        """Return its text, with parameters as `:name`; PostgreSQL prepares no `two_phase` transaction that has notified."""
+        now = now_ms(dialect)
+        if self.kind == "once":
+            return (
+                f"INSERT INTO {self.table} (queue, id, incarnation, keep_until_ms) "
+                f"VALUES (:queue, :id, :incarnation, {now} + :keep_ms) ON CONFLICT (queue, id, incarnation) DO NOTHING"
+            )
+        if self.kind == "prolong":
+            return (
+                f"UPDATE {self.table} SET keep_until_ms = {now} + :keep_ms WHERE queue = :queue AND id = :id "
+                f"AND incarnation = :incarnation AND keep_until_ms < {now} + :keep_ms"
+            )
+        insert = (
+            f"INSERT INTO {self.table} (queue, id, value, terms, made_ms) VALUES (:queue, :id, :value, :terms, {now})"
+        )
+        if dialect == "sqlite" or two_phase:
+            return insert
+        # A relay that listens hears of it when the transaction is committed, and never of one that is rolled back.
+        return f"WITH written AS ({insert}) SELECT pg_notify('{self.table}', '')"
+
+
+def percent(sql: str) -> str:
+    """Return a statement with its parameters as `%(name)s`."""
+    return _NAMED.sub(r"%(\1)s", sql)
+
+
+def publishing(row: OutboxRow, prefix: str = DEFAULT_PREFIX) -> Statement:
+    """Return the statement that writes a message to the outbox."""
+    values = {"queue": row.queue, "id": row.id, "value": row.value, "terms": row.terms.text()}
+    return Statement("publish", Tables.of(prefix), values)
+
+
+def taking_note(queue: str, id: str, incarnation: int, keep_ms: int, prefix: str = DEFAULT_PREFIX) -> Statement:
+    """Return the statement that writes to the inbox that the effects of a message are being committed."""
+    values = {"queue": queue, "id": id, "incarnation": incarnation, "keep_ms": keep_ms}
+    return Statement("once", Tables.of(prefix), values)
+
+
+#: PostgreSQL's codes for: no such table, column, schema; no such unique key.
+_CODES = {"42P01", "42703", "3F000", "42P10"}
+_WORDS = ("no such table", "has no column named", "no such column", "ON CONFLICT clause does not match")
+
+
+def missing(error: BaseException, table: str) -> ConfigurationError | None:
+    """Return what to raise when `error`, of whichever library, says that `table` is not there, or is another."""
+    seen: BaseException | None = error
+    while seen is not None:
+        both = (seen, getattr(seen, "orig", None))  # SQLAlchemy wraps the error of the driver
+        if any(getattr(one, "sqlstate", None) in _CODES for one in both) or any(word in str(seen) for word in _WORDS):
+            return ConfigurationError(
+                f"the database has no table {table} as reliq makes it: make it by a migration, or by what `reliq outbox "
+                "sql --dialect postgresql` prints; another beginning of its name is given as prefix"
+            )
+        seen = seen.__cause__
+    return None

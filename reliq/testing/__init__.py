@@ -6,13 +6,11 @@ The pytest plugin has it as the fixture `reliq`; `with isolated() as reliq` is t
 
 from typing import TYPE_CHECKING
 
-from reliq.lazily import names_of
+from reliq.lazy_imports import names_of
 
 if TYPE_CHECKING:
     from reliq.testing.drain import DrainResult as DrainResult
-    from reliq.testing.isolation import isolated as isolated
-    from reliq.testing.kit import Reliq as Reliq
-    from reliq.testing.perform import JobOptions as JobOptions
+    from reliq.testing.kit import JobOptions as JobOptions, Reliq as Reliq, isolated as isolated
     from reliq.testing.published import Match as Match, Published as Published, State as State
 
 if not TYPE_CHECKING:  # a type checker sees every name above, and that there is no other
@@ -20,9 +18,7 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
         __name__,
         {
             "reliq.testing.drain": "DrainResult",
-            "reliq.testing.isolation": "isolated",
-            "reliq.testing.kit": "Reliq",
-            "reliq.testing.perform": "JobOptions",
+            "reliq.testing.kit": "JobOptions Reliq isolated",
             "reliq.testing.published": "Match Published State",
         },
     )

@@ -1,39 +1,235 @@
-"""Works queues off in the caller's thread, one call of a handler after another, as a worker does."""
+"""Calls of handlers in the caller's own thread, and the lifespan around them: one twin for blocking code, one for async."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import math
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from reliq import transitions
-from reliq.answers import Answer
-from reliq.call import raise_first
-from reliq.client.lanes import Lanes
-from reliq.error_text import from_handler
-from reliq.errors import UndecodableError
-from reliq.receive.take import Take
-from reliq.settlement import burial, is_final
+from reliq import distribution
+from reliq.errors import ConfigurationError, UndecodableError
+from reliq.handlers.settlement import burial, is_final
+from reliq.lua import transitions
+from reliq.lua.transitions import Lanes
+from reliq.message import Answer
+from reliq.receive.receiver import Take
+from reliq.redis.commands import raise_first
+from reliq.settings import LONGEST_SECONDS, seconds
+from reliq.testing import published
+from reliq.testing.published import keys_of
 from reliq.text import count_of
-from reliq.worker.delivery import HandlerCall, deliveries_of
+from reliq.wire_format import from_handler
+from reliq.worker.engine import live
 from reliq.worker.runner import Runner
-from reliq.worker.ticker import Ticker
+from reliq.worker.scheduler import Ticker
+from reliq.worker.slots import HandlerCall, deliveries_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 
-    from reliq.call import Call, Request
-    from reliq.client.client import Client
-    from reliq.consumer.consumer import Consumer
-    from reliq.handlers.handler import Handler
-    from reliq.handlers.job import Job
-    from reliq.handlers.periodic import Periodic
+    from reliq.consumer import Consumer
+    from reliq.handlers.handler import Handler, Job
+    from reliq.handlers.registration import Periodic
+    from reliq.handlers.settlement import Outcome
     from reliq.keys import Keys
-    from reliq.message import Claimed
-    from reliq.settlement import Outcome
-    from reliq.worker.delivery import HeldDelivery
+    from reliq.message import Claimed, Duration
+    from reliq.redis.client import Client
+    from reliq.redis.commands import Call, Request
+    from reliq.worker.runner import Returned, Runner
+    from reliq.worker.slots import HandlerCall, HeldDelivery
+
+
+class Calls:
+    """Makes calls in this thread, those of coroutine handlers on an event loop that is made for them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.close()
+
+    def run(self, runner: Runner, call: HandlerCall) -> Returned:
+        """Make one call, to its outcome; return what its handler returned, and what it raised."""
+        if not call.handler.is_async:
+            return runner.run(call)
+        if not runner.begin(call):
+            return None, None
+        return self._await(runner.arun(call))  # type: ignore[no-any-return]
+
+    @contextmanager
+    def lifespan(self, make: Callable[[], Any] | None) -> Iterator[Any]:
+        """Enter a lifespan, an async one within one task, and leave it at the end; give what it yields."""
+        manager = None if make is None else make()
+        if manager is None:
+            yield None
+        elif hasattr(manager, "__aenter__"):
+            entered: asyncio.Future[Any] = self._loop.get_loop().create_future()
+            over = asyncio.Event()
+            living = self._loop.get_loop().create_task(live(manager, entered, over))
+            try:
+                yield self._await(_result(entered))
+            finally:
+                over.set()
+                self._await(_result(living))
+        else:
+            with manager as state:
+                yield state
+
+    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return self._loop.run(coroutine)
+        except RuntimeError as error:
+            coroutine.close()
+            if asyncio._get_running_loop() is None:  # noqa: SLF001
+                raise
+            raise ConfigurationError(
+                "this thread runs an event loop already: `await reliq.adrain(…)`, or `await reliq.aperform(…)`"
+            ) from error
+
+
+class AsyncCalls:
+    """Makes calls on the running event loop; a plain handler holds it up."""
+
+    async def run(self, runner: Runner, call: HandlerCall) -> Returned:
+        """As `Calls.run`."""
+        if not call.handler.is_async:
+            return runner.run(call)
+        if not runner.begin(call):
+            return None, None
+        answer, error = await runner.arun(call)
+        if isinstance(error, asyncio.CancelledError):  # the test itself is cancelled
+            raise error
+        return answer, error
+
+    @asynccontextmanager
+    async def lifespan(self, make: Callable[[], Any] | None) -> AsyncIterator[Any]:
+        """As `Calls.lifespan`."""
+        manager = None if make is None else make()
+        if manager is None:
+            yield None
+        elif hasattr(manager, "__aenter__"):
+            async with manager as state:
+                yield state
+        else:
+            with manager as state:
+                yield state
+
+
+async def _result(future: asyncio.Future[Any]) -> Any:
+    return await future
+
+
+#: Somebody else has moved Python's clock when it has gone further, or less far, than the time that passed, by this.
+MOVED_US = 5000
+#: After a move, keys expire sooner by this: real time has passed between a script's clock and its write.
+SOONER_MS = 50
+
+
+class TestClock:
+    """
+    Python's clock as Redis' own: scripts are told it, and what expires does so when it says.
+
+    Args:
+        client: of the tests' Redis, by its own clock.
+    """
+
+    __test__ = False  # no test of pytest's
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.RLock()
+        self._ahead = _ahead_us()
+        self._moves = ExitStack()
+        self._is_held = False
+
+    def __call__(self) -> int:
+        """Return the time in unix microseconds."""
+        if abs(_ahead_us() - self._ahead) >= MOVED_US:
+            self.follow()
+        return _now_us()
+
+    def follow(self) -> None:
+        """Have keys expire as much sooner, or later, as the clock was moved since the last time."""
+        with self._lock:
+            by_ms = (_ahead_us() - self._ahead) // 1000
+            self._ahead += by_ms * 1000
+            keys = keys_of(self._client)
+            left = zip(keys, self._client.run_all(published.expiries(keys)), strict=True)
+            expiring = [(key, ms - by_ms) for key, ms in left if ms >= 0]
+            self._client.run_all([published.expire(key, ms if ms > SOONER_MS else 0) for key, ms in expiring])
+
+    def travel(self, by: Duration) -> None:
+        """
+        Move the clock on.
+
+        Raises:
+            ConfigurationError: time would go backwards, time-machine is not installed, or something else holds the clock.
+        """
+        by_us = round(seconds("travel", by, most=LONGEST_SECONDS) * 1_000_000)
+        # Due times are rounded up to whole ms: so is the time that meets them.
+        self._move_to(-(-(_now_us() + by_us) // 1000) * 1000, ticks=not self._is_held and _ticks())
+
+    def hold(self) -> None:
+        """Have time pass by `travel` alone; raise as that does."""
+        self._is_held = True
+        self._move_to(_now_us() // 1000 * 1000, ticks=False)  # due times and time outs are whole ms
+
+    def end(self) -> None:
+        """Give Python its clock back."""
+        self._moves.close()
+
+    def _move_to(self, to_us: int, *, ticks: bool) -> None:
+        to = to_us / 1_000_000
+        if int(to * 1e9) < to_us * 1000:  # a float is exact to a quarter of a microsecond
+            to = math.nextafter(to, math.inf)
+        traveller = _time_machine().travel(to, tick=ticks)
+        try:
+            traveller.start()
+        except RuntimeError as error:
+            raise ConfigurationError(f"Python's clock cannot be moved: {error}") from error
+        if _now_us() < to_us:
+            traveller.stop()
+            raise ConfigurationError(
+                "something else holds Python's clock, such as freezegun: move it by that, and Redis goes by it"
+            )
+        self._moves.callback(traveller.stop)
+        self.follow()
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _ahead_us() -> int:
+    """Return by how much Python's clock is ahead of one that nobody moves."""
+    return _now_us() - time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+
+
+def _ticks() -> bool:
+    """Say whether Python's clock goes on by itself: a test may hold it by time-machine."""
+    if not _time_machine().escape_hatch.is_travelling():
+        return True
+    began, real = time.time_ns(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    while time.clock_gettime_ns(time.CLOCK_MONOTONIC) - real < 10_000:  # noqa: PLR2004  it counts microseconds
+        pass
+    return time.time_ns() > began
+
+
+def _time_machine() -> Any:
+    try:
+        return importlib.import_module("time_machine")
+    except ImportError:
+        raise ConfigurationError(distribution.missing("time travel", "time-machine", "testing")) from None
+
 
 #: A lease of a drain, because whoever debugs a handler takes his time.
 LONG_LEASE_MS = 3_600_000

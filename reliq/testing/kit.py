@@ -1,29 +1,158 @@
-"""`Reliq`, the kit as a test has it."""
+"""The block that isolates a test: a Redis of its own, which everything in the process means."""
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
-from reliq.client.client import Client
-from reliq.commands import drop_watch, push_wake_token
-from reliq.keywords import check_keywords
+from reliq.errors import ConfigurationError
+from reliq.message import Claimed, Delivery, Outgoing
+from reliq.metrics.snapshot import registered
 from reliq.outbox.tables import DEFAULT_PREFIX
-from reliq.shardmap import shard_map
-from reliq.snapshot.snapshot import registered
-from reliq.testing.calls import AsyncCalls, Calls
-from reliq.testing.drain import Drain, DrainResult
-from reliq.testing.outbox import amove, move
-from reliq.testing.perform import JobOptions, Performance
-from reliq.testing.published import Match, Published, Wanted, messages, shown
-from reliq.transport.connection import Connection
+from reliq.publish.messages import Writer
+from reliq.redis.client import Client
+from reliq.redis.commands import drop_watch, push_wake_token
+from reliq.redis.server import Connection, redirected
+from reliq.redis.shards import shard_map
+from reliq.settings import whole
+from reliq.testing.drain import (
+    LONG_LEASE_MS,
+    AsyncCalls,
+    Calls,
+    Drain,
+    DrainResult,
+    HandlerCalls,
+    TestClock,
+    own_traceback,
+)
+from reliq.testing.published import Match, Published, Wanted, amove, messages, move, shown
+from reliq.testing.server import EMBEDDED, clear, url_of
+from reliq.text import check_keywords
+from reliq.wire_format import ENVELOPE_START, open_envelope
+from reliq.worker.slots import deliveries_of
 
 if TYPE_CHECKING:
-    from reliq.consumer.consumer import Consumer
+    from collections.abc import Iterator, Mapping
+    from uuid import UUID
+
+    from reliq.consumer import Consumer
+    from reliq.handlers.handler import Handler
     from reliq.keys import Keys
-    from reliq.message import Duration
+    from reliq.message import Duration, Priority, PublishOptions
     from reliq.queue import Queue
-    from reliq.testing.travel import TestClock
+    from reliq.testing.drain import TestClock
+    from reliq.worker.runner import Returned
+    from reliq.worker.slots import HeldDelivery
+
+
+_open: list[Reliq] = []
+
+
+@contextmanager
+def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
+    """
+    Give a test a Redis that is empty, which every URL, client and RELIQ_URL means meanwhile, in this process and its forks.
+
+    Args:
+        server: `embedded`, a redis-server that this process starts once and stops at its end; or the URL of a single
+            server's empty database.
+
+    Raises:
+        ConfigurationError: no redis-server is installed, the database holds keys, another block has not ended, or a
+            worker that was started in this one still runs at its end.
+
+    Example:
+        class Orders(unittest.TestCase):
+            def setUp(self):
+                self.reliq = self.enterContext(isolated())
+    """
+    if _open:
+        raise ConfigurationError(
+            "one test has been isolated already, and its block has not ended: they cannot be nested"
+        )
+    url = url_of(server)
+    upkeep = Client.to(Connection(url), KIT_REPLY_SECONDS)
+    clear(upkeep, url)
+    clock, before = TestClock(upkeep), _workers()
+    reliq = Reliq(url, clock)
+    _open.append(reliq)
+    try:
+        with redirected(reliq.connection):
+            yield reliq
+        if _workers() - before:
+            raise ConfigurationError(
+                "a worker that the test has started still runs, and would take the messages of the next test: end the "
+                "test with consumer.stop()"
+            )
+    finally:
+        _open.remove(reliq)
+        clock.end()
+        clear(upkeep, url)
+        reliq.connection.close()
+
+
+def _workers() -> set[threading.Thread]:
+    """Return the threads that claim messages, one for each worker in this process."""
+    return {thread for thread in threading.enumerate() if thread.name == "reliq-fetcher"}
+
+
+class JobOptions(TypedDict, total=False):
+    """The keyword arguments of `Reliq.perform` for type checkers, which describes each."""
+
+    id: str | UUID | None
+    attempt: int
+    retries: int | None
+    headers: Mapping[str, str] | None
+    incarnation: int | None
+    key: str | None
+    priority: Priority
+
+
+class Performance:
+    """
+    A call of a queue's handler with one message, which is encoded as for a publish and due now.
+
+    Attributes:
+        runner, call: what makes the call, and the call.
+    """
+
+    def __init__(self, consumer: Consumer, queue: Queue[Any], body: Any, **options: Unpack[JobOptions]) -> None:
+        [handler] = consumer.chosen([queue.name])
+        attempt = options.get("attempt", 1)
+        published: PublishOptions = {"id": options.get("id"), "retries": options.get("retries")}
+        published |= {"headers": options.get("headers"), "incarnation": options.get("incarnation")}
+        published |= {"key": options.get("key"), "priority": options.get("priority", "normal")}
+        outgoing = Outgoing(body=body, **published)
+        self._calls = HandlerCalls(consumer)
+        self.runner = self._calls.runner
+        self.call = self._calls.of(handler, [_held(handler, queue, outgoing, attempt)])
+
+    def enter(self, state: Any, entered: Any) -> None:
+        """Set `job.state`: the one that was given, else what the lifespan has yielded."""
+        self.runner.state = entered if state is None else state
+
+    def answer(self, returned: Returned) -> Any:
+        """Return what the handler has returned; raise what it has raised, or why the body does not decode."""
+        __tracebackhide__ = True
+        answer, error = returned
+        if error := error or self._calls.failed:
+            raise own_traceback(error)
+        return answer
+
+
+def _held(handler: Handler, queue: Queue[Any], outgoing: Outgoing[Any], attempt: int) -> HeldDelivery:
+    bare = queue.layout.bare
+    order = Writer(queue.known_shards, queue.codec, queue.settings).special(outgoing)
+    whole("attempt", attempt, least=1, most=order.terms.retries + 1)
+    due = b"" if bare else f"{ENVELOPE_START}{round(time.time() * 1000)}".encode()
+    value = due + order.value
+    claimed = Claimed(order.id, f"performed:{LONG_LEASE_MS}", order.terms.retries - attempt + 1, token=attempt)
+    [held] = deliveries_of([claimed], handler, time.monotonic())
+    held.delivery = Delivery(claimed, value, *open_envelope(value, bare=bare))
+    return held
+
 
 B = TypeVar("B")
 

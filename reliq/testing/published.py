@@ -1,27 +1,146 @@
-"""The messages that wait in a queue, as a test asks for them."""
+"""The plain commands of the testing kit, which go to a server of its own."""
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, get_args
 
-from reliq import commands
-from reliq.admin import queries, server
-from reliq.chunks import chunked
+from reliq.admin import calls
 from reliq.errors import UndecodableError
+from reliq.handlers.settlement import undecodable
+from reliq.outbox.relay import OutboxMover, Relay
+from reliq.outbox.tables import check_dialect, percent
+from reliq.outbox.transactions import wrong_kind
+from reliq.redis import commands
+from reliq.redis.client import Clients
+from reliq.redis.commands import Command, read_ids, read_nothing, runs
 from reliq.settings import check_is_one_of
-from reliq.settlement import undecodable
-from reliq.testing.queries import line_ids
-from reliq.wireformat import open_envelope
+from reliq.text import chunked
+from reliq.wire_format import open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from reliq.client.client import Client
     from reliq.keys import Keys
     from reliq.message import Priority
+    from reliq.outbox.tables import Dialect
     from reliq.queue import Queue
+    from reliq.redis.client import Client
+
+
+@runs("line:LRANGE")
+def line_ids(keys: Keys, line: str) -> Command[list[str]]:
+    """Read the ids that wait under a key, the oldest first."""
+    return Command(("LRANGE", keys.line(line), 0, -1), lambda reply: read_ids(reply[::-1]))
+
+
+@runs("DBSIZE")
+def keys_there() -> Command[int]:
+    """Count the keys of the database."""
+    return Command(("DBSIZE",), int)
+
+
+@runs("FLUSHDB")
+def empty() -> Command[None]:
+    """Empty the database."""
+    return Command(("FLUSHDB",), read_nothing)
+
+
+@runs("PTTL")
+def expiries(any_keys: Sequence[str]) -> list[Command[int]]:
+    """Read in how many ms keys expire; below 0: never, or gone."""
+    return [Command(("PTTL", key), int) for key in any_keys]
+
+
+@runs("PEXPIRE")
+def expire(any_key: str, lasts_ms: int) -> Command[bool]:
+    """Have a key expire in so many ms; below 1: at once."""
+    return Command(("PEXPIRE", any_key, lasts_ms), bool)
+
+
+def move(outbox: Any, prefix: str) -> int:
+    """Move the rows of an outbox to the test's Redis: of a `Relay`, or those that a transaction sees; return how many."""
+    relay = outbox if isinstance(outbox, Relay) else Relay(TransactionDatabase(outbox), prefix=prefix)
+    with closing(OutboxMover(relay, Clients(None, ()))) as mover:
+        return mover.move_all()
+
+
+async def amove(outbox: Any, prefix: str) -> int:
+    """As `move`; `outbox` may be an AsyncSession or AsyncConnection of SQLAlchemy."""
+    if hasattr(outbox, "run_sync"):
+        moved: int = await outbox.run_sync(move, prefix)
+        return moved
+    return move(outbox, prefix)
+
+
+class TransactionDatabase:
+    """
+    A relay's database that is a transaction of somebody else: rows are read and noted in it, and nothing is committed.
+
+    Args:
+        tx: what `Queue.publish_in` takes in blocking code.
+    """
+
+    away: tuple[type[Exception], ...] = ()
+
+    def __init__(self, tx: Any) -> None:
+        self._tx = tx
+        self._query, dialect = self._known()
+        self.dialect: Dialect = check_dialect(dialect)
+
+    def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """See `Database`."""
+        return [tuple(row) for row in self._query(sql, values or {})]
+
+    def commit(self) -> None:
+        """Do nothing: the transaction is the test's."""
+
+    def wait(self, _channel: str, _seconds: float) -> None:
+        """Do nothing: whoever moves a test's outbox waits for nothing."""
+
+    def poke(self) -> None:
+        """Do nothing: nobody waits."""
+
+    def close(self) -> None:
+        """Do nothing: the connection is the test's."""
+
+    def _known(self) -> tuple[Callable[[str, Mapping[str, Any]], Sequence[Any]], str]:
+        """Return how the library of the transaction runs a statement, and the dialect of its database."""
+        tx = self._tx
+        if isinstance(tx, sqlite3.Connection):
+            return self._sqlite, "sqlite"
+        if hasattr(tx, "in_atomic_block"):
+            return self._django, tx.vendor
+        if hasattr(tx, "pgconn") and not hasattr(tx, "__aenter__"):
+            return self._psycopg, "postgresql"
+        if (hasattr(tx, "get_bind") or hasattr(tx, "dialect")) and not hasattr(tx, "run_sync"):
+            return self._sqlalchemy, (tx if hasattr(tx, "dialect") else tx.get_bind()).dialect.name
+        raise wrong_kind(tx, "a Relay, or what publish_in takes; in async code `await reliq.arelay(session)`")
+
+    def _sqlite(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
+        cursor = self._tx.cursor()
+        cursor.row_factory = None  # the connection's own may make rows that are no tuples
+        return cursor.execute(sql, values).fetchall()  # type: ignore[no-any-return]
+
+    def _psycopg(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
+        psycopg = import_module("psycopg")
+        cursor = psycopg.Cursor(self._tx, row_factory=psycopg.rows.tuple_row)
+        cursor.execute(percent(sql), values)
+        return cursor.fetchall() if cursor.description else ()
+
+    def _django(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
+        with self._tx.cursor() as cursor:
+            cursor.execute(percent(sql), values)
+            return cursor.fetchall() if cursor.description else ()
+
+    def _sqlalchemy(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
+        result = self._tx.execute(import_module("sqlalchemy").text(sql), values)
+        return result.all() if result.returns_rows else ()
+
 
 B = TypeVar("B")
 
@@ -131,7 +250,7 @@ def _ids(client: Client, keys: Keys, state: State) -> Iterator[list[str]]:
             yield from chunked(ids, READ_IDS)
         return
     at = 0
-    while ids := client.run(queries.ids_at(keys, state, at, READ_IDS)):
+    while ids := client.run(calls.ids_at(keys, state, at, READ_IDS)):
         at += len(ids)
         yield ids
 
@@ -141,7 +260,7 @@ def keys_of(client: Client, pattern: str = "*") -> list[str]:
     found: dict[str, None] = {}
     at = -1
     while at:
-        at, keys = client.run(server.keys_scanned(pattern, max(0, at), WALKED_KEYS))
+        at, keys = client.run(calls.keys_scanned(pattern, max(0, at), WALKED_KEYS))
         found |= dict.fromkeys(keys)
     return list(found)
 

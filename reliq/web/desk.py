@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from reliq.admin import Admin
 from reliq.errors import RedisUnavailableError
 from reliq.keys import Layout
-from reliq.web.access import Visitor, visitor_of
-from reliq.web.guard import bearer_of
+from reliq.web.access import Visitor, bearer_of, visitor_of
+from reliq.web.actions import Works
 from reliq.web.live import Live
 from reliq.web.pages import Pages
-from reliq.web.works import Works
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from reliq.admin import Moment, Overview
-    from reliq.admin.history import Minute
-    from reliq.transport.target import Target
+    from reliq.admin.queues import Minute
+    from reliq.redis.url import Target
     from reliq.web.access import Access, Token
     from reliq.web.live import Part
 

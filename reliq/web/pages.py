@@ -1,7 +1,10 @@
-"""The pages: templates, and how numbers, times and curves are written in them."""
+"""The pages that show: what each has beside what every page has."""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,16 +12,278 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from markupsafe import Markup
 
-from reliq.foreign import moment, printable
-from reliq.readable import amount, pretty, rate, spoken, start_of
-from reliq.text import count_of, partial, typed
-from reliq.web.curves import Curve, ages, share
-from reliq.web.marks import cron_marks, is_unwatched, marks
+from reliq.admin.show import story_of
+from reliq.admin.workers import running_in
+from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
+from reliq.message import DEATH_REASONS
+from reliq.redis.commands import BEAT_SECONDS
+from reliq.text import amount, count_of, moment, partial, pretty, printable, rate, spoken, start_of, typed
+from reliq.web.access import Access, Visitor
+from reliq.web.render import Curve, ages, cron_marks, is_unwatched, marks, redacted, share
+from reliq.web.request import Fields, Refusal, Visit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from jinja2.runtime import Context
+    from starlette.responses import Response
+
+    from reliq.admin import Failure, QueueView
+    from reliq.settings import Limits
+    from reliq.web.desk import Desk, Now
+    from reliq.web.live import Part
+
+
+logger = logging.getLogger(__name__)
+
+#: A page of dead letters groups the newest that can be read in so many seconds, and more when it is asked to.
+GROUPS_SECONDS, FURTHER_SECONDS = 0.05, 1.0
+#: The page of keys has so many of the largest.
+KEYS_SHOWN = 50
+#: A worker that has not taken a request for its stacks after two of its beats does not answer.
+SILENT_SECONDS = 2 * BEAT_SECONDS
+
+
+def queues(visit: Visit) -> Response:
+    """Show every queue at a glance."""
+    return visit.page("queues.html", **_queues(visit, visit.desk.last.get()))
+
+
+def queue(visit: Visit) -> Response:
+    """Show one queue: where its messages are, and who works on it."""
+    return visit.page("queue.html", **_queue(visit, visit.desk.last.get()))
+
+
+def keys(visit: Visit) -> Response:
+    """Show the keys of a queue's messages and its limits; one key, the largest, or all of them page by page."""
+    admin, query, queue = visit.admin, visit.query, visit.queue
+    key, after, every = query.text("key"), query.text("after") or None, query.text("every") == "1"
+    page = admin.key_page(queue, after=after) if every else None
+    return visit.page(
+        "keys.html",
+        queue=queue,
+        view=view_of(visit, visit.desk.last.get()),
+        seen=admin.keys(queue, limit=KEYS_SHOWN),
+        lines=[admin.key(queue, key)] if key else page.items if page else None,
+        after=page.after if page else None,
+        key=key,
+        limits=_limits(visit),
+    )
+
+
+def _limits(visit: Visit) -> Limits | None:
+    """Return the limits of the queue of the address; None when Redis has some that make no sense."""
+    try:
+        return visit.admin.limits(visit.queue)
+    except ConfigurationError:
+        return None
+
+
+def workers(visit: Visit) -> Response:
+    """Show who is alive, and what runs where."""
+    return visit.page("workers.html", **_workers(visit, visit.desk.last.get()))
+
+
+def worker(visit: Visit) -> Response:
+    """Show one worker process, and where its handlers stood when somebody asked."""
+    return visit.page("worker.html", **_worker(visit))
+
+
+def crons(visit: Visit) -> Response:
+    """Show every periodic entry: when it ticks next, and what was missed or skipped."""
+    return visit.page("crons.html", **_crons(visit, visit.desk.last.get()))
+
+
+def cron(visit: Visit) -> Response:
+    """Show one periodic entry."""
+    name = visit.query.text("name")
+    found = next((one for one in visit.admin.crons([visit.queue]) if one.name == name), None)
+    if found is None:
+        raise Refusal(404, "There is no such periodic entry", f"Queue {visit.queue} has none called {name[:80]!r}.")
+    return visit.page("cron.html", entry=found)
+
+
+def work(visit: Visit) -> Response:
+    """Show one write that takes a while, and how far it is."""
+    return visit.page("work.html", **_work(visit))
+
+
+def works(visit: Visit) -> Response:
+    """Show every write of this process that takes a while."""
+    return visit.page("works.html", works=visit.desk.works.all())
+
+
+def message(visit: Visit) -> Response:
+    """Show one message: where it is, and what became of it."""
+    id = visit.query.text("id")
+    found = visit.admin.show(visit.queue, id)
+    story = story_of(found).events
+    return visit.page(
+        "message.html",
+        queue=visit.queue,
+        message=found if visit.shows_bodies else redacted(found),
+        story=story if visit.shows_bodies else redacted(story),
+        show_bodies=visit.shows_bodies,
+    )
+
+
+def messages(visit: Visit) -> Response:
+    """Show the messages of a state, or those of them that a search finds."""
+    admin, query, queue, state = visit.admin, visit.query, visit.queue, visit.path["state"]
+    where, after, key = visit.filter(query), query.text("after") or None, query.text("key")
+    if state == "waiting" and not key:
+        return visit.go("keys", queue=queue)
+    found: Any = (
+        admin.search(queue, state, where, after=after)
+        if replace(where, key="").is_set
+        else admin.page(queue, state, after=after, key=key)
+    )
+    return visit.page(
+        "messages.html",
+        queue=queue,
+        state=state,
+        key=key,
+        view=view_of(visit, visit.desk.last.get()),
+        page=_page(visit, found),
+        search={"text": query.text("text"), "header": query.text("header")},
+        show_bodies=visit.shows_bodies,
+        is_further=after is not None,
+    )
+
+
+def dead(visit: Visit) -> Response:
+    """Show why messages died, and the letters that are meant."""
+    admin, query, queue = visit.admin, visit.query, visit.queue
+    where, after = visit.letter_filter(query), query.text("after") or None
+    looks_further = query.text("further") == "1"
+    groups = admin.dead_groups(queue, where=where, for_seconds=FURTHER_SECONDS if looks_further else GROUPS_SECONDS)
+    found: Any = (
+        admin.search(queue, "dead", where, after=after) if where.is_set else admin.page(queue, "dead", after=after)
+    )
+    names = ("reason", "text", "error", "header", "older", "newer")
+    return visit.page(
+        "dead.html",
+        queue=queue,
+        view=view_of(visit, visit.desk.last.get()),
+        groups=groups.groups,
+        looked=groups.looked,
+        of=groups.of,
+        looks_further=looks_further,
+        filter={**{name: query.text(name) for name in names}, "raised": where.raised},
+        reasons=DEATH_REASONS,
+        page=_page(visit, found),
+        show_bodies=visit.shows_bodies,
+    )
+
+
+def account(visit: Visit) -> Response:
+    """Show what came into each queue, and how it ended."""
+    accounts, unreadable = visit.admin.accounts()
+    return visit.page("account.html", accounts=accounts, unreadable=unreadable)
+
+
+def doctor(visit: Visit) -> Response:
+    """Show whether this Redis is fit for queues."""
+    return visit.page("doctor.html", findings=visit.admin.doctor())
+
+
+def rendered(desk: Desk, parts: Iterable[Part]) -> Mapping[Part, str]:
+    """
+    Look at Redis once, and return each part as HTML.
+
+    A part is left out whose queue or work is gone, or which Redis refuses: the others have other viewers.
+    """
+    now, found = desk.last.get(), {}
+    for part in parts:
+        visit = _viewer(desk, part)
+        try:
+            found[part] = visit.text(f"live/{part.page}.html", **LIVE[part.page](visit, now))
+        except (ConfigurationError, RedisRefusedError, Refusal):
+            continue
+        except RedisUnavailableError:
+            raise
+        except Exception:
+            logger.exception("the live part of the page %s failed", part.page)
+    return found
+
+
+def _viewer(desk: Desk, part: Part) -> Visit:
+    """Return the request of nobody in particular: a part is the same for all its viewers."""
+    path = {"queue": part.of, "id": part.of}
+    query = Fields(b"layout=" + part.layout.encode("ascii", "replace"))
+    return Visit(desk, part.page, Visitor(Access.READ), path, query, Fields(b""), part.root, "", may_log_out=False)
+
+
+def _queues(_visit: Visit, now: Now) -> dict[str, Any]:
+    return {"overview": now.overview, "histories": now.histories}
+
+
+def _queue(visit: Visit, now: Now) -> dict[str, Any]:
+    view = view_of(visit, now)
+    return {
+        "view": view,
+        "history": now.histories.get(view.queue, ()),
+        "running": running_in(list(now.overview.workers or ()), view.queue),
+        "failures": _grouped([one for one in now.moment.errors if one.queue == view.queue]),
+    }
+
+
+def _workers(_visit: Visit, now: Now) -> dict[str, Any]:
+    return {"workers": now.overview.workers}
+
+
+def _crons(_visit: Visit, now: Now) -> dict[str, Any]:
+    return {"entries": now.moment.crons}
+
+
+def _worker(visit: Visit, _now: Now | None = None) -> dict[str, Any]:
+    return {"worker": visit.admin.worker(visit.path["id"]), "silent_seconds": SILENT_SECONDS}
+
+
+def _work(visit: Visit, _now: Now | None = None) -> dict[str, Any]:
+    found = visit.desk.works.get(visit.path["id"])
+    if found is None:
+        raise Refusal(404, "There is no such work", "It has long ended, or was begun by another process.")
+    return {"work": found}
+
+
+#: The part of a page that goes on changing -> what it shows.
+LIVE: Mapping[str, Callable[[Visit, Now], dict[str, Any]]] = {
+    "queues": _queues,
+    "queue": _queue,
+    "workers": _workers,
+    "worker": _worker,
+    "crons": _crons,
+    "work": _work,
+}
+
+
+def view_of(visit: Visit, now: Now) -> QueueView:
+    """Return the queue of the address; raise ConfigurationError when there is none."""
+    layout = visit.query.text("layout") or "reliq"
+    for view in now.overview.queues:
+        if (view.queue, view.layout) == (visit.queue, layout):
+            return view
+    asked = visit.admin.overview([visit.queue])
+    if not asked.queues:
+        raise Refusal(503, f"Queue {visit.queue} cannot be read", "".join(asked.unreadable.values()))
+    return asked.queues[0]
+
+
+def _page(visit: Visit, found: Any) -> dict[str, Any]:
+    """Return a piece of a list for the template: its entries, where the next are, and how far a search has looked."""
+    items = found.items if visit.shows_bodies else redacted(found.items)
+    looked, of = getattr(found, "looked", None), getattr(found, "of", None)
+    return {"items": items, "after": found.after, "looked": looked, "of": of}
+
+
+def _grouped(failures: Sequence[Failure]) -> list[Failure]:
+    """Return failures without the texts of their errors, those alike counted together."""
+    counted: Counter[Failure] = Counter()
+    for one in failures:
+        counted[replace(one, error="", count=0)] += one.count
+    return [replace(one, count=count) for one, count in counted.most_common()]
+
 
 TEMPLATES = Path(__file__).parent / "templates"
 

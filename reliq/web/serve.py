@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reliq import distribution
-from reliq.consumer.signals import STOPS, take
-from reliq.error_text import port_refusal
+from reliq.consumer import STOPS, take
 from reliq.errors import ConfigurationError
-from reliq.logs.setup import limiter
+from reliq.logs import limiter
 from reliq.settings import whole
+from reliq.wire_format import port_refusal
 
 try:
     import uvicorn
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from reliq.web.application import Application
+    from reliq.web.app import Application
 
 #: Connections that wait to be accepted.
 WAITING_CONNECTIONS = 128

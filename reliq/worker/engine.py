@@ -1,57 +1,188 @@
-"""One worker process put together: its parts, their order of starting and stopping."""
+"""The lifespan of a worker process, plain or async: entered before the first claim, left after the last handler."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from reliq import commands
 from reliq.admin.session import QueueSession
-from reliq.client.client import Client
 from reliq.errors import ConfigurationError, LoginError, RedisUnavailableError, ReliqError
 from reliq.events import WorkerStopping, notify
-from reliq.health import EngineStats
-from reliq.server_version import ServerVersion
-from reliq.settlement import RELEASED
-from reliq.transport.connection import WORKER_TIMEOUT_SECONDS
-from reliq.worker.declared import write_limits
-from reliq.worker.drained import Drained
-from reliq.worker.event_loop import AsyncExecutor
+from reliq.handlers.settlement import RELEASED
+from reliq.keys import token
+from reliq.lua import transitions
+from reliq.lua.transitions import CallNumber
+from reliq.redis import commands
+from reliq.redis.client import Client
+from reliq.redis.commands import raise_first
+from reliq.redis.pool import ServerVersion
+from reliq.redis.server import WORKER_TIMEOUT_SECONDS
+from reliq.settings import BATCH_LIMIT
+from reliq.text import count_of
+from reliq.wire_format import Backoff
+from reliq.worker.claims import Served, write_limits
 from reliq.worker.fetcher import Fetcher
-from reliq.worker.heartbeat import Heartbeat
-from reliq.worker.inflight import Inflight
-from reliq.worker.janitor import Janitor
-from reliq.worker.lifespan import Lifespan
-from reliq.worker.loop import Loop
-from reliq.worker.renewer import Renewer
-from reliq.worker.runner import Runner, ThreadExecutor
-from reliq.worker.scheduler import Scheduler
-from reliq.worker.served import Served
-from reliq.worker.settler import Settler
-from reliq.worker.stack_report import stack_report
-from reliq.worker.teller import Teller
-from reliq.worker.ticker import Ticker
+from reliq.worker.health import EngineStats
+from reliq.worker.loop import Loop, Teller
+from reliq.worker.runner import AsyncExecutor, Runner, ThreadExecutor
+from reliq.worker.scheduler import Scheduler, Ticker
+from reliq.worker.settler import Renewer, Settler
+from reliq.worker.slots import Inflight
+from reliq.worker.upkeep import Heartbeat, Janitor, stack_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.events import Observer
-    from reliq.handlers.handler import Handler
-    from reliq.handlers.job import Job
-    from reliq.handlers.periodic import Periodic
+    from reliq.handlers.handler import Handler, Job
+    from reliq.handlers.registration import Periodic
     from reliq.keys import Keys
-    from reliq.relay.mover import OutboxMover
+    from reliq.message import Counts
+    from reliq.outbox.relay import OutboxMover
+    from reliq.redis.client import Client
+    from reliq.redis.commands import StackReport
+    from reliq.redis.server import Connection
     from reliq.settings import WorkerSettings
-    from reliq.stacks import StackReport
-    from reliq.transport.connection import Connection
-    from reliq.worker.delivery import HandlerCall, HeldDelivery
-    from reliq.worker.event_loop import NoteStep
-    from reliq.worker.failures import ErrorHook
+    from reliq.worker.claims import Served
+    from reliq.worker.runner import AsyncExecutor, ErrorHook, NoteStep
+    from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
+
+
+#: An async lifespan has this long to end, because a handler may hold its event loop.
+LEAVE_SECONDS = 10.0
+
+
+class Lifespan:
+    """Enters and leaves a context manager; an async one within one task of the handlers' own event loop."""
+
+    def __init__(self, make: Callable[[], Any] | None, tasks: AsyncExecutor) -> None:
+        self._make, self._tasks = make, tasks
+        self._leave: Callable[[], Any] = lambda: None
+
+    def enter(self) -> Any:
+        """Enter it and return what it yields; whatever it raises is raised here."""
+        if self._make is None:
+            return None
+        manager = self._make()
+        if hasattr(manager, "__aenter__"):
+            return self._enter_async(manager)
+        state = manager.__enter__()
+        self._leave = lambda: manager.__exit__(None, None, None)
+        return state
+
+    def leave(self) -> None:
+        """Leave it, if it was entered."""
+        leave, self._leave = self._leave, lambda: None
+        leave()
+
+    def _enter_async(self, manager: Any) -> Any:
+        entered: Future[Any] = Future()
+        over = asyncio.Event()
+        ended = self._tasks.run(live(manager, entered, over))
+
+        def leave() -> None:
+            self._tasks.run(_set(over)).result(LEAVE_SECONDS)
+            ended.result(LEAVE_SECONDS)
+
+        self._leave = leave
+        return entered.result()
+
+
+async def live(manager: Any, entered: Future[Any] | asyncio.Future[Any], over: asyncio.Event) -> None:
+    """Enter `manager`, tell `entered` what it yields or raises, and leave it when it is `over`, all in one task."""
+    try:
+        state = await manager.__aenter__()
+    except BaseException as error:
+        entered.set_exception(error)
+        return
+    entered.set_result(state)
+    await over.wait()
+    await manager.__aexit__(None, None, None)
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
+
+
+logger = logging.getLogger("reliq")
+
+#: A drain also waits for messages that come due within this time.
+SOON_SECONDS = 1.0
+#: The log says at most this often why a drain waits.
+REPORT_SECONDS = 10.0
+
+
+class Drained:
+    """Looks whether the queues are empty but for what is due later, and says from time to time what is left."""
+
+    def __init__(self, client: Client, served: Served, inflight: Inflight) -> None:
+        self._client, self._inflight = client, inflight
+        self._served = served
+        self._tell_at = time.monotonic() + REPORT_SECONDS
+
+    def look(self, *, delayed: bool) -> bool:
+        """Return whether nothing is left; with `delayed`, messages that are due later count."""
+        try:
+            left = self._left(delayed=delayed)
+        except ReliqError as error:
+            left = [f"for Redis: {error}"]
+        if left and time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + REPORT_SECONDS
+            logger.info("draining: waits %s", "; ".join(left))
+        return not left
+
+    def _left(self, *, delayed: bool) -> list[str]:
+        """Return what is left, in words."""
+        if held := len(self._inflight.deliveries()):
+            return [f"for {count_of(held, 'message')} held here"]
+        shards = self._served.shards()
+        counts = dict(zip(shards, self._asked([transitions.counts(keys) for keys in shards]), strict=True))
+        filled = {keys: one for keys, one in counts.items() if one.alive and not one.paused}
+        if delayed:
+            return [f"for {keys.name}: {_shown(one)}" for keys, one in filled.items()]
+        return [f"for {keys.name}: {_shown(one)}" for keys, one in filled.items() if self._is_due(keys, one)]
+
+    def _is_due(self, keys: Keys, counts: Counts) -> bool:
+        """Return whether a message of a queue can run now or soon, or is leased."""
+        if counts.garbage or (self._is_served_soon(keys) if counts.keyed else counts.due):
+            return True
+        soon = time.time() + SOON_SECONDS
+        # In the order in which messages move: one that another worker promotes or claims meanwhile is counted last.
+        looks = [commands.first_score(keys, "pending"), commands.held(keys), transitions.counts(keys)]
+        pending, unack, last = self._asked(looks)
+        has_moved = (last.due and not last.keyed) or last.garbage or min(last.unack, BATCH_LIMIT) != len(unack)
+        if has_moved or (pending is not None and pending <= soon):
+            return True
+        words = self._asked([commands.state_words(keys, [id for id, _ in unack])])[0] if unack else []
+        return any(not isinstance(word, Backoff) or due <= soon for word, (_, due) in zip(words, unack, strict=True))
+
+    def _is_served_soon(self, keys: Keys) -> bool:
+        """Return whether a message in a queue with keys may start now or soon; what sleeps for longer is due later."""
+        number = CallNumber(token(), 1)
+        promoted, look = self._asked(
+            [
+                transitions.promote(keys, keyed=True),
+                transitions.claim(keys, number, limit=0, lease_ms=1, keyed=True),
+            ]
+        )
+        return bool(promoted[0] or look.behind) or 0 <= promoted[1] <= SOON_SECONDS * 1000
+
+    def _asked(self, requests: Sequence[Any]) -> list[Any]:
+        """Return the answers to `requests`; raise the first error among them."""
+        return raise_first(self._client.run_all(requests))
+
+
+def _shown(counts: Counts) -> str:
+    parts = {name: getattr(counts, name) for name in ("ready", "retry", "waiting", "unack", "pending", "garbage")}
+    return ", ".join(f"{count} {name}" for name, count in parts.items() if count)
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Runs handlers: decodes the bodies of a call, calls its handler, hands its outcome to the settler; plain ones on threads."""
+"""The threads of `asyncio.to_thread` in handlers: a program that ends does not wait for them."""
 
 from __future__ import annotations
 
@@ -7,27 +7,238 @@ import contextvars
 import inspect
 import logging
 import os
+import queue
+import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator
+import traceback
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from reliq.error_text import described, placed
-from reliq.errors import ConfigurationError
+from reliq.errors import ConfigurationError, UndecodableError
 from reliq.events import Handled, Started, notify, wanting
-from reliq.handlers.job import Job
-from reliq.settlement import ACKED, OVERRAN, RELEASED, Outcome, answered, decoded, raised, undecodable
-from reliq.text import class_name
-from reliq.worker.failures import Failures, is_failure
+from reliq.handlers.handler import Job
+from reliq.handlers.settlement import (
+    ACKED,
+    OVERRAN,
+    RELEASED,
+    Outcome,
+    answered,
+    decoded,
+    is_final,
+    raised,
+    undecodable,
+)
+from reliq.message import Nack
+from reliq.text import class_name, printable, spoken
+from reliq.wire_format import described, placed, traceback_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.events import Observer
-    from reliq.worker.delivery import HandlerCall, HeldDelivery
-    from reliq.worker.failures import ErrorHook
-    from reliq.worker.inflight import Inflight
+    from reliq.handlers.handler import Job
+    from reliq.handlers.settlement import Outcome
+    from reliq.message import Delivery
+    from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
+
+
+T = TypeVar("T")
+
+
+class DaemonThreads(ThreadPoolExecutor):
+    """
+    A default executor for event loops, on daemon threads of its own.
+
+    Python waits at its end for the threads of an ordinary ThreadPoolExecutor, however long after a worker's grace.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._limit = min(32, (os.cpu_count() or 1) + 4)  # as of an ordinary one
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._count_lock = threading.Lock()
+        self._busy = self._started = 0
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call `function` on an idle thread, on a new one, or, when there are as many as may be, on the first that is free."""
+        future: Future[T] = Future()
+        self._calls.put(lambda: _call(future, function, args, kwargs))
+        with self._count_lock:
+            self._busy += 1
+            if self._started < min(self._busy, self._limit):
+                threading.Thread(target=self._work, name=f"reliq-asyncio-{self._started + 1}", daemon=True).start()
+                self._started += 1
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Do nothing: the threads end with the program."""
+
+    def _work(self) -> None:
+        while True:
+            self._calls.get()()
+            with self._count_lock:
+                self._busy -= 1
+
+
+def _call(future: Future[T], function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call `function` and have `future` say how that ended."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+if TYPE_CHECKING:
+    ErrorHook = Callable[[Job[Any], BaseException, bool], Any]
+
+logger = logging.getLogger("reliq")
+
+#: The first failure of a kind is logged with its traceback; this many kinds are remembered.
+KINDS_LIMIT = 1000
+TEXT_HINT = " (text hidden: see `reliq show QUEUE ID`, or use --log-error-text)"
+
+
+def is_failure(held: HeldDelivery, outcome: Outcome) -> bool:
+    """Return whether the handler did not choose `outcome`, or it is a `Nack` after which no retry is left."""
+    return outcome.failed or (outcome.kind == "nack" and is_final(held.delivery.claimed, outcome))
+
+
+class Failures:
+    """
+    Reports failed deliveries; it never raises.
+
+    Args:
+        hooks: `Consumer.on_error`'s.
+        error_text: write the texts of exceptions and the reasons of answers too, which may hold a part of a body.
+        job_of: makes the job of a delivery, given its body.
+    """
+
+    def __init__(
+        self,
+        hooks: Sequence[ErrorHook],
+        *,
+        error_text: bool,
+        job_of: Callable[[HeldDelivery, HandlerCall, Any], Job[Any]],
+    ) -> None:
+        self._hooks, self._error_text, self._job_of = hooks, error_text, job_of
+        self._seen: set[tuple[str, str]] = set()
+
+    def tell(self, run: HandlerCall, pairs: Sequence[tuple[HeldDelivery, Outcome]], cause: Any, seconds: float) -> None:
+        """Report the deliveries of `pairs` that failed after `seconds`; `cause` was raised or answered, a list for a batch."""
+        failed = [(held, outcome) for held, outcome in pairs if is_failure(held, outcome)]
+        for held, outcome in failed:
+            # By its type alone: an answer may raise when it is asked for its class.
+            error = cause if issubclass(type(cause), BaseException) else Nack(reason=outcome.error)
+            with suppress(BaseException):  # of an exception whose own code raises nothing can be told
+                self._log(run, held, outcome, error, seconds)
+            for hook in self._hooks:
+                self._call(hook, run, held, error, is_final=is_final(held.delivery.claimed, outcome))
+
+    def overran(self, run: HandlerCall, outcome: Outcome, seconds: float) -> None:
+        """Report a handler whose thread overran its time, and where it stands; a new thread calls the hooks."""
+        error = TimeoutError("the handler overran its timeout")
+        frame = sys._current_frames().get(run.thread)  # noqa: SLF001  the documented way to see other threads
+        traceback: TracebackType | None = None
+        while frame is not None:
+            traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno)
+            frame = frame.f_back
+        deliveries = list(run.unanswered)
+
+        def tell() -> None:
+            self.tell(run, [(held, outcome) for held in deliveries], error.with_traceback(traceback), seconds)
+
+        with suppress(RuntimeError):  # no thread to be had
+            threading.Thread(target=tell, name="reliq-overran", daemon=True).start()
+
+    def _log(
+        self, run: HandlerCall, held: HeldDelivery, outcome: Outcome, error: BaseException, seconds: float
+    ) -> None:
+        """Write a line: at ERROR, with the exception, when a message died; with its traceback when it is a new one."""
+        final, kind = is_final(held.delivery.claimed, outcome), "timeout" if run.abandoned else outcome.kind
+        level = logging.ERROR if final else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
+        delivery, place = held.delivery, outcome.raised
+        what = outcome.kept if self._error_text else place
+        with_trace = self._is_new(held.queue, error) or final
+        error_type = place.partition(" ")[0]
+        hint = TEXT_HINT if with_trace and outcome.error != error_type and not self._error_text else ""
+        text = f"{held.queue} {delivery.id} {_ended(delivery, kind, seconds)}, {_goes_on(outcome, final=final)}"
+        told = {
+            "event": "handled",
+            "queue": held.queue,
+            "id": delivery.id,
+            "attempt": delivery.attempt,
+            "outcome": kind,
+            "final": final,
+            "seconds": round(seconds, 6),
+            "error": what,
+            "error_type": error_type,
+            "place": place,
+        }
+        said = printable(f"{text}: {what}" if what else text)
+        self._write(level, said + hint, told, error, with_trace=with_trace)
+
+    def _write(self, level: int, text: str, told: dict[str, Any], error: BaseException, *, with_trace: bool) -> None:
+        """Write a record whose traceback is ready, so that whoever formats it adds no text of an exception."""
+        is_final = level == logging.ERROR
+        exc_info = (type(error), error, error.__traceback__) if is_final else None
+        record = logger.makeRecord(logger.name, level, __file__, 0, "%s", (text,), exc_info, extra={"reliq": told})
+        if with_trace and not isinstance(error, UndecodableError):  # its place is ours, its text says the field
+            record.exc_text = traceback_of(error, with_text=self._error_text)
+        elif is_final:
+            record.exc_text = type(error).__name__
+        logger.handle(record)
+
+    def _is_new(self, queue: str, error: BaseException) -> bool:
+        """Return whether this is the first failure of its queue with these exceptions and places."""
+        if (kind := (queue, placed(error))) in self._seen:
+            return False
+        if len(self._seen) >= KINDS_LIMIT:
+            self._seen.clear()
+        self._seen.add(kind)
+        return True
+
+    def _job(self, run: HandlerCall, held: HeldDelivery) -> Job[Any]:
+        """Return the job that failed, its body as it was sent; of a body that does not decode its bytes."""
+        payload = held.delivery.payload
+        body: Any = payload
+        with suppress(Exception):
+            body = run.handler.codec.decode(payload)
+        return self._job_of(held, run, body)
+
+    def _call(
+        self, hook: ErrorHook, run: HandlerCall, held: HeldDelivery, error: BaseException, *, is_final: bool
+    ) -> None:
+        try:
+            hook(self._job(run, held), error, is_final)
+        except BaseException as problem:
+            logger.warning("on_error %s itself failed: %s", getattr(hook, "__qualname__", hook), placed(problem))
+
+
+def _ended(delivery: Delivery, kind: str, seconds: float) -> str:
+    """Return which attempt it was of how many, and for how long its handler ran."""
+    number, verb = delivery.attempt, {"reject": "was rejected", "timeout": "overran its time"}.get(kind, "failed")
+    which = "a delivery" if number is None else f"attempt {number} of {number + max(0, delivery.claimed.left)}"
+    return f"{which} {verb} after {seconds:.3f} s"
+
+
+def _goes_on(outcome: Outcome, *, final: bool) -> str:
+    """Return when the message is delivered again, if it is."""
+    if final:
+        return "now a dead letter"
+    if outcome is OVERRAN:
+        return "again when its lease ends"
+    return f"again in {spoken(outcome.delay_ms / 1000)}" if outcome.delay_ms else "again at once"
+
 
 logger = logging.getLogger(__name__)
 
@@ -298,3 +509,298 @@ def _handled(run: HandlerCall, held: HeldDelivery, outcome: Outcome, seconds: fl
     delivery = held.delivery
     said = (outcome.error, outcome.raised, is_failure(held, outcome), held.trace_id)
     return Handled(held.queue, delivery.claimed.id, delivery.attempt, kind, seconds, *said)
+
+
+#: The event loop wakes at least this often.
+TICK_SECONDS = 1.0
+
+#: Notes which call takes a step in the event loop, None after the step; returns the call noted before.
+NoteStep = Callable[["HandlerCall | None"], "HandlerCall | None"]
+#: The call of the handler that runs, also in tasks that the handler makes.
+_current: contextvars.ContextVar[HandlerCall | None] = contextvars.ContextVar("reliq_handler_call", default=None)
+
+
+class Steps(Coroutine[Any, Any, Any]):
+    """
+    A coroutine of a handler call, which notes each step before it runs.
+
+    A step that holds the interpreter lets no other thread run, so the note must come first. Code that inspects the
+    task finds the attributes of the coroutine itself.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], run: HandlerCall, note: NoteStep) -> None:
+        self._coroutine, self._run, self._note = coroutine, run, note
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)
+
+    def __await__(self) -> Any:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        """Run the next step."""
+        # A task that outlives its handler call is no longer the call's.
+        is_over = self._run.task is not None and self._run.task.done()
+        before = self._note(None if is_over else self._run)
+        try:
+            return self._coroutine.send(value)
+        finally:
+            self._note(before)
+
+    def throw(self, *error: Any) -> Any:
+        """Run the next step, in which an error is raised first."""
+        is_over = self._run.task is not None and self._run.task.done()
+        before = self._note(None if is_over else self._run)
+        try:
+            return self._coroutine.throw(*error)
+        finally:
+            self._note(before)
+
+    def close(self) -> None:
+        """Close the coroutine."""
+        self._coroutine.close()
+
+
+class AsyncExecutor:
+    """
+    Coroutine handlers, each a task of its own on one event loop.
+
+    Attributes:
+        note_step: notes the call whose coroutine, or task, takes a step; None when nothing reads the notes.
+    """
+
+    note_step: NoteStep | None = None
+
+    def __init__(self, runner: Runner, inflight: Inflight) -> None:
+        self._runner, self._inflight = runner, inflight
+        self._done: list[HandlerCall] = []  # calls whose slots are to be freed
+        self._filling = False  # whether the loop will call `_fill`
+        self._timer: asyncio.TimerHandle | None = None  # for a batch that lingers
+        self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)
+        self._context = contextvars.copy_context()  # of the consumer's start; each handler gets a copy
+        self._started: Future[asyncio.AbstractEventLoop] = Future()
+        self._closing = False
+
+    def start(self) -> None:
+        """Start the event loop's thread."""
+        self._thread.start()
+        self._loop = self._started.result()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the event loop's thread has not ended."""
+        return self._thread.is_alive()
+
+    def more(self) -> None:
+        """Start what may start; called by other threads."""
+        with suppress(RuntimeError):  # the loop is closed: nothing starts any more
+            self._loop.call_soon_threadsafe(self._fill)
+
+    def ping(self, answer: Callable[[], None]) -> None:
+        """Schedule `answer` on the loop; other threads call this."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(answer)
+
+    @property
+    def thread_id(self) -> int:
+        """The loop's thread."""
+        return self._thread.ident or 0
+
+    def cancel(self, run: HandlerCall) -> None:
+        """Cancel the task of `run`, if it still goes on."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(run.task.cancel)
+
+    def see_to(self, run: HandlerCall) -> None:
+        """Answer for `run` if its task was cancelled before its first step: then nobody else does."""
+        if run.task is not None and run.task.done() and run.unanswered:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._end_unbegun, run)
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Run a coroutine on this loop, and return its future."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()  # the loop is closed
+            raise
+
+    def cancel_all(self, timeout_seconds: float = 5.0) -> None:
+        """Cancel what still runs and wait a while for it to end."""
+        ended = self.run(self._cancel_all())
+        with suppress(TimeoutError):
+            ended.result(timeout_seconds)
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """End the thread."""
+        self._closing = True
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout_seconds)
+
+    def _serve(self) -> None:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        loop.set_default_executor(DaemonThreads())
+        loop.set_task_factory(self._make_task)
+        self._tick(loop)
+        self._started.set_result(loop)
+        try:
+            if self._run_until_stopped(loop):
+                loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake the loop each second: after a handler has closed its selector, only the next wait fails."""
+        loop.call_later(TICK_SECONDS, self._tick, loop)
+
+    def _run_until_stopped(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """
+        Run the loop, also on when SystemExit comes out of a task that a handler has made; say whether it still can.
+
+        What any callback raises besides stays in the loop: another exception is the loop's own, such as that its
+        selector is closed. It would come again at once; the thread ends, and the process is replaced.
+        """
+        while not self._closing:
+            try:
+                loop.run_forever()
+            except Exception:
+                logger.exception("the event loop of the handlers is broken")
+                return False
+            except BaseException as error:
+                logger.error("a task tried to end the event loop of the handlers: %s", placed(error))  # noqa: TRY400  no text
+        return True
+
+    async def _cancel_all(self) -> None:
+        tasks = [run.task for run in self._inflight.runs() if run.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for run in self._inflight.runs():
+            self.see_to(run)
+
+    def _fill(self) -> None:
+        """Free the slots of what has ended, and start what may start, until nothing more may."""
+        self._filling = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while True:
+            done, self._done = self._done, []
+            runs, linger = self._inflight.next_async(done)
+            for run in runs:
+                if not (self._runner.begin(run) and self._start(run)):
+                    self._done.append(run)
+            if not self._done:
+                break
+        if linger is not None:
+            self._timer = self._loop.call_later(linger, self._fill)
+
+    def _start(self, run: HandlerCall) -> bool:
+        """Make a task of `run`; say whether there is one: a task factory is the application's."""
+        coroutine: Coroutine[Any, Any, None] = self._run(run)
+        if self.note_step is not None:
+            coroutine = Steps(coroutine, run, self.note_step)
+        context = self._context.copy()
+        context.run(_current.set, run)
+        try:
+            # Not by the argument `context`, which older task factories do not take.
+            run.task = context.run(self._loop.create_task, coroutine)
+        except BaseException as error:
+            coroutine.close()
+            self._runner.end(run, None, error)
+        return run.task is not None
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        """Make a task; the steps of a task that a handler makes are noted as steps of the handler's call."""
+        run = _current.get()
+        if run is not None and self.note_step is not None and inspect.iscoroutine(coroutine):
+            coroutine = Steps(coroutine, run, self.note_step)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    async def _run(self, run: HandlerCall) -> None:
+        try:
+            await self._runner.arun(run)
+        finally:
+            self._free(run)
+
+    def _free(self, run: HandlerCall) -> None:
+        """Have the slot of `run` freed."""
+        self._done.append(run)
+        if not self._filling:
+            self._filling = True
+            self._loop.call_soon(self._fill)
+
+    def _end_unbegun(self, run: HandlerCall) -> None:
+        if run.unanswered:  # not seen to before
+            try:
+                self._runner.end(run, None, asyncio.CancelledError())
+            finally:
+                self._free(run)
+
+
+#: An event loop that has not answered a ping after one look is late: no more is claimed for it.
+LATE_LOOKS = 1
+#: After ten looks it is blocked. Looks count, not seconds, because a machine that stands still blames nobody.
+BLOCKED_LOOKS = 10
+#: The log names a blocked loop after this time.
+REPORT_BLOCKED_SECONDS = 1.0
+#: The log shows this many innermost frames of the loop's thread.
+LOOP_FRAMES_LIMIT = 20
+
+
+class LoopWatchdog:
+    """
+    Pings the event loop while coroutines have slots.
+
+    While it does not answer, they have none: what is held for them goes back to Redis and stays there, and plain
+    handlers use the slots.
+    """
+
+    def __init__(
+        self, executor: AsyncExecutor, inflight: Inflight, settle: Callable[[list[HeldDelivery], Outcome], None]
+    ) -> None:
+        self._executor, self._inflight, self._settle = executor, inflight, settle
+        self._lock = threading.Lock()
+        self._pinged_at: float | None = None  # None: it has answered
+        self._missed = 0
+        self._told = False
+
+    def look(self, now: float) -> None:
+        """Ping the loop again if it answered the latest ping, else count one more look without an answer."""
+        with self._lock:
+            if self._pinged_at is None:
+                if self._inflight.loop_is_used:
+                    self._pinged_at = now
+                    self._executor.ping(self._answer)
+                return
+            self._missed += 1
+            if self._missed == LATE_LOOKS:
+                self._inflight.loop_is_late()
+            if self._missed == BLOCKED_LOOKS:
+                self._settle(self._inflight.loop_is_blocked(), RELEASED)
+            if self._missed >= BLOCKED_LOOKS and not self._told and now - self._pinged_at >= REPORT_BLOCKED_SECONDS:
+                self._told = True
+                self._tell(now - self._pinged_at)
+
+    def _answer(self) -> None:
+        """Record that the loop runs; the loop calls this."""
+        with self._lock:
+            if self._missed:
+                self._inflight.loop_runs()
+            if self._told:
+                logger.warning("the event loop runs again")
+            self._pinged_at, self._missed, self._told = None, 0, False
+
+    def _tell(self, seconds: float) -> None:
+        """Write where the loop's thread is, without lines of code: they may hold what texts do."""
+        frame = sys._current_frames().get(self._executor.thread_id)  # noqa: SLF001  the documented way to see others
+        frames = traceback.extract_stack(frame, limit=LOOP_FRAMES_LIMIT) if frame is not None else []
+        logger.warning(
+            "the event loop has not run for %.1f s: a coroutine blocks it, and async messages stay in Redis until it "
+            "runs again; await what takes long, or call it by asyncio.to_thread. It is at:\n%s",
+            seconds,
+            "\n".join(printable(f'  File "{one.filename}", line {one.lineno}, in {one.name}') for one in frames),
+        )

@@ -1,45 +1,239 @@
-"""
-The slots of a process: for each queue what waits for one, what runs, and how much more may be claimed.
-
-A process has `concurrency` slots; each runs one call of a handler, with one message or with a batch. A claimed message
-goes one way, and each queue counts how many are where:
-
-    claim ──▶ queued ─────▶ running ──────▶ ended ───────▶ forgotten
-              no slot yet   a slot for      Redis has yet
-              (body read    each call       to be told
-              or not)
-
-What starts. A free slot is given to the message that was claimed first, of the queues that run fewer calls than their
-own `concurrency`; a batch that is not full waits for its `linger` first. The call is then taken by a thread, or by the
-event loop. While the loop is blocked its calls are given no slots and have none: they stand still anyway.
-
-How much is claimed (`Capacity`).
-- For free slots. What is queued has a slot coming, so a slot counts as free when neither a call nor what is queued
-  needs it.
-- Ahead of them, so that no slot waits for a round trip: what will start within HOLD_SECONDS at the pace of the queue's
-  calls, at most what HOLD_READS reads bring; less what is queued already. What is held longer goes back to Redis
-  (renewer). It is claimed when half of it is gone, so that claims stay large.
-- Nothing ahead while a queue that has work gets no slot and can hold none ahead, because its handlers are slow or
-  its messages may not be held: what is queued of others drains first.
-- Of suspects, which may have killed a worker, never more than may run beside each other (`Suspects`): the others stay
-  in Redis, and what of them must wait keeps nothing else waiting.
-- Nothing while too much has ended that Redis does not know, or of coroutines while their loop does not answer.
-"""
+"""Deliveries of this process, from their claim until Redis has their outcome, and the calls of handlers with them."""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING
+import math
+import threading
+import time
+from collections import Counter, deque
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from reliq.handlers.settlement import RELEASED
+from reliq.lua.transitions import Suspects
+from reliq.message import BARE, Delivery
+from reliq.outbox.inbox import inbox_keep_ms
 from reliq.settings import BATCH_LIMIT
-from reliq.transitions import Suspects
 from reliq.worker.claims import Capacity, QueueClaims
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from threading import Condition
 
-    from reliq.handlers.handler import Handler
-    from reliq.worker.delivery import HeldDelivery
+    from reliq.handlers.handler import Handler, Job
+    from reliq.handlers.settlement import Outcome
+    from reliq.keys import Keys
+    from reliq.message import Claimed
+    from reliq.worker.claims import Capacity
+
+
+#: A cancelled coroutine has this long to end before its slot counts as hung.
+CANCEL_SECONDS = 5.0
+
+
+class HeldDelivery(msgspec.Struct, eq=False, gc=False):
+    """
+    One delivery in this process.
+
+    Two deliveries of one message have the same id and can be here at once, so objects are compared, never ids.
+
+    Attributes:
+        queue: the name of its queue.
+        keys: those of the queue's shard that it was claimed from.
+        delivery: without its body until that is read.
+        size: of its value, when that is too large to be read unasked.
+        fetched_at: when it was claimed.
+        held_since: since when it could have started: not before its body is read, for which it has its lease.
+        lease_until: until when no other consumer can have it, by the monotonic clock, counted from before the
+            claim or renewal was sent.
+        renew_at: when its lease is to be extended next.
+        must_start: it may not wait in a buffer: a suspect, or a message with no retry left.
+        started: its handler has begun.
+        took_ms: how long its handler took for it.
+        lost: its receipt no longer holds.
+        cancelled: its message was cancelled meanwhile.
+        abandoned: its handler overran its time, goes on all the same, and its lease is left to end.
+        settling: its outcome is on the way to Redis.
+        outcome: what that is; meaningless before.
+        tried: its outcome may have reached Redis without our knowing.
+        trace_id: of the trace that its handling is a part of; empty without one.
+    """
+
+    delivery: Delivery
+    handler: Handler
+    queue: str
+    keys: Keys
+    fetched_at: float
+    held_since: float
+    lease_until: float
+    renew_at: float
+    must_start: bool
+    started: bool = False
+    took_ms: int = 0
+    lost: bool = False
+    cancelled: bool = False
+    abandoned: bool = False
+    settling: bool = False
+    outcome: Outcome = RELEASED
+    tried: bool = False
+    trace_id: str = ""
+    size: int = 0
+
+    @property
+    def inbox_keep_ms(self) -> int:
+        """For how long after its first delivery its message may be delivered again."""
+        return inbox_keep_ms(self.handler.queue.settings, self.handler.settings)
+
+    def leased(self, at: float) -> None:
+        """Move the lease on: a renewal sent at `at` was granted."""
+        lease = self.handler.lease_seconds
+        self.lease_until, self.renew_at = at + lease, at + lease / 3
+
+
+def deliveries_of(
+    claimed: Sequence[Claimed], handler: Handler, leased_at: float, keys: Keys | None = None
+) -> list[HeldDelivery]:
+    """Return a delivery for each of `claimed`, whose claim from the shard `keys`, or the first, was sent at `leased_at`."""
+    keys = keys or handler.queue.keys
+    now, lease, queue = time.monotonic(), handler.lease_seconds, handler.queue_name
+    until, renew_at = leased_at + lease, leased_at + lease / 3
+    return [
+        HeldDelivery(
+            Delivery(one, b"", BARE, b""),
+            handler,
+            queue,
+            keys,
+            now,
+            now + lease,
+            until,
+            renew_at,
+            one.deaths > 0 or one.left <= 0,
+        )
+        for one in claimed
+    ]
+
+
+class HandlerCall(msgspec.Struct, eq=False):
+    """
+    One call of a handler.
+
+    Attributes:
+        deliveries: one, or what a batch handler takes at once.
+        started_at: by the monotonic clock.
+        timeout_at: when the handler has had its time, None for no limit.
+        began: the handler was called.
+        abandoned: it overran its time.
+        thread, task: the thread it runs in; its asyncio task, if it is a coroutine.
+    """
+
+    deliveries: list[HeldDelivery]
+    handler: Handler
+    started_at: float
+    timeout_at: float | None
+    began: bool = True
+    abandoned: bool = False
+    thread: int = 0
+    task: Any = None
+
+    def abandon(self) -> None:
+        """Note that the handler overran its time; a coroutine is cancelled, a thread cannot be ended."""
+        self.abandoned = True
+        if not self.handler.is_async:
+            self.leave_leases()
+
+    def leave_leases(self) -> None:
+        """Leave the leases to end: only the end of the process ends the handler."""
+        for held in self.deliveries:
+            held.abandoned = True
+
+    def arguments(self, jobs: list[Job[Any]]) -> tuple[Any, ...]:
+        """Return what the handler is called with for `jobs`."""
+        handler = self.handler
+        if handler.is_batch:
+            bodies = [job.body for job in jobs]
+            return (bodies, jobs) if handler.takes_job else (bodies,)
+        (job,) = jobs
+        return (job.body, job) if handler.takes_job else (job.body,)
+
+    @property
+    def unanswered(self) -> list[HeldDelivery]:
+        """The deliveries whose outcome is not on its way."""
+        for held in self.deliveries:
+            if held.settling:
+                return [held for held in self.deliveries if not held.settling]
+        return self.deliveries
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it overran its time and only the end of the process ends it."""
+        if not self.handler.is_async:
+            return self.abandoned
+        now = time.monotonic()
+        return self.abandoned and now > (self.timeout_at or now) + CANCEL_SECONDS
+
+
+#: A handler whose calls hold up what waits for their thread for less than this in the mean is quick.
+QUICK_SECONDS = 5e-5
+#: A call of a quick handler that lasts longer is stuck, and another thread goes on.
+STUCK_SECONDS = 0.001
+#: A call's duration has this weight in the mean: some that lost the interpreter do not make a quick handler a slow one.
+_QUICKNESS_WEIGHT = 0.005
+
+
+class QuickCalls:
+    """
+    Knows which thread leads: who took the latest call goes on with what waits while its calls are quick.
+
+    Another looks on meanwhile, and takes over when a call does not end; the others rest. Every method is called under the
+    lock of `work`.
+    """
+
+    def __init__(self, work: Condition) -> None:
+        self._work = work
+        self._latest: HandlerCall | None = None
+        self._is_looked_on = False
+        self._means: dict[str, float] = {}
+
+    def ended(self, run: HandlerCall, now: float) -> float | None:
+        """Learn from a call that has ended; return how long it took, None when its handler was not called."""
+        if not run.began:
+            return None
+        queue, took = run.deliveries[0].queue, now - run.started_at
+        mean = self._means.get(queue, 2 * QUICK_SECONDS)
+        self._means[queue] = mean + (min(took, STUCK_SECONDS) - mean) * _QUICKNESS_WEIGHT
+        return took
+
+    def may_take(self) -> bool:
+        """Return whether this thread takes the next call: it leads, or no other is at quick calls."""
+        latest = self._latest
+        if latest is None or latest.thread == get_ident() or not self._is_quick(latest):
+            return True
+        return time.monotonic() - latest.started_at > STUCK_SECONDS
+
+    def took(self, run: HandlerCall) -> bool:
+        """Note the latest call; return whether another thread is wanted, for the next calls or to look on."""
+        leads = self._latest is not None and self._latest.thread == run.thread
+        self._latest = run
+        return not (leads and self._is_looked_on and self._is_quick(run))
+
+    def wait(self, seconds: float | None, *, looks_on: bool) -> None:
+        """Wait to be woken; one that `looks_on` while calls wait no longer than a quick call lasts, unless another does."""
+        if self._latest is not None and self._latest.thread == get_ident():
+            self._latest = None
+        if not looks_on or self._is_looked_on:
+            self._work.wait(seconds)
+            return
+        self._is_looked_on = True
+        try:
+            self._work.wait(STUCK_SECONDS)
+        finally:
+            self._is_looked_on = False
+
+    def _is_quick(self, run: HandlerCall) -> bool:
+        return self._means.get(run.deliveries[0].queue, STUCK_SECONDS) < QUICK_SECONDS
+
 
 #: A message that is held ahead and has not started after this time goes back to Redis.
 HOLD_SECONDS = 0.1
@@ -293,3 +487,360 @@ class SlotTable:
         gathers = free >= 0 and calls <= slots.limit
         rest = slots.rest if gathers else 0
         return Capacity(direct, ahead, not direct and own > 0, slots.batch, rest, slots.suspects)
+
+
+class SlotsByKey(QueueSlots):
+    """
+    As `QueueSlots`: a call takes messages of one key, and those without a key are called together.
+
+    A batch that is full starts before one that lingers, unless that one has lingered for long enough.
+    """
+
+    def __init__(self, handler: Handler, concurrency: int) -> None:
+        super().__init__(handler, concurrency)
+        self._queued_of: Counter[str | None] = Counter()  # key -> how many of its messages are queued
+
+    @property
+    def calls(self) -> int:
+        """How many calls run, and will be made with what is queued: one for each key at least."""
+        return self.running + sum(-(-count // self.batch) for count in self._queued_of.values())
+
+    @property
+    def rest(self) -> int:
+        """Nothing: a claim cannot ask for the key whose batch is being gathered."""
+        return 0
+
+    def add(self, deliveries: Sequence[HeldDelivery]) -> None:
+        """Count what was claimed."""
+        super().add(deliveries)
+        self._queued_of.update(map(_key, deliveries))
+
+    def drop(self, held: HeldDelivery) -> None:
+        """Count what is withdrawn no more."""
+        super().drop(held)
+        self._forget([held])
+
+    def ripe_at(self) -> float:
+        """Return when the next call may start."""
+        first = self.waiting[0]
+        return 0.0 if first.must_start or self._full() is not None else first.held_since + self.linger
+
+    def take(self) -> list[HeldDelivery]:
+        """Give a slot to the next call and return its messages: all of one key."""
+        first = self.waiting[0]
+        lingers = not first.must_start and first.held_since + self.linger > time.monotonic()
+        if lingers and (full := self._full()) is not None:
+            first = full
+        same = [held for held in self.waiting if held is first or (_key(held) == _key(first) and not held.must_start)]
+        deliveries = [first] if first.must_start else same[: self.batch]
+        taken = set(map(id, deliveries))
+        self.waiting = deque(held for held in self.waiting if id(held) not in taken)
+        self._forget(deliveries)
+        self._start(deliveries)
+        return deliveries
+
+    def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
+        """Take back the slot of a call that was never made."""
+        super().put_back(deliveries)
+        self._queued_of.update(map(_key, deliveries))
+
+    def _full(self) -> HeldDelivery | None:
+        """Return the first message of a key that has a whole batch here."""
+        sizes = Counter(_key(held) for held in self.waiting if not held.must_start)
+        return next((held for held in self.waiting if sizes[_key(held)] >= self.batch), None)
+
+    def _forget(self, deliveries: Sequence[HeldDelivery]) -> None:
+        self._queued_of.subtract(map(_key, deliveries))
+        self._queued_of += Counter()  # without the keys of which nothing is queued
+
+
+def slots_of(handler: Handler, concurrency: int) -> QueueSlots:
+    """Return the slots of a handler's queue."""
+    return (SlotsByKey if handler.settings.batch_by_key else QueueSlots)(handler, concurrency)
+
+
+def _key(held: HeldDelivery) -> str | None:
+    return held.delivery.claimed.key
+
+
+class Inflight:
+    """
+    The deliveries of a process, from claim to settled. Every method is atomic; `reliq.worker.slots` says what may start.
+
+    Free slots are given to calls at once. One thread is woken; it wakes the next when it takes a call that is not quick
+    (`QuickCalls`). The fetcher waits for capacity here or in Redis (`watch`).
+
+    Attributes:
+        started, closed: how many messages were given to handlers, and whether nothing more starts.
+        most: no more messages start than these; a batch that begins before starts as a whole.
+        call_loop, nudge: called when a coroutine may start, and when the wait in Redis may be over.
+    """
+
+    def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
+        self.concurrency, self.started, self.closed = concurrency, 0, False
+        self.most, self._given = math.inf, 0  # and how many messages have slots, or had
+        self.call_loop: Callable[[], None] = lambda: None
+        self.nudge = self.call_loop
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # a plain handler may start
+        self._roomier = threading.Condition(self._lock)  # more can be claimed
+        self._fewer = threading.Condition(self._lock)  # something ended
+        self._some = threading.Condition(self._lock)  # something is held
+        self._table = SlotTable({one.queue.name: slots_of(one, concurrency) for one in handlers}, concurrency)
+        self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
+        self._plain_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no thread yet
+        self._async_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no task yet
+        self._runs: dict[HandlerCall, None] = {}
+        self._resting, self._waking, self._quick = 0, False, QuickCalls(self._work)  # threads without a call; one comes
+        self._loop_called = self._fetcher_waits = False  # the loop is on its way; the fetcher waits here for capacity
+        self._watched: Sequence[QueueClaims] | None = None  # what the fetcher, waiting in Redis, cannot claim
+
+    def add(self, deliveries: Sequence[HeldDelivery]) -> None:
+        """Hold claimed `deliveries` of one queue."""
+        with self._lock:
+            if not self._deliveries:
+                self._some.notify_all()
+            self._deliveries.update(dict.fromkeys(deliveries))
+            self._table.add(deliveries)
+
+    def wait_for_deliveries(self, timeout_seconds: float) -> None:
+        """Wait until something is held, or nothing more will be."""
+        with self._lock:
+            self._some.wait_for(lambda: self._deliveries or self.closed, timeout_seconds)
+
+    def limit_reads(self, queue: str, messages: int) -> None:
+        """Set how many messages of `queue` one round trip reads at most, because its bodies are large."""
+        with self._lock:
+            self._table.queues[queue].read_limit = messages
+
+    def wait_for_capacity(self, claims: Sequence[QueueClaims], timeout_seconds: float) -> list[Capacity]:
+        """Return the capacity for each of `claims`, waiting a little until one has room."""
+        found: list[Capacity] = []
+
+        def any_room() -> bool:
+            self._fetcher_waits = True  # unless there is room
+            found[:] = self._table.capacities(claims, time.monotonic())
+            return self.closed or any(map(QueueClaims.has_room, claims, found))
+
+        with self._lock:
+            self._roomier.wait_for(any_room, timeout_seconds)
+            self._fetcher_waits = False
+            return found
+
+    def watch(self, claims: Sequence[QueueClaims]) -> bool:
+        """Begin a wait in Redis that ends when one of `claims` can be made; return False when one can be made now."""
+        with self._lock:
+            self._watched = None if self._can_claim(claims) else claims
+            return self._watched is not None
+
+    def unwatch(self) -> None:
+        """End the watch: the wait in Redis is over."""
+        self._watched = None
+
+    def wait_is_over(self) -> bool:
+        """Return True once when the wait in Redis must end."""
+        with self._lock:
+            if self._watched is None or not self._can_claim(self._watched):
+                return False
+            self._watched = None
+            return True
+
+    def hold(self, deliveries: Iterable[HeldDelivery]) -> int:
+        """Queue `deliveries` for slots; return how many threads plain handlers can use."""
+        with self._lock:
+            for held in deliveries:
+                if not held.settling:
+                    self._table.queues[held.queue].put(held)
+            self._give_slots()
+            self._wake_thread()
+            return min(self.concurrency, self._table.plain_calls)
+
+    def next_plain(self, done: HandlerCall | None) -> HandlerCall | None:
+        """Free the slot of `done`, wait for a call of a plain handler and start it; None when it is over."""
+        with self._lock:
+            if done is not None:
+                self._finish((done,))
+            while not self.closed:
+                if self._plain_calls and self._quick.may_take():
+                    run = self._start(self._plain_calls.popleft(), threading.get_ident())
+                    if self._quick.took(run):
+                        self._wake_thread()
+                    return run
+                self._rest()
+            return None
+
+    def next_async(self, done: Sequence[HandlerCall]) -> tuple[list[HandlerCall], float | None]:
+        """Free the slots of `done`, start what may start of coroutine handlers; return when a batch will have waited."""
+        with self._lock:
+            self._loop_called = True  # it is here
+            self._finish(done)
+            self._wake_thread()
+            runs = [self._start(deliveries) for deliveries in self._async_calls]
+            self._async_calls.clear()
+            self._loop_called = False
+            return runs, self._table.linger(time.monotonic(), is_async=True)
+
+    def withdraw(self, deliveries: Iterable[HeldDelivery]) -> list[HeldDelivery]:
+        """Return those of `deliveries` that have not started and now never will."""
+        with self._lock:
+            waits = [held for held in deliveries if not (held.started or held.settling)]
+            if waits:
+                self._withdraw(waits)
+            return waits
+
+    def loop_is_late(self) -> None:
+        """Claim no more for the event loop: it may be blocked."""
+        self._table.loop_late = True
+
+    def loop_is_blocked(self) -> list[HeldDelivery]:
+        """Take the slots of the event loop's calls, because it is blocked; return what was held for it, withdrawn."""
+        with self._lock:
+            self._table.give_coroutines_slots(on=False)
+            waits = [one for one in self._deliveries if one.handler.is_async and not (one.started or one.settling)]
+            self._withdraw(waits)
+            return waits
+
+    def loop_runs(self) -> None:
+        """Give the event loop's calls slots again."""
+        with self._lock:
+            self._table.loop_late = False
+            self._table.give_coroutines_slots(on=True)
+            self._give_slots()
+            self._wake_thread()
+            self._tell_fetcher()
+
+    def settled(self, deliveries: Iterable[HeldDelivery]) -> None:
+        """Drop deliveries whose outcome Redis has."""
+        with self._lock:
+            for held in deliveries:
+                if held in self._deliveries:
+                    del self._deliveries[held]
+                    self._table.queues[held.queue].ended -= 1
+            self._fewer.notify_all()
+            if self._fetcher_waits:
+                self._tell_fetcher()
+
+    def abandon(self, run: HandlerCall) -> None:
+        """Expect nothing more of a handler that overran its time."""
+        with self._lock:
+            if run in self._runs and not run.abandoned:
+                run.abandon()
+                self._table.abandon(run.deliveries)
+                self._fewer.notify_all()
+                self._tell_fetcher()
+
+    def close(self) -> None:
+        """Start nothing more."""
+        with self._lock:
+            self.closed = True
+            self._take_back()
+            self._work.notify_all()
+            self._some.notify_all()
+            self._tell_fetcher()
+
+    def wait_until_none_runs(self, timeout_seconds: float) -> bool:
+        """Wait until no handler runs but those that overran their time; say whether that is so."""
+        with self._lock:
+            return self._fewer.wait_for(lambda: all(run.abandoned for run in self._runs), timeout_seconds)
+
+    def wait_until_settled(self, timeout_seconds: float) -> bool:
+        """Wait until Redis has every outcome there is; say whether it has."""
+        with self._lock:
+            return self._fewer.wait_for(lambda: not any(held.settling for held in self._deliveries), timeout_seconds)
+
+    def deliveries(self) -> list[HeldDelivery]:
+        """Return everything held, running or being settled."""
+        with self._lock:
+            return list(self._deliveries)
+
+    def runs(self) -> list[HandlerCall]:
+        """Return the calls of handlers that are under way."""
+        with self._lock:
+            return list(self._runs)
+
+    @property
+    def loop_is_used(self) -> bool:
+        """Whether calls of coroutine handlers have slots, or wait for some."""
+        return any(slots.is_async and slots.calls for slots in self._table.queues.values())
+
+    def _can_claim(self, claims: Sequence[QueueClaims]) -> bool:
+        return self.closed or any(map(QueueClaims.can_claim, claims, self._table.capacities(claims, time.monotonic())))
+
+    def _give_slots(self) -> None:
+        """Give free slots to what may start, and call the event loop for its own."""
+        now = time.monotonic()
+        while not self.closed and self._given < self.most and (deliveries := self._table.next_call(now)):
+            self._given += len(deliveries)
+            (self._async_calls if deliveries[0].handler.is_async else self._plain_calls).append(deliveries)
+        loop_wanted = self._async_calls or self._table.linger(now, is_async=True) is not None
+        if loop_wanted and not self._loop_called:
+            self._loop_called = True
+            self.call_loop()
+
+    def _rest(self) -> None:
+        """Wait for a call, or for a batch that lingers, and give it a slot."""
+        linger = self._table.linger(time.monotonic(), is_async=False)
+        self._resting += 1
+        try:
+            self._quick.wait(linger, looks_on=bool(self._plain_calls))
+        finally:  # a time limit of a handler's own may raise here, too late for its handler
+            self._resting -= 1
+            self._waking = False
+        if linger is not None:
+            self._give_slots()
+
+    def _wake_thread(self) -> None:
+        """Wake a thread for the next call, or for a batch that lingers, unless one is on its way: it wakes the next."""
+        if self._resting and not self._waking:
+            lingers = self._table.linger(time.monotonic(), is_async=False) is not None
+            self._waking = bool(self._plain_calls) or lingers
+            if self._waking:
+                self._work.notify()
+
+    def _take_back(self) -> None:
+        """Take the slots of calls that have no thread or task yet."""
+        for calls in (self._plain_calls, self._async_calls):
+            while calls:
+                self._given -= len(calls[-1])
+                self._table.put_back(calls.pop())
+
+    def _start(self, deliveries: list[HeldDelivery], thread: int = 0) -> HandlerCall:
+        handler, now = deliveries[0].handler, time.monotonic()
+        timeout = handler.timeout_seconds
+        run = HandlerCall(deliveries, handler, now, None if timeout is None else now + timeout, thread=thread)
+        for held in deliveries:
+            held.started = True
+        self._runs[run] = None
+        self.started += len(deliveries)
+        return run
+
+    def _finish(self, runs: Iterable[HandlerCall]) -> None:
+        """Free the slots of `runs` and give them on."""
+        idle, now = False, time.monotonic()
+        for run in runs:
+            del self._runs[run]
+            slots = self._table.end_call(run.deliveries, self._quick.ended(run, now), abandoned=run.abandoned)
+            idle = idle or not slots.queued  # nothing of the queue takes the slot
+        if self.closed:
+            self._fewer.notify_all()
+        self._give_slots()
+        if idle or self._table.queued <= self._table.refill_at:
+            self._tell_fetcher()
+
+    def _withdraw(self, deliveries: list[HeldDelivery]) -> None:
+        """Remove `deliveries` from the queue for slots; those behind them may start."""
+        self._take_back()
+        for held in deliveries:
+            held.settling = True
+        self._table.withdraw(deliveries)
+        self._give_slots()
+        self._wake_thread()
+        self._tell_fetcher()
+
+    def _tell_fetcher(self) -> None:
+        """Wake the fetcher wherever it waits, because there may be more to claim."""
+        if self._fetcher_waits:
+            self._fetcher_waits = False  # once; it notes when it waits again
+            self._roomier.notify()
+        elif self._watched is not None:
+            self.nudge()

@@ -9,7 +9,7 @@ import redis
 from tenacity import wait_fixed
 
 from reliq import Consumer, Job, Queue
-from reliq.transport.connection import default_url
+from reliq.redis.server import default_url
 
 MIXED = Queue("mixed", dict[str, str], retries=5)
 DEADLY = Queue("deadly", str, retries=2)

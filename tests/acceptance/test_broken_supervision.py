@@ -23,13 +23,11 @@ from worker_process import AT_ONCE, Worker, environment_for, works
 
 import reliq
 from reliq import Queue
-from reliq.consumer.board import BoardView
 from reliq.errors import ConfigurationError
-from reliq.process.child import Child
-from reliq.process.folder import Folder
-from reliq.process.plan import ChildPlan
-from reliq.process.supervisor import Supervisor
-from reliq.transitions import CallNumber
+from reliq.lua.transitions import CallNumber
+from reliq.supervisor.child import Child, ChildPlan, Folder
+from reliq.supervisor.status import BoardView
+from reliq.supervisor.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +43,7 @@ def plan(tmp_path):
 
 
 #: A child whose patience is short, so that the test's need not be long.
-IMPATIENT = "import os, reliq.process.main as c; c.STOP_MARGIN_SECONDS = 0.5; os._exit(c.main())"
+IMPATIENT = "import os, reliq.supervisor.main as c; c.STOP_MARGIN_SECONDS = 0.5; os._exit(c.main())"
 
 
 @pytest.fixture

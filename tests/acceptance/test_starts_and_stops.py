@@ -14,7 +14,7 @@ import pytest
 from waiting import eventually
 from worker_process import AT_ONCE
 
-from reliq.process.folder import PREFIX, Folder
+from reliq.supervisor.child import PREFIX, Folder
 
 pytestmark = pytest.mark.slow
 

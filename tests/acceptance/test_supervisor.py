@@ -7,7 +7,7 @@ from waiting import eventually
 from worker_process import AT_ONCE, works
 
 from reliq.keys import Keys
-from reliq.shardmap import ShardMap
+from reliq.redis.shards import ShardMap
 
 pytestmark = pytest.mark.slow
 

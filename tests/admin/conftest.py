@@ -11,12 +11,13 @@ import pytest
 from handling import bury_all
 from terminal import Terminal
 
-from reliq import Layout, Queue, commands
+from reliq import Layout, Queue
 from reliq.admin import Admin
 from reliq.cli.app import main
-from reliq.roster import Worker
-from reliq.transitions import CallNumber
-from reliq.transport.connection import Connection
+from reliq.lua.transitions import CallNumber
+from reliq.redis import commands
+from reliq.redis.commands import Worker
+from reliq.redis.server import Connection
 
 
 class Ran(NamedTuple):

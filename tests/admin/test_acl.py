@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 import redis
 
-from reliq import Admin, ConfigurationError, PublishFailed, Queue, RedisRefusedError, commands
-from reliq.admin.acl import roles
-from reliq.admin.fsck.ids import CHECK, CHECK_KEYS
-from reliq.client.client import Client
+from reliq import Admin, ConfigurationError, PublishFailed, Queue, RedisRefusedError
+from reliq.admin import acl
+from reliq.admin.check_state import CHECK, CHECK_KEYS
 from reliq.keys import Keys
 from reliq.lua import script_names
-from reliq.rights import USES
-from reliq.shardmap import ShardMap
-from reliq.snapshot.snapshot import SnapshotReader
-from reliq.transport.connection import Connection
+from reliq.metrics.snapshot import SnapshotReader
+from reliq.redis import commands
+from reliq.redis.client import Client
+from reliq.redis.commands import USES
+from reliq.redis.server import Connection
+from reliq.redis.shards import ShardMap
 
 PACKAGE = Path(commands.__file__).parent
 #: The modules and folders that play a role; a viewer has the half of an operator's that changes nothing.
@@ -59,7 +60,7 @@ def knows_selectors(client):
     return not client.info("server")["redis_version"].startswith("6.")
 
 
-@pytest.mark.parametrize("role", roles.ROLES)
+@pytest.mark.parametrize("role", acl.ROLES)
 def test_role_is_refused_the_server_and_the_rights_of_others(role, login, knows_selectors):
     server = ("FLUSHALL", "CONFIG GET *", "KEYS *", "ACL LIST", "GET foreign", "SHUTDOWN", "MONITOR")
     by_selectors = REFUSED_BY_SELECTORS.get(role, ()) if knows_selectors else ()
@@ -208,8 +209,8 @@ def test_each_role_has_exactly_the_calls_of_its_modules():
     of_check = {CHECK: ("ids", "check_ids"), CHECK_KEYS: ("ids", "check_keys")}
     for role in PLAYERS:
         made = {one for path in paths_of(role) for one in made_by(path)}
-        named = {of_check.get(one, ("transitions", one.name)) for one in roles.SCRIPTS[role]}
-        named |= {(one.__module__.rpartition(".")[2], one.__name__) for one in roles.COMMANDS[role]}
+        named = {of_check.get(one, ("transitions", one.name)) for one in acl.SCRIPTS[role]}
+        named |= {(one.__module__.rpartition(".")[2], one.__name__) for one in acl.COMMANDS[role]}
 
         assert named == made, role
 

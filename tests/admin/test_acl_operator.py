@@ -10,7 +10,7 @@ import time
 import pytest
 
 from reliq import Outgoing, Queue
-from reliq.roster import Slot
+from reliq.redis.commands import Slot
 
 #: Rights that these calls do not need: to watch, to continue a page, to repair other faults.
 ELSEWHERE = {"HRANDFIELD", "LREM", "RENAMENX", "EVAL", "ZCOUNT", "ZRANK"}

@@ -8,7 +8,7 @@ import pytest
 from handling import handle_all
 
 from reliq import Admin, Layout, Outgoing, Queue
-from reliq.admin.fsck.ids import check_ids
+from reliq.admin.check_state import check_ids
 
 HOUR = 3600
 

@@ -4,10 +4,10 @@ import pytest
 from go_original import GoProgram
 
 from reliq import Admin, Layout, Queue
-from reliq.admin.fsck.check import Checker
+from reliq.admin.check import Checker
 from reliq.admin.session import QueueSession
 from reliq.keys import Keys
-from reliq.transport.connection import Connection
+from reliq.redis.server import Connection
 
 LAYOUTS = (Layout.hdt3213(), Layout.hdt3213(hash_tag=True))
 

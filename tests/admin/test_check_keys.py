@@ -4,8 +4,9 @@ from secrets import token_hex
 
 import pytest
 
-from reliq import Admin, Queue, transitions as t
-from reliq.wireformat import envelope_rest
+from reliq import Admin, Queue
+from reliq.lua import transitions as t
+from reliq.wire_format import envelope_rest
 
 HOUR_MS = 3_600_000
 FOR_EVER = float("inf")

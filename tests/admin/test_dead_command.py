@@ -9,7 +9,7 @@ from handling import bury_all, handle_all
 
 from reliq import Queue
 from reliq.admin import LetterFilter, RedriveOptions
-from reliq.admin.redrive import Pace, copy_id
+from reliq.admin.dead import Pace, copy_id
 from reliq.cli.dead import per_second
 from reliq.errors import ConfigurationError
 
@@ -157,7 +157,7 @@ def test_rate_is_parsed_and_kept_by_waiting(monkeypatch):
 
     clock = SimpleNamespace(now=100.0)
     clock.monotonic, clock.sleep = lambda: clock.now, lambda seconds: setattr(clock, "now", clock.now + seconds)
-    monkeypatch.setattr("reliq.admin.redrive.time", clock)
+    monkeypatch.setattr("reliq.admin.dead.time", clock)
     pace = Pace(100.0)
 
     for _ in range(6):

@@ -17,7 +17,7 @@ from ports import free_port
 from waiting import eventually
 
 from reliq import Queue
-from reliq.cli.demo_story import killed_runs, read_journal
+from reliq.cli.demo import killed_runs, read_journal
 
 pytestmark = pytest.mark.slow
 
@@ -116,8 +116,8 @@ def test_killed_demo_with_a_url_leaves_no_key(demo, url, client, tmp_path):
     process = demo("--jobs", "2000", "--url", url)
     eventually(lambda: client.zcard("{reliq:demo}:unack"), "a worker process works")
     children = psutil.Process(process.pid).children()
-    [cleaner] = [one for one in children if "reliq.bench.removal" in one.cmdline()]
-    workers = [one for one in children if "reliq.process.main" in one.cmdline()]
+    [cleaner] = [one for one in children if "reliq.bench.bench" in one.cmdline()]
+    workers = [one for one in children if "reliq.supervisor.main" in one.cmdline()]
 
     process.kill()
     eventually(lambda: not runs(cleaner), "the keys are removed")

@@ -6,8 +6,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from reliq import Admin
-from reliq.admin.doctor.facts import Facts
-from reliq.admin.doctor.findings import SLOW_MICROSECONDS, findings
+from reliq.admin.doctor import SLOW_MICROSECONDS, Facts, findings
 
 SOUND = {
     "redis_version": "8.2.2",

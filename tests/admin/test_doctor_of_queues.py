@@ -2,12 +2,12 @@
 
 import pytest
 
-from reliq import Outgoing, Queue, transitions
+from reliq import Outgoing, Queue
 from reliq.admin import Admin
-from reliq.admin.doctor.of_keys import MANY_MESSAGES
-from reliq.ids import home
-from reliq.keys import Keys, Layout
-from reliq.shardmap import ShardMap
+from reliq.admin.doctor import MANY_MESSAGES
+from reliq.keys import Keys, Layout, home
+from reliq.lua import transitions
+from reliq.redis.shards import ShardMap
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from waiting import eventually
 
 from reliq import Consumer, WorkerSettings
 from reliq.keys import QUEUES_KEY
-from reliq.publish import registry as naming
-from reliq.worker.minute_notes import MinuteNotes
+from reliq.publish import publisher as naming
+from reliq.worker.upkeep import MinuteNotes
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from reliq import Queue, minutes
+from reliq import Queue
 from reliq.errors import ConfigurationError
-from reliq.minutes import MINUTE_MS, MINUTES_LIMIT, Totals
-from reliq.worker.janitor import Janitor
-from reliq.worker.minute_notes import MinuteNotes
-from reliq.worker.served import Served
+from reliq.redis import commands
+from reliq.redis.commands import MINUTE_MS, MINUTES_LIMIT, Totals
+from reliq.worker.claims import Served
+from reliq.worker.upkeep import Janitor, MinuteNotes
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def note(client, queue, now_ms):
     """Write a note as a worker did some minutes ago."""
 
     def make(ago, *numbers, due_ms=None, **options):
-        for command in minutes.note(queue.keys, Totals(now_ms - round(ago * MINUTE_MS), *numbers, due_ms)):
+        for command in commands.note(queue.keys, Totals(now_ms - round(ago * MINUTE_MS), *numbers, due_ms)):
             client.execute_command(*command.command)
 
     return make

@@ -25,7 +25,7 @@ from worker_process import Command
 from reliq import Layout, Queue
 from reliq.cli.app import Commands
 from reliq.keys import is_name
-from reliq.shardmap import ShardMap
+from reliq.redis.shards import ShardMap
 
 pytestmark = pytest.mark.slow
 

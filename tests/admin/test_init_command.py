@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from reliq.cli.skeleton import FILES
+from reliq.cli.init import FILES
 
 
 @pytest.fixture

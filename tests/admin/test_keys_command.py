@@ -5,7 +5,7 @@ from handling import lasting
 
 from reliq import ConfigurationError, Outgoing, Queue
 from reliq.cli.watch import line_of
-from reliq.shardmap import WITNESSES
+from reliq.redis.shards import WITNESSES
 
 
 @pytest.fixture

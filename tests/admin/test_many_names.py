@@ -2,11 +2,11 @@
 
 import pytest
 
-from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY
-from reliq.snapshot import snapshot as looks
-from reliq.snapshot.snapshot import QUEUES_LIMIT, SnapshotReader
-from reliq.transport.connection import Connection
+from reliq.metrics import snapshot as looks
+from reliq.metrics.snapshot import QUEUES_LIMIT, SnapshotReader
+from reliq.redis.client import Client
+from reliq.redis.server import Connection
 
 
 def name(client, count):

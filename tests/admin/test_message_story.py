@@ -10,7 +10,7 @@ from handling import bury_all, raised
 from reliq import Queue
 from reliq.admin import Admin
 from reliq.keys import Layout
-from reliq.roster import Slot
+from reliq.redis.commands import Slot
 
 #: In microseconds: when every lease and every wait of these tests is over.
 LATER = int(time.time() * 1e6) + 3_600_000_000

@@ -6,7 +6,7 @@ from waiting import eventually
 
 from reliq import Consumer, Layout, Queue
 from reliq.keys import Keys
-from reliq.wireformat import open_envelope
+from reliq.wire_format import open_envelope
 
 KEPT = "kept: their ids are in use there, or it cannot have them\n"
 KEY_OR_PRIORITY = pytest.mark.parametrize(

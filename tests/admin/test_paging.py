@@ -6,7 +6,7 @@ import pytest
 from handling import pages, raised, searches
 from hostile import spoil
 
-from reliq.admin import Filter, LetterFilter, RedriveOptions, cursor, page
+from reliq.admin import Filter, LetterFilter, RedriveOptions, messages
 from reliq.errors import ConfigurationError
 
 STATES = ("pending", "ready", "unack", "retry", "garbage", "dead")
@@ -80,13 +80,13 @@ def test_cursor_whose_message_was_removed_or_claimed_skips_nothing(admin, queue,
 
 
 def test_cursor_is_found_far_from_its_old_place(admin, queue, fill, claim, monkeypatch):
-    monkeypatch.setattr(cursor, "NEAR", 2)
+    monkeypatch.setattr(messages, "NEAR", 2)
     ids = fill("ready", 40)
     first = admin.page("q", "ready", limit=20)
     claim(queue, 12)
 
     for far in (200_000, 1):  # within reach, and out of reach
-        monkeypatch.setattr(cursor, "FAR", far)
+        monkeypatch.setattr(messages, "FAR", far)
         assert ids_of([admin.page("q", "ready", after=first.after, limit=2).items]) == ids[20:22]
 
 
@@ -134,7 +134,7 @@ def test_page_reads_the_start_of_bodies_and_whole_headers(admin, queue, client):
     items = {entry.id: entry for entry in admin.page("q", "ready").items}
 
     assert client.info("stats")["total_net_output_bytes"] < 100_000
-    assert {len(entry.body) for entry in items.values()} <= {*range(900, page.BODY_BYTES + 1)}
+    assert {len(entry.body) for entry in items.values()} <= {*range(900, messages.BODY_BYTES + 1)}
     assert all(entry.size == len('{"text":""}') + 200_000 for entry in items.values())
     assert (items["m3"].headers, items["m4"].headers) == (headers, {})
 
@@ -153,12 +153,12 @@ def test_page_of_large_dead_letters_is_limited_in_bytes(admin, queue, fill, monk
 def test_page_of_a_long_queue_costs_few_commands_and_bytes(admin, queue, client, state, request):
     many = 1_000_000 if request.config.getoption("--long") else 100_000
     queue.publish({})
-    key, middle = getattr(queue.keys, state), cursor.Cursor(state, 1_900_000_000, 0, f"m{many // 2:07}x")
+    key, middle = getattr(queue.keys, state), messages.Cursor(state, 1_900_000_000, 0, f"m{many // 2:07}x")
     for start in range(0, many, 10_000):
         ids = [f"m{number:07}" for number in range(start, start + 10_000)]
         client.rpush(key, *ids) if state == "ready" else client.zadd(key, dict.fromkeys(ids, 1_900_000_000))
     if state == "ready":
-        middle = cursor.Cursor(state, many // 2, 0, "gone")
+        middle = messages.Cursor(state, many // 2, 0, "gone")
     client.config_resetstat()
 
     one = admin.page("q", state, after=str(middle))

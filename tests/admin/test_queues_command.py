@@ -9,7 +9,7 @@ from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
 from reliq.keys import QUEUES_KEY, Layout
-from reliq.roster import Slot
+from reliq.redis.commands import Slot
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_queues_shows_who_paused_a_queue_why_and_for_how_long(command, queue, cl
 
 
 def test_scan_finds_queues_of_any_layout_that_the_registry_lost(command, url, client, monkeypatch):
-    monkeypatch.setattr("reliq.admin.discover.STEP_KEYS", 10)
+    monkeypatch.setattr("reliq.admin.queues.STEP_KEYS", 10)
     layouts = ("reliq", "hdt3213", "hdt3213:tag", "hdt3213:prefix=shop:dp")
     for layout in layouts:
         Queue("q", bytes, url=url, layout=Layout.parse(layout)).publish_many([b"x"] * 30)
@@ -150,7 +150,7 @@ def test_running_and_workers_show_the_age_of_old_records(command, alive, queue):
 
 
 def test_running_shows_the_messages_and_stacks_of_a_real_worker(command, busy, queue, monkeypatch):
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("reliq.worker.upkeep.BEAT_SECONDS", 0.05)
     busy._beat_at = 0.0
     busy.wake()
     (row,) = eventually(lambda: command("running", "q", "--json").json, "its record says that it runs")
@@ -165,7 +165,7 @@ def test_running_shows_the_messages_and_stacks_of_a_real_worker(command, busy, q
 
 def test_running_reports_a_process_that_sends_no_stacks(command, alive, queue, monkeypatch):
     monkeypatch.setattr("reliq.admin.workers.STACK_LOOK_SECONDS", 0)
-    monkeypatch.setattr("reliq.cli.running.STACK_SECONDS", 0)
+    monkeypatch.setattr("reliq.cli.queues.STACK_SECONDS", 0)
     queue.publish({})
     alive("w1", running=(Slot("q", "held", 1, time.time()),))
 

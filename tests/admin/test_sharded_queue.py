@@ -8,18 +8,18 @@ import redis
 from handling import bury_all, lasting, pages, searches
 from test_every_command import COMMANDS, options
 
-from reliq import Admin, ConfigurationError, Outgoing, Queue, minutes, transitions
+from reliq import Admin, ConfigurationError, Outgoing, Queue
 from reliq.admin import Filter, LetterFilter, RedriveOptions
-from reliq.client.client import Client
-from reliq.client.moves import Moves
-from reliq.ids import home, new_id
-from reliq.keys import Keys
+from reliq.keys import Keys, home, new_id
+from reliq.lua import transitions
 from reliq.metrics import names
 from reliq.metrics.queues import QueueCollector
-from reliq.roster import Slot
-from reliq.shardmap import WITNESSES, ShardMap
-from reliq.snapshot.snapshot import SnapshotReader
-from reliq.transport.connection import Connection
+from reliq.metrics.snapshot import SnapshotReader
+from reliq.redis import commands
+from reliq.redis.client import Client, Moves
+from reliq.redis.commands import Slot
+from reliq.redis.server import Connection
+from reliq.redis.shards import WITNESSES, ShardMap
 
 SHARDS = 4
 #: How many messages each shard has in each state.
@@ -292,8 +292,8 @@ def test_history_is_the_sum_of_the_shards(filled, client, admin):
     now = int(time.time() * 1000)
     for shard in filled:
         for ago, published in ((120_000, 0), (60_000, 10), (30_000, 40)):
-            totals = minutes.Totals(now - ago, published, 0, 0, 0, 0, 5, now - ago - 1000 * shard.shard)
-            for note in minutes.note(shard.keys, totals):
+            totals = commands.Totals(now - ago, published, 0, 0, 0, 0, 5, now - ago - 1000 * shard.shard)
+            for note in commands.note(shard.keys, totals):
                 client.execute_command(*note.command)
 
     told = admin.history("q")
@@ -327,7 +327,7 @@ def test_exporter_sums_the_shards_and_notices_new_shards(filled, url, map_is, mo
     assert ready() == {("q", "ready"): 3 * SHARDS}
     map_is(2)
     assert ready() == {("q", "ready"): 3 * SHARDS}
-    monkeypatch.setattr("reliq.snapshot.shard_maps.MAPS_SECONDS", 0)
+    monkeypatch.setattr("reliq.metrics.snapshot.MAPS_SECONDS", 0)
     assert ready() == {("q", "ready"): 6}
 
 

@@ -6,11 +6,11 @@ import pytest
 from handling import handle_all, lasting
 from prometheus_client import CollectorRegistry
 
-from reliq import Admin, ConfigurationError, Layout, Outgoing, PublishFailed, Queue, transitions as t
-from reliq.ids import home
-from reliq.keys import Keys
+from reliq import Admin, ConfigurationError, Layout, Outgoing, PublishFailed, Queue
+from reliq.keys import Keys, home
+from reliq.lua import transitions as t
 from reliq.metrics.serving import queue_collector
-from reliq.shardmap import ShardMap
+from reliq.redis.shards import ShardMap
 
 
 @pytest.fixture

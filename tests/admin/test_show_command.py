@@ -9,7 +9,7 @@ import pytest
 from reliq import Queue
 from reliq.admin import Admin
 from reliq.keys import Layout
-from reliq.roster import Slot
+from reliq.redis.commands import Slot
 
 #: In microseconds: when every lease and every wait of these tests is over.
 LATER = int(time.time() * 1e6) + 3_600_000_000
@@ -153,7 +153,7 @@ def test_show_finds_a_dead_letter_without_an_end_or_exits_2(command, show, queue
 
     unknown = command("show", "q", "order-43")
     assert (unknown.code, unknown.out, "knows no message 'order-43'" in unknown.err) == (2, "", True)
-    monkeypatch.setattr("reliq.admin.ends.SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr("reliq.admin.show.SEARCH_SECONDS", 0.0)
     done = command("show", "q", "m3")
     assert (done.code, "among too many to look through" in done.err) == (2, True)
 
@@ -217,7 +217,7 @@ def test_ends_lists_the_newest_first_by_kind_and_limit(command, queue, die, clie
 
 
 def test_ends_are_read_page_by_page(url, queue, monkeypatch):
-    monkeypatch.setattr("reliq.admin.ends.PAGE", 7)
+    monkeypatch.setattr("reliq.admin.show.PAGE", 7)
     ids = [f"m{number}" for number in range(50)]
     for id in ids:
         queue.publish({}, id=id, delay=60)

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, worker_key
 from reliq.metrics.serving import queue_collector
-from reliq.transport.connection import Connection
+from reliq.redis.server import Connection
 
 SPOILT = Keys("spoilt")
 

@@ -12,11 +12,10 @@ from terminal import PATIENCE_SECONDS
 
 from reliq import Admin, Pause, Queue
 from reliq.admin import Failure, Moment, Overview, QueueView
-from reliq.admin.ends import End
-from reliq.cli.screen import Screen
-from reliq.cli.watch import Interrupts, line_of, show
-from reliq.embedded import EmbeddedRedis
-from reliq.roster import Slot, Worker
+from reliq.admin.show import End
+from reliq.cli.watch import Interrupts, Screen, line_of, show
+from reliq.redis.commands import Slot, Worker
+from reliq.testing.server import EmbeddedRedis
 
 pytestmark = pytest.mark.slow
 

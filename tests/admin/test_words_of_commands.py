@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from reliq.admin.filters import duration
-from reliq.cli.output import print_json
-from reliq.cli.tables import print_table
+from reliq.admin.messages import duration
+from reliq.cli.output import print_json, print_table
 from reliq.errors import ConfigurationError
-from reliq.readable import DEEPEST, as_value, spoken
+from reliq.text import DEEPEST, as_value, spoken
 
 
 def test_duration_is_parsed():

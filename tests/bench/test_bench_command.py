@@ -14,9 +14,8 @@ import pytest
 import redis
 from waiting import eventually
 
-from reliq.bench import Bench, Scale, bare
-from reliq.bench.drain import COURSES
-from reliq.bench.stage import Stage
+from reliq.bench import Bench, Scale, bench
+from reliq.bench.bench import COURSES, Stage
 from reliq.errors import ConfigurationError, ReliqError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -144,7 +143,7 @@ def test_drain_of_missing_messages_fails(url: str):
     stage = Stage(url, "bare", TINY, lifeline=-1)
 
     with pytest.raises(ReliqError, match="only 0 of 1 messages came due"):
-        bare.begin_when_due(stage, [time.time() - 1000], lambda _due: None)
+        bench.begin_when_due(stage, [time.time() - 1000], lambda _due: None)
 
 
 def test_cluster_is_measured_and_no_key_stays(cluster):

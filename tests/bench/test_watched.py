@@ -4,11 +4,11 @@ import threading
 
 from reliq import Consumer, Queue
 from reliq.bench import child
-from reliq.bench.jobs import Diary
-from reliq.consumer.board import Board, BoardView
-from reliq.consumer.signals import SignalNotes
-from reliq.process import main
-from reliq.process.plan import ChildPlan
+from reliq.bench.bench import Diary
+from reliq.consumer import SignalNotes
+from reliq.supervisor import main
+from reliq.supervisor.child import ChildPlan
+from reliq.supervisor.status import Board, BoardView
 
 
 def reporting(consumer):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from reliq import Queue
-from reliq.transport.connection import Connection
+from reliq.redis.server import Connection
 from tests.cluster_servers import NODE_TIMEOUT_MS
 
 

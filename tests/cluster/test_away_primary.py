@@ -7,15 +7,14 @@ from waiting import eventually
 from reliq import Admin, Consumer, Queue, RedisUnavailableError, WorkerSettings, web
 from reliq.admin import session
 from reliq.cli.app import app
-from reliq.cli.screen import Screen
-from reliq.cli.watch import line_of
-from reliq.client.client import Client
+from reliq.cli.watch import Screen, line_of
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys
 from reliq.metrics import names
 from reliq.metrics.queues import QueueCollector
-from reliq.shardmap import ShardMap
-from reliq.snapshot.snapshot import SnapshotReader
-from reliq.transport.connection import Connection
+from reliq.metrics.snapshot import SnapshotReader
+from reliq.redis.client import Client
+from reliq.redis.server import Connection
+from reliq.redis.shards import ShardMap
 from tests.cluster_moves import SlotMove, my_id
 from tests.web.site_page import serving
 

@@ -6,8 +6,8 @@ from ports import free_port
 from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, LoginError, Queue, RedisUnavailableError
-from reliq.embedded import EmbeddedRedis
-from reliq.transport.connection import Connection
+from reliq.redis.server import Connection
+from reliq.testing.server import EmbeddedRedis
 
 
 def works(queue, call):

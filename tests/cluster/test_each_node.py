@@ -9,18 +9,14 @@ from typer.testing import CliRunner
 from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Queue
-from reliq.admin.doctor.facts import Facts, Finding
-from reliq.admin.doctor.findings import findings
-from reliq.admin.doctor.of_cluster import together
-from reliq.admin.doctor.of_shards import judged
+from reliq.admin.doctor import Facts, Finding, findings, together
 from reliq.cli.app import app
-from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY, Keys
 from reliq.lua import script, script_names
-from reliq.shardmap import ShardMap
-from reliq.snapshot.servers import facts_of
-from reliq.snapshot.snapshot import SnapshotReader
-from reliq.transport.connection import Connection
+from reliq.metrics.snapshot import SnapshotReader, facts_of
+from reliq.redis.client import Client
+from reliq.redis.server import Connection
+from reliq.redis.shards import ShardMap
 from tests.cluster_moves import SlotMove
 from tests.cluster_servers import NODE_TIMEOUT_MS
 
@@ -180,7 +176,7 @@ def denied(cluster):
 
 
 def test_acl_of_producer_and_consumer_is_enough_while_a_slot_moves(cluster, queues, login, monkeypatch):
-    monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", 60.0)
+    monkeypatch.setattr("reliq.publish.publisher.PUBLISH_SECONDS", 60.0)
     queue = next(iter(queues.values()))
     url = login(["producer", "consumer"], queue)
     theirs, consumer, done = Queue(queue.name, int, url=url), Consumer(url), []

@@ -6,12 +6,12 @@ import pytest
 import redis
 from waiting import eventually
 
-from reliq.call import Command
-from reliq.client.client import Client
 from reliq.errors import RedisUnavailableError
-from reliq.transport.breakers import Breakers
-from reliq.transport.connection import Connection
-from reliq.transport.failures import NotSentError, is_failure
+from reliq.redis.client import Client
+from reliq.redis.cluster import Breakers
+from reliq.redis.commands import Command
+from reliq.redis.pool import NotSentError, is_failure
+from reliq.redis.server import Connection
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +116,7 @@ def test_commands_go_on_while_the_topology_is_read(cluster, keys, monkeypatch):
         assert over.wait(60)
         return [None, []]
 
-    monkeypatch.setattr("reliq.transport.wires.ask", hangs)
+    monkeypatch.setattr("reliq.redis.server.ask", hangs)
     wire.note(wire.node_for(keys[next(iter(keys))]), redis.ConnectionError("a connection was reset"))
     assert asked.wait(60)
 

@@ -4,7 +4,7 @@ import pytest
 from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
-from reliq.shardmap import ShardMap
+from reliq.redis.shards import ShardMap
 
 pytestmark = pytest.mark.slow
 

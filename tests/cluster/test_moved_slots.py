@@ -6,11 +6,11 @@ import pytest
 import redis
 from waiting import eventually
 
-from reliq.call import Command
-from reliq.client.client import Client
 from reliq.errors import RedisUnavailableError
-from reliq.transport.connection import Connection
-from reliq.transport.error_replies import code
+from reliq.redis.client import Client
+from reliq.redis.commands import Command
+from reliq.redis.pool import code
+from reliq.redis.server import Connection
 from tests.cluster_moves import SlotMove
 
 

@@ -3,10 +3,9 @@
 import pytest
 
 from reliq import Admin, Outgoing, Queue
-from reliq.ids import home
-from reliq.keys import Keys
-from reliq.shardmap import ShardMap
-from reliq.transport.connection import Connection
+from reliq.keys import Keys, home
+from reliq.redis.server import Connection
+from reliq.redis.shards import ShardMap
 
 SHARDS, MESSAGES = 8, 64
 

@@ -1,11 +1,11 @@
 """Periodic entries in a Cluster: those of each queue are where the queue is, and of a sharded one in shard 0."""
 
 from reliq import Admin, Consumer, Queue
-from reliq.client.client import Client
 from reliq.keys import Keys
-from reliq.shardmap import ShardMap
-from reliq.transport.connection import Connection
-from reliq.worker.ticker import Ticker
+from reliq.redis.client import Client
+from reliq.redis.server import Connection
+from reliq.redis.shards import ShardMap
+from reliq.worker.scheduler import Ticker
 
 #: In as many slots, on three nodes.
 NAMES = ("a", "b", "c", "d", "e", "f")

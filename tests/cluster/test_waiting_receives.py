@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 from waiting import eventually
 
-from reliq import Admin, Queue, transitions
-from reliq.client.tokens import Tokens
-from reliq.receive.batch import Batch, Receiver
-from reliq.receive.listener import Listener
-from reliq.receive.watch import ShardWatch
-from reliq.shardmap import ShardMap
-from reliq.transitions import CallNumber
+from reliq import Admin, Queue
+from reliq.lua import transitions
+from reliq.lua.transitions import CallNumber
+from reliq.receive.listener import Listener, ShardWatch
+from reliq.receive.receiver import Batch, Receiver
+from reliq.redis.shards import ShardMap
+from reliq.redis.wakeups import Tokens
 
 pytestmark = pytest.mark.slow
 
@@ -149,8 +149,8 @@ def test_threads_that_receive_first_at_once_share_one_listener(queue, request):
 
 def test_idle_shards_are_checked_by_one_process_for_all(taken, queue, other, blocked, scripts, monkeypatch):
     """Four looks a second at each shard by each receive were 96 calls a second, of each of them."""
-    monkeypatch.setattr("reliq.receive.watch.EACH_SHARD_SECONDS", 0.05)
-    monkeypatch.setattr("reliq.receive.watch.WATCHED_SHARD_SECONDS", 3600.0)
+    monkeypatch.setattr("reliq.receive.listener.EACH_SHARD_SECONDS", 0.05)
+    monkeypatch.setattr("reliq.receive.listener.WATCHED_SHARD_SECONDS", 3600.0)
     received, looks = taken(5), []
     wait_until_all_stand(blocked, received)
     step = ShardWatch.step

@@ -13,9 +13,9 @@ from required import must_run_in_ci
 from waiting import eventually
 
 from reliq.cli.app import Commands
-from reliq.embedded import EmbeddedRedis
 from reliq.metrics.names import ALL
-from reliq.process.plan import STOP_MARGIN_SECONDS
+from reliq.supervisor.child import STOP_MARGIN_SECONDS
+from reliq.testing.server import EmbeddedRedis
 
 WORKLOADS = ("worker.yaml", "exporter.yaml", "relay.yaml")
 

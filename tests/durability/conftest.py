@@ -8,7 +8,7 @@ from ports import free_port
 from waiting import eventually
 
 from reliq import Queue
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 
 
 @pytest.fixture(scope="module")

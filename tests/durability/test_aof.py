@@ -6,8 +6,9 @@ import signal
 import pytest
 import redis
 
-from reliq import ConfigurationError, Durability, PublishFailed, Queue, commands
-from reliq.embedded import bundled_server
+from reliq import ConfigurationError, Durability, PublishFailed, Queue
+from reliq.redis import commands
+from reliq.testing.server import bundled_server
 
 ALWAYS = {"appendonly": "yes", "appendfsync": "always"}
 

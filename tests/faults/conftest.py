@@ -10,7 +10,7 @@ from forked import end_forked, forked
 from worker_process import Worker, environment_for
 
 from reliq import Queue
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 
 HERE = Path(__file__).parent
 

@@ -7,7 +7,7 @@ import redis
 from tenacity import wait_fixed
 
 from reliq import Consumer, Job, Queue
-from reliq.transport.connection import default_url
+from reliq.redis.server import default_url
 
 DEEDS = Queue("deeds", str, retries=5)
 COUNTED = Queue("counted", int, retries=50)

@@ -6,7 +6,7 @@ import pytest
 from shifted import Clock, library
 from waiting import eventually
 
-from reliq.transitions import CallNumber
+from reliq.lua.transitions import CallNumber
 
 pytestmark = pytest.mark.slow
 

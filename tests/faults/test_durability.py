@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from reliq import Consumer, WorkerSettings
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 from tests.harness.chaos.scan import take
 
 pytestmark = pytest.mark.slow

@@ -7,10 +7,10 @@ import pytest
 from broken import hold
 from waiting import eventually
 
-from reliq.settlement import RELEASED
-from reliq.transitions import CallNumber
-from reliq.worker.delivery import HandlerCall, deliveries_of
+from reliq.handlers.settlement import RELEASED
+from reliq.lua.transitions import CallNumber
 from reliq.worker.runner import Runner
+from reliq.worker.slots import HandlerCall, deliveries_of
 
 pytestmark = pytest.mark.slow
 

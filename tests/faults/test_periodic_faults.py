@@ -14,8 +14,8 @@ from ticking import POLICIES, SPEED, VERSIONS, clock, entries, tick_for_ever
 from waiting import eventually
 
 from reliq import Queue
-from reliq.crons import cron_states
-from reliq.transitions import register
+from reliq.lua.transitions import register
+from reliq.redis.commands import cron_states
 
 pytestmark = pytest.mark.slow
 

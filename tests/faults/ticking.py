@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 
 from reliq import Consumer, Queue
-from reliq.client.client import Client
 from reliq.errors import RedisUnavailableError
-from reliq.transport.connection import Connection
-from reliq.worker.ticker import Ticker
+from reliq.redis.client import Client
+from reliq.redis.server import Connection
+from reliq.worker.scheduler import Ticker
 
 #: Seconds of an entry's time in one of ours: a process that is stopped for two is silent for more than a minute.
 SPEED = 40

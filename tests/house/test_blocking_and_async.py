@@ -8,12 +8,11 @@ import re
 
 import reliq
 from reliq.admin import Admin, AsyncAdmin
-from reliq.client.aio import AsyncClient
-from reliq.client.client import Client
-from reliq.publish.sender import Sender
+from reliq.publish.publisher import Sender
 from reliq.queue import Queue
-from reliq.transport.many import ManyWire
-from reliq.transport.wire import PooledWire
+from reliq.redis.client import AsyncClient, Client
+from reliq.redis.cluster import ManyWire
+from reliq.redis.connection import PooledWire
 
 #: Methods without a twin: a watcher reads in one thread, and `redis_keys`, `in_layout` and `in_shard` ask no server. A worker waits at
 #: many servers in threads, as an operator asks each; async code publishes by a batcher, which makes `run_once_sent` of many.

@@ -6,22 +6,22 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
-from reliq import commands, crons, keys as key_names, minutes, shardmap, stacks
-from reliq.admin import key_queries, queries, queue_queries, server
-from reliq.admin.places import PLACES, TYPES, LinePlace
+from reliq import keys as key_names
+from reliq.admin import calls
+from reliq.admin.calls import PLACES, TYPES, LinePlace
 from reliq.keys import Keys, stack_request_key, stacks_key, worker_key
 from reliq.lua import script
 from reliq.message import Pause
-from reliq.rights import USES
-from reliq.roster import Worker
+from reliq.redis import commands, shards
+from reliq.redis.commands import USES, Worker
 from reliq.settings import Durability
-from reliq.testing import queries as testing_queries
+from reliq.testing import published as testing_queries
 
 PACKAGE = Path(commands.__file__).parent
-MODULES = (commands, crons, minutes, shardmap, stacks)
-MODULES += (queries, queue_queries, key_queries, server, testing_queries)
+MODULES = (commands, commands, commands, shards, commands)
+MODULES += (calls, calls, calls, calls, testing_queries)
 #: It repeats the calls of `fence` for several shards.
-REPEATS = {shardmap.witnesses}
+REPEATS = {shards.witnesses}
 FUNCTIONS = [
     function
     for module in MODULES
@@ -35,9 +35,9 @@ TYPICAL = {
     "Callable[[], Any]": (list,),
     "Callable[[int], Any]": (print,),
     "Durability": (Durability.replicas(1), Durability.aof()),
-    "Index": get_args(queries.Index),
+    "Index": get_args(calls.Index),
     "Iterable[str]": (["a"],),
-    "KeySet": get_args(key_queries.KeySet),
+    "KeySet": get_args(calls.KeySet),
     "Keys": (KEYS,),
     "List": get_args(commands.List),
     "Pause": (Pause("me", 1.0, "why"),),
@@ -46,9 +46,9 @@ TYPICAL = {
     "Sequence[int]": ([1],),
     "Sequence[str]": (["a"],),
     "SortedSet": get_args(commands.SortedSet),
-    "StackReport": (stacks.StackReport(1.0, ()),),
-    "Stream": get_args(queries.Stream),
-    "Totals": (minutes.Totals(1, 2, 3, 4, 5, 6, 7, None),),
+    "StackReport": (commands.StackReport(1.0, ()),),
+    "Stream": get_args(calls.Stream),
+    "Totals": (commands.Totals(1, 2, 3, 4, 5, 6, 7, None),),
     "Worker": (Worker("a", "h", 1, "1", ("q",), 1, 0, 1.0, 1.0, 1.0),),
     "bool": (False, True),
     "bytes": (b"ended",),

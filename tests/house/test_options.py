@@ -6,10 +6,8 @@ import typing
 import pytest
 
 from reliq import Consumer, Outgoing, Queue, WorkerSettings
-from reliq.declared import LimitOptions
-from reliq.limits import Limits
-from reliq.outgoing import PublishOptions
-from reliq.settings import QueueSettings, SettingsOptions
+from reliq.message import PublishOptions
+from reliq.settings import LimitOptions, Limits, QueueSettings, SettingsOptions
 from reliq.testing import Reliq
 
 

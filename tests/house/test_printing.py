@@ -7,9 +7,8 @@ import unicodedata
 from pathlib import Path
 
 import reliq
-from reliq.cli.output import console, print_json, say
-from reliq.cli.tables import print_table
-from reliq.foreign import moment, printable, whole_number
+from reliq.cli.output import console, print_json, print_table, say
+from reliq.text import moment, printable, whole_number
 
 PACKAGE = Path(reliq.__file__).parent
 #: The module that prints; commands whose --raw prints bytes; processes that print nothing foreign.

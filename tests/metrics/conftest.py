@@ -13,9 +13,9 @@ from required import must_run_in_ci
 from waiting import eventually
 from worker_process import Command, environment_for
 
-from reliq.client.client import Client
-from reliq.snapshot.snapshot import SnapshotReader
-from reliq.transport.connection import Connection
+from reliq.metrics.snapshot import SnapshotReader
+from reliq.redis.client import Client
+from reliq.redis.server import Connection
 
 HERE = Path(__file__).parent
 GRAFANA = HERE.parents[1] / "grafana"

@@ -11,7 +11,7 @@ from patience import scrape, value
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from waiting import eventually
 
-from reliq.metrics.files import Files
+from reliq.metrics.store import Files
 
 HANDLED = "reliq_handler_seconds_count"
 

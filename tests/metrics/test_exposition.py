@@ -12,11 +12,10 @@ from waiting import eventually
 
 from reliq import Consumer, Queue, events
 from reliq.metrics import names
-from reliq.metrics.endpoint import Endpoint
 from reliq.metrics.exposition import Collector, Family, Page
 from reliq.metrics.process import ProcessMetrics
-from reliq.metrics.serving import of_one_process
-from reliq.metrics.sums import Children, file_of
+from reliq.metrics.serving import Endpoint, of_one_process
+from reliq.metrics.store import Children, file_of
 from reliq.tracing import instrument, uninstrument
 
 OPEN = "application/openmetrics-text; version=1.0.0; q=0.7, text/plain; q=0.3"

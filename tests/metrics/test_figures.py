@@ -6,9 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from reliq import events
-from reliq.metrics.figures import FIRST_BYTES, Figures, FiguresReader
 from reliq.metrics.process import ProcessMetrics
-from reliq.metrics.sums import Children, file_of
+from reliq.metrics.store import FIRST_BYTES, Children, Figures, FiguresReader, file_of
 
 
 def rows(collector):

@@ -4,11 +4,12 @@ import patience
 import pytest
 from patience import value
 
-from reliq import Outgoing, Queue, transitions
-from reliq.client.client import Client
+from reliq import Outgoing, Queue
+from reliq.lua import transitions
 from reliq.metrics.names import KEY_LENGTH, REST
 from reliq.metrics.serving import queue_collector
-from reliq.snapshot.held_up import HELD_UP_LIMIT, HeldUp
+from reliq.metrics.snapshot import HELD_UP_LIMIT, HeldUp
+from reliq.redis.client import Client
 
 
 @pytest.fixture

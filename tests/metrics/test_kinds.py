@@ -10,10 +10,9 @@ from begun import begun
 
 from reliq import Consumer, Nack, Queue
 from reliq.events import RedisAway, Started, wanting
-from reliq.health import Pulse
 from reliq.logs.observer import LogObserver
-from reliq.metrics.process import ProcessMetrics
-from reliq.metrics.producers import PublishMetrics
+from reliq.metrics.process import ProcessMetrics, PublishMetrics
+from reliq.worker.health import Pulse
 from reliq.worker.runner import Runner
 
 

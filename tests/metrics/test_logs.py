@@ -8,10 +8,9 @@ import pytest
 from waiting import eventually
 
 from reliq import events
-from reliq.error_text import placed
-from reliq.logs.limiter import SAME_LINES, SAME_SECONDS, Limiter
+from reliq.logs import SAME_LINES, SAME_SECONDS, JsonFormatter, Limiter, TextFormatter
 from reliq.logs.observer import LogObserver
-from reliq.logs.setup import JsonFormatter, TextFormatter
+from reliq.wire_format import placed
 
 SECRET = "the body's secret"
 
@@ -92,7 +91,7 @@ def test_foreign_ids_and_errors_are_escaped_in_a_line(lines):
 
 def test_control_characters_are_escaped_in_lines_of_reliq_only():
     said = {"msg": "stacks:\nq \x1b[2J\x9b31m\u202e\r"}
-    records = [logging.makeLogRecord(said | {"name": name}) for name in ("reliq.process.main", "shop")]
+    records = [logging.makeLogRecord(said | {"name": name}) for name in ("reliq.supervisor.main", "shop")]
     ours, theirs = map(TextFormatter(colours=False).format, records)
 
     assert [line.isprintable() for line in ours.split("\n")] == [True, True]
@@ -157,7 +156,7 @@ def test_repeated_lines_are_held_back_and_reported_with_the_next(lines, caplog):
 
 
 def test_held_back_lines_are_reported_without_a_further_line(lines, caplog, monkeypatch):
-    monkeypatch.setattr("reliq.logs.limiter.SAME_SECONDS", 0.01)
+    monkeypatch.setattr("reliq.logs.SAME_SECONDS", 0.01)
     limiter = Limiter()
 
     written = [limiter.filter(record) for record in lines(*[events.Lost("q", ("m",), "ack")] * (SAME_LINES + 2))]

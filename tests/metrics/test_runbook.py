@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from reliq import Queue
 from reliq.cli.app import app
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 
 BLOCKS = [line for block in re.findall(r"```sh\n(.*?)```", RUNBOOK, re.DOTALL) for line in block.splitlines()]
 INLINE = re.findall(r"`(reliq [^`]+)`", RUNBOOK.replace("\n  ", " "))

@@ -15,13 +15,12 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
-from reliq.embedded import EmbeddedRedis
 from reliq.errors import ConfigurationError
 from reliq.events import RedisAway
-from reliq.health import CLAIM_SECONDS, PATIENT_SECONDS, EngineStats, Pulse
-from reliq.metrics.endpoint import Endpoint
 from reliq.metrics.exposition import Page
-from reliq.metrics.serving import of_one_process
+from reliq.metrics.serving import Endpoint, of_one_process
+from reliq.testing.server import EmbeddedRedis
+from reliq.worker.health import CLAIM_SECONDS, PATIENT_SECONDS, EngineStats, Pulse
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from patience import get
 from waiting import eventually
 
-from reliq.metrics import endpoint as endpoint_module
-from reliq.metrics.endpoint import CONNECTION_LIMIT, EXHAUSTED_SECONDS, Endpoint
+from reliq.metrics import serving as endpoint_module
 from reliq.metrics.exposition import Page
+from reliq.metrics.serving import CONNECTION_LIMIT, EXHAUSTED_SECONDS, Endpoint
 
 
 @pytest.fixture

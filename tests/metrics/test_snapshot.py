@@ -6,12 +6,11 @@ import pytest
 from patience import page, value
 
 from reliq import Layout, Queue
-from reliq.client.client import Client
 from reliq.metrics.queues import QueueCollector
 from reliq.metrics.serving import queue_collector
-from reliq.snapshot.queue_look import UNACK_SAMPLE
-from reliq.snapshot.snapshot import SnapshotReader
-from reliq.transport.connection import Connection
+from reliq.metrics.snapshot import UNACK_SAMPLE, SnapshotReader
+from reliq.redis.client import Client
+from reliq.redis.server import Connection
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from waiting import eventually
 from worker_process import Command
 
 from reliq import Queue
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 PROCESSES, POISON = 2, 12

@@ -7,7 +7,7 @@ from patience import page, value
 from reliq import Layout, Queue
 from reliq.keys import QUEUES_KEY, Keys
 from reliq.metrics.queues import QueueCollector
-from reliq.snapshot.waits import MARKS_LIMIT
+from reliq.metrics.snapshot import MARKS_LIMIT
 
 KEYS = Keys("orders", Layout.hdt3213())
 

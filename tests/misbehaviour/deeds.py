@@ -14,7 +14,7 @@ import table
 from tenacity import wait_fixed
 
 from reliq import Consumer, Job, Queue
-from reliq.transport.connection import default_url
+from reliq.redis.server import default_url
 
 HELD = Queue("held", str, retries=0)
 LIMITED = Queue("limited", str, retries=0)

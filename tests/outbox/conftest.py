@@ -8,8 +8,8 @@ from databases import Postgresql, Sqlite
 from required import must_run_in_ci
 
 from reliq import Queue, Relay
-from reliq.client.client import Clients
-from reliq.relay.mover import OutboxMover
+from reliq.outbox.relay import OutboxMover
+from reliq.redis.client import Clients
 from tests.postgres import Postgres, programs
 
 

@@ -42,7 +42,7 @@ def queue():
 
 def produce(url):
     """Place orders for ever, every fourth in a transaction that is rolled back."""
-    from reliq.ids import new_id
+    from reliq.keys import new_id
 
     orders, connection = queue(), connect(url)
     while True:
@@ -60,10 +60,9 @@ def produce(url):
 
 def relay(url):
     from reliq import Relay
-    from reliq.client.client import Clients
-    from reliq.outbox import store
-    from reliq.relay import mover as module
-    from reliq.relay.mover import OutboxMover
+    from reliq.outbox import relay as module, store
+    from reliq.outbox.relay import OutboxMover
+    from reliq.redis.client import Clients
 
     store.OVERDUE_MS, module.OVERDUE_EVERY_SECONDS = 300, 0.1
     mover = OutboxMover(Relay(url, poll=0.02), Clients(None, ()))

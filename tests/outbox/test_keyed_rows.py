@@ -3,9 +3,9 @@
 from databases import all_of
 
 from reliq.distribution import VERSION
-from reliq.ids import incarnation_of
-from reliq.shardmap import ShardMap
-from reliq.wireformat import open_envelope
+from reliq.keys import incarnation_of
+from reliq.redis.shards import ShardMap
+from reliq.wire_format import open_envelope
 
 
 def lines(client, queue):

@@ -13,8 +13,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from reliq import BodyError, ConfigurationError, Durability, Layout, Queue
 from reliq.outbox import metadata
-from reliq.outbox.rows import RowTerms
-from reliq.outbox.tables import ddl
+from reliq.outbox.tables import RowTerms, ddl
 
 BODY = {"order": 42}
 DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}

@@ -15,17 +15,17 @@ from ports import free_port
 from sqlalchemy import create_engine
 from waiting import eventually
 
-from reliq import ConfigurationError, Consumer, Durability, Queue, Relay, events, transitions
+from reliq import ConfigurationError, Consumer, Durability, Queue, Relay, events
 from reliq.cli.app import main
 from reliq.distribution import VERSION
 from reliq.errors import RedisUnavailableError
-from reliq.health import Pulse, ready
-from reliq.ids import home
-from reliq.outbox.database import database as opened
-from reliq.outbox.store import Store
+from reliq.keys import home
+from reliq.lua import transitions
+from reliq.lua.transitions import CallNumber
+from reliq.outbox.store import Store, database as opened
 from reliq.outbox.tables import ddl, now_ms
-from reliq.shardmap import ShardMap
-from reliq.transitions import CallNumber
+from reliq.redis.shards import ShardMap
+from reliq.worker.health import Pulse, ready
 from reliq.worker.loop import Loop
 from tests.postgres import Postgres
 
@@ -317,16 +317,16 @@ def test_impossible_row_is_refused_once_with_its_reason(database, orders, mover,
 
 @pytest.mark.parametrize("note", ["", "again"], ids=["first", "again"])
 def test_row_refused_by_version_is_taken_by_a_newer_relay_alone(database, orders, mover, monkeypatch, note):
-    monkeypatch.setattr("reliq.relay.mover.VERSION", "0.9.0")
+    monkeypatch.setattr("reliq.outbox.relay.VERSION", "0.9.0")
     publish(database, orders)
     execute(database, f'UPDATE reliq_outbox SET terms = \'{{"ttl_ms":5000,"retries":1,"later":1}}\', note = \'{note}\'')
     assert mover().move_all() == 0
     execute(database, 'UPDATE reliq_outbox SET terms = \'{"ttl_ms":5000,"retries":1}\'')
 
     assert mover().move_all() == 0
-    monkeypatch.setattr("reliq.relay.mover.VERSION", "0.8.9")
+    monkeypatch.setattr("reliq.outbox.relay.VERSION", "0.8.9")
     assert mover().move_all() == 0
-    monkeypatch.setattr("reliq.relay.mover.VERSION", "0.10.0")
+    monkeypatch.setattr("reliq.outbox.relay.VERSION", "0.10.0")
     newer = mover()
     newer._take()
     assert [one.again for one in newer.redis.unanswered] == [note == "again"]
@@ -455,7 +455,7 @@ def test_queue_that_is_not_confirmed_is_waited_for_once_and_backs_off(database, 
 
 
 def test_worker_moves_rows_and_says_why_it_is_not_ready_when_its_relay_is_stuck(database, url, orders, monkeypatch):
-    monkeypatch.setattr("reliq.relay.mover.STUCK_SECONDS", 1.0)
+    monkeypatch.setattr("reliq.outbox.relay.STUCK_SECONDS", 1.0)
     consumer, pulse, seen = Consumer(url, relay=Relay(database.url, poll=0.05)), Pulse(), []
     consumer.handler(orders)(seen.append)
     consumer.start()
@@ -526,7 +526,7 @@ def test_two_relays_that_take_rows_at_once_wait_for_each_other(postgresql, order
 
 
 def test_relay_goes_on_while_another_is_frozen_in_its_transaction(postgresql, orders, mover_at, monkeypatch):
-    monkeypatch.setattr("reliq.outbox.database.STUCK_SECONDS", 1)
+    monkeypatch.setattr("reliq.outbox.store.STUCK_SECONDS", 1)
     publish(postgresql, orders)
     frozen, other = (mover_at(postgresql.url, poll=0.01) for _ in range(2))
     frozen.store.begin()

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from reliq import Pause, Queue, commands
+from reliq import Pause, Queue
+from reliq.redis import commands
 
 
 def read_pause(queue):
@@ -123,7 +124,7 @@ def test_letters_are_read_in_pages_and_redriven_once(queue, call, dead_letter):
 )
 def test_redrive_is_split_by_the_bytes_of_its_bodies(queue, commands, monkeypatch, limit, calls):
     """Four bodies of a thousand bytes each: a call carries as many as fit, and one alone that never would."""
-    monkeypatch.setattr("reliq.redriving.LETTER_BYTES", limit)
+    monkeypatch.setattr("reliq.queue.LETTER_BYTES", limit)
     text = Queue("q", str, url=queue.target)
     ids = [text.publish("x" * 1000, retries=0).id for _ in range(4)]
     with text.receive(limit=4) as jobs:

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from reliq import Queue
-from reliq.call import Command
-from reliq.publish.batcher import Batcher
+from reliq.publish.publisher import Batcher
+from reliq.redis.commands import Command
 
 #: A server that is frozen is waited for so much longer than a busy machine can hold up a test.
 PATIENCE_SECONDS = 32.0

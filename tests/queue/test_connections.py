@@ -20,9 +20,9 @@ from required import must_run_in_ci
 from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Layout, LoginError, Queue, RedisUnavailableError
-from reliq.embedded import EmbeddedRedis
-from reliq.transport.connection import Connection
-from reliq.transport.many import Exchange
+from reliq.redis.cluster import Exchange
+from reliq.redis.server import Connection
+from reliq.testing.server import EmbeddedRedis
 
 DEBIAN = Path("/usr/bin/redis-server")
 

@@ -14,7 +14,7 @@ from redis._parsers.base import BaseParser
 from waiting import eventually
 
 from reliq import Consumer, Queue
-from reliq.transport.error_replies import code, is_elsewhere
+from reliq.redis.pool import code, is_elsewhere
 
 KEPT = 24
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from reliq import commands
-from reliq.client.client import Client
 from reliq.errors import RedisUnavailableError
 from reliq.keys import Keys
-from reliq.transport.connection import Connection
+from reliq.redis import commands
+from reliq.redis.client import Client
+from reliq.redis.server import Connection
 
 SECONDS = 20
 

@@ -6,9 +6,9 @@ import pytest
 
 from reliq import ConfigurationError, Layout, Outgoing, Queue
 from reliq.events import PublishEnded
-from reliq.shardmap import ShardMap
-from reliq.transport.connection import Connection
-from reliq.wireformat import open_envelope
+from reliq.redis.server import Connection
+from reliq.redis.shards import ShardMap
+from reliq.wire_format import open_envelope
 
 
 def lines(client, queue):

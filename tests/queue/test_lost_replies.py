@@ -11,7 +11,7 @@ import pytest
 from waiting import eventually
 
 from reliq import Outgoing, PublishFailed, Queue, RedisUnavailableError
-from reliq.transport import connection
+from reliq.redis import server
 
 FAILED_TRIES = 20  # more than any call makes
 
@@ -34,7 +34,7 @@ def test_publish_of_unknown_outcome_is_not_repeated_after_its_message_ran(throug
     with queue.receive():
         pass
     proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
-    monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", 0.2)
+    monkeypatch.setattr("reliq.publish.publisher.PUBLISH_SECONDS", 0.2)
     with pytest.raises(PublishFailed) as caught:
         call(through, "publish", {"n": 1})
     proxy.lose_reply_to("", times=0)
@@ -58,7 +58,7 @@ def unknown(through, queue, proxy, monkeypatch):
             pass
         proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
         with monkeypatch.context() as during:
-            during.setattr("reliq.publish.sender.PUBLISH_SECONDS", 0.0)  # one try is enough to lose
+            during.setattr("reliq.publish.publisher.PUBLISH_SECONDS", 0.0)  # one try is enough to lose
             with pytest.raises(PublishFailed):
                 through.publish({"n": 1}, id="a", dedup=0, **terms)
         proxy.lose_reply_to("", times=0)
@@ -157,7 +157,7 @@ def test_calls_to_an_unreachable_server_are_refused(call):
 
 
 def test_publish_waits_for_a_redis_that_returns_within_its_time(away, make_queue, call, monkeypatch):
-    monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", 60.0)
+    monkeypatch.setattr("reliq.publish.publisher.PUBLISH_SECONDS", 60.0)
     place, comes_back = away
     timer = threading.Timer(1.0, comes_back)
     timer.start()
@@ -187,7 +187,7 @@ def test_publish_to_a_frozen_server_is_unknown_and_safe_to_repeat(own_server, ma
 
 
 def test_failed_publish_many_reports_confirmed_and_remaining_ids(through, call, queue, proxy, monkeypatch):
-    monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", 0.2)
+    monkeypatch.setattr("reliq.publish.publisher.PUBLISH_SECONDS", 0.2)
     call(through, "publish", {})
 
     def items():
@@ -287,7 +287,7 @@ def test_cancelled_receive_returns_its_messages(queue):
 
 def test_child_forked_while_locks_are_held_has_connections_of_its_own(queue):
     queue.publish({"from": "parent"})
-    shared = connection._shared
+    shared = server._shared
 
     with shared._lock, shared._by_url[queue.target]._lock, queue._lanes._lock:
         child = os.fork()

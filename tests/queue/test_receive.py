@@ -11,11 +11,11 @@ import redis
 from waiting import eventually
 
 from reliq import RedisUnavailableError, WrongKeyTypeError
-from reliq.client.client import Client
-from reliq.commands import letters_between
 from reliq.events import Acked, Handled
+from reliq.lua.transitions import CallNumber, collect
+from reliq.redis.client import Client
+from reliq.redis.commands import letters_between
 from reliq.settings import MIB
-from reliq.transitions import CallNumber, collect
 
 
 def bodies(jobs):
@@ -247,7 +247,7 @@ def test_leases_are_spared_after_an_outage_until_they_end(queue, client, away, m
     url, come_back = away
     cut_off = {lease: make_queue(url=url) for lease in (300, 0.05)}
     with monkeypatch.context() as patch:
-        patch.setattr("reliq.receive.receive.TAKE_SECONDS", 0.01)
+        patch.setattr("reliq.receive.receiver.TAKE_SECONDS", 0.01)
         for lease, one in cut_off.items():
             with pytest.raises(RedisUnavailableError):
                 receive(one, bodies, lease=lease)
@@ -310,7 +310,7 @@ def test_waiting_threads_and_tasks_do_not_starve_publishes(url, make_queue):
 
 
 def test_large_bodies_are_read_in_pieces(make_queue, commands, receive, monkeypatch):
-    monkeypatch.setattr("reliq.receive.take.READ_BYTES", 2 * MIB)
+    monkeypatch.setattr("reliq.receive.receiver.READ_BYTES", 2 * MIB)
     large = make_queue(bytes)
     large.publish_many(b"x" * 2**18 for _ in range(20))
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from reliq import ConfigurationError, Outgoing
-from reliq.shardmap import ShardMap
+from reliq.redis.shards import ShardMap
 
 SLEEP_SECONDS = 0.3
 

@@ -6,10 +6,9 @@ import pytest
 import redis
 
 from reliq import Admin, Queue
-from reliq.ids import home
-from reliq.keys import Keys
-from reliq.shardmap import ShardMap
-from reliq.transport.connection import Connection, redirected
+from reliq.keys import Keys, home
+from reliq.redis.server import Connection, redirected
+from reliq.redis.shards import ShardMap
 
 #: September 2026, in unix microseconds.
 THEN = 1_789_000_000_000_000

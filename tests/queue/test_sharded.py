@@ -10,13 +10,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from reliq import ConfigurationError, Durability, Outgoing, PublishFailed, Queue, WrongKeyTypeError, transitions as t
-from reliq.client import shards as shards_module
-from reliq.ids import home
-from reliq.keys import Keys
-from reliq.publish.orders import Writer
-from reliq.publish.route import LOOKS, Route
-from reliq.shardmap import WITNESSES, ShardMap
+from reliq import ConfigurationError, Durability, Outgoing, PublishFailed, Queue, WrongKeyTypeError
+from reliq.keys import Keys, home
+from reliq.lua import transitions as t
+from reliq.publish.messages import Writer
+from reliq.publish.publisher import LOOKS, Route
+from reliq.redis import shards as shards_module
+from reliq.redis.shards import WITNESSES, ShardMap
 
 EIGHT = ShardMap(1, 8, 8, "steady")
 

@@ -5,12 +5,11 @@ import asyncio
 import pytest
 from lost_scripts import with_scripts_lost
 
-from reliq import Outgoing, Queue, transitions
-from reliq.client.aio import AsyncClient
-from reliq.client.client import Client
-from reliq.lua import script
-from reliq.transitions import CallNumber
-from reliq.transport.connection import Connection
+from reliq import Outgoing, Queue
+from reliq.lua import script, transitions
+from reliq.lua.transitions import CallNumber
+from reliq.redis.client import AsyncClient, Client
+from reliq.redis.server import Connection
 
 SECONDS = 5.0
 

@@ -10,7 +10,7 @@ from pages import ROOT, rows
 from written import attribute
 
 from reliq import BodyError, ConfigurationError, Consumer, Queue
-from reliq.codec.codec import Codec
+from reliq.codec import Codec
 from reliq.testing import isolated
 
 DEPLOYS = ROOT / "docs" / "howto" / "deploys.md"

@@ -7,12 +7,12 @@ import msgspec
 from pages import ROOT, blocks, rows
 
 from reliq import Consumer, Outgoing, Queue, Reject, keys as spelled
-from reliq.admin.account import Account
+from reliq.admin.queues import Account
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys
 from reliq.message import Header
 from reliq.metrics.names import ALL
-from reliq.metrics.workers import REASONS
-from reliq.wireformat import Backoff, Delayed, Held, StateWord, Suspect, Unset, open_envelope
+from reliq.metrics.queues import REASONS
+from reliq.wire_format import Backoff, Delayed, Held, StateWord, Suspect, Unset, open_envelope
 
 WIRE_FORMAT = "reference/wire-format.md"
 REDIS_KEYS = "reference/redis-keys.md"

@@ -7,9 +7,8 @@ from pages import ROOT
 
 from reliq import Outgoing
 from reliq.cli.app import Commands
-from reliq.declared import LimitOptions
-from reliq.handlers.periodic import Periodic
-from reliq.settings import HandlerSettings, QueueSettings
+from reliq.handlers.registration import Periodic
+from reliq.settings import HandlerSettings, LimitOptions, QueueSettings
 
 WORKER = {option: one.default for one in Commands.load("worker").params if not one.hidden for option in one.opts}
 

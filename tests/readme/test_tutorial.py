@@ -18,7 +18,7 @@ from written import write_down
 
 from reliq import Queue
 from reliq.distribution import VERSION
-from reliq.embedded import free_port
+from reliq.testing.server import free_port
 
 pytestmark = pytest.mark.slow
 TUTORIAL = ROOT / "docs" / "tutorial.md"

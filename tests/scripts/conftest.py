@@ -7,9 +7,9 @@ import redis
 from held_clock import HOUR_MS, NOON
 from sending import send
 
-from reliq import transitions as t
 from reliq.keys import Keys
-from reliq.wireformat import envelope_rest
+from reliq.lua import transitions as t
+from reliq.wire_format import envelope_rest
 
 
 def pytest_configure(config):

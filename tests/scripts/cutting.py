@@ -4,7 +4,7 @@ import re
 
 import redis
 
-from reliq.admin.acl.roles import ONLY_READ
+from reliq.admin.acl import ONLY_READ
 
 #: Stands before a script's text: the next write after the last that is allowed ends the script, also one by `pcall`.
 CUTTING = """\

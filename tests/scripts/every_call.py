@@ -2,9 +2,9 @@
 
 from held_clock import HOUR_MS, NOON, micros
 
-from reliq import transitions as t
-from reliq.admin.fsck.ids import check_ids, check_keys
+from reliq.admin.check_state import check_ids, check_keys
 from reliq.keys import Keys
+from reliq.lua import transitions as t
 
 LATER = micros(ms=60_000)
 WINDOW_MS = 600_000

@@ -12,10 +12,10 @@ from queue_machine import ALL_AT_ONCE, a_few, delays, limits, picks, some_suspec
 from queue_model import call_of
 from sending import send
 
-from reliq import transitions as t
 from reliq.keys import Keys
+from reliq.lua import transitions as t
 from reliq.message import PRIORITY_LINES
-from reliq.wireformat import ENVELOPE_START, envelope_rest, is_key, open_envelope
+from reliq.wire_format import ENVELOPE_START, envelope_rest, is_key, open_envelope
 
 #: Ids that are chosen, and used again and again; others are new each time.
 IDS = [f"m{number}" for number in range(5)]

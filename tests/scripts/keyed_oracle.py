@@ -4,7 +4,7 @@ from math import inf
 
 from keyed_state import check_rate
 
-from reliq.wireformat import is_key
+from reliq.wire_format import is_key
 
 
 class Oracle:

@@ -4,7 +4,7 @@ from collections import Counter
 from functools import cached_property
 from math import inf
 
-from reliq.wireformat import Held, StateWord, is_key
+from reliq.wire_format import Held, StateWord, is_key
 
 #: Stands for a key before ids that keep their place.
 KEPT = "\2"

@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from queue_model import Model
 from sending import send
 
-from reliq import transitions as t
 from reliq.keys import Keys
-from reliq.wireformat import ENVELOPE_START, envelope_rest
+from reliq.lua import transitions as t
+from reliq.wire_format import ENVELOPE_START, envelope_rest
 
 #: Few, so that an id is used again and again.
 IDS = [f"m{number}" for number in range(6)]

@@ -8,8 +8,8 @@ from account import Account
 from expiring_keys import FREED_MS, LANE_MS, Body, ExpiringKeys
 from msgspec.structs import replace
 
+from reliq.lua.transitions import LEASE_DEATHS
 from reliq.message import Claimed
-from reliq.transitions import LEASE_DEATHS
 
 
 def call_of(word):

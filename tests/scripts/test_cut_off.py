@@ -11,10 +11,9 @@ from cutting import Snapshot, cut_after
 from held_clock import HOUR_MS
 from test_model import QueueMachine
 
-from reliq import transitions as t
 from reliq.admin import Admin
-from reliq.lua import script_names
-from reliq.wireformat import envelope_rest
+from reliq.lua import script_names, transitions as t
+from reliq.wire_format import envelope_rest
 
 pytestmark = [pytest.mark.foreign_hands, pytest.mark.slow]
 

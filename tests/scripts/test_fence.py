@@ -4,9 +4,9 @@ import pytest
 from cutting import run_by
 from held_clock import HOUR_MS, NOON
 
-from reliq import transitions as t
 from reliq.keys import Keys
-from reliq.wireformat import envelope_rest
+from reliq.lua import transitions as t
+from reliq.wire_format import envelope_rest
 
 OLD, NEW, LATER = "2 4 2", "3 8 4", "4 16 8"
 

@@ -13,16 +13,15 @@ from itertools import count
 import pytest
 from held_clock import NOON
 
-from reliq import transitions as t
-from reliq.admin import queries
-from reliq.codec.codec import Codec
-from reliq.ids import home
-from reliq.keys import Keys
-from reliq.publish.orders import CallTerms, Order, Writer, receipts
-from reliq.publish.route import Route
+from reliq.admin import calls
+from reliq.codec import Codec
+from reliq.keys import Keys, home
+from reliq.lua import transitions as t
+from reliq.publish.messages import CallTerms, Order, Writer, receipts
+from reliq.publish.publisher import Route
+from reliq.redis.shards import UNSHARDED, ShardMap, shard_map
 from reliq.settings import QueueSettings
-from reliq.shardmap import UNSHARDED, ShardMap, shard_map
-from reliq.wireformat import envelope_rest
+from reliq.wire_format import envelope_rest
 
 GROWN = ShardMap(1, 2, 1, "growing")
 SHRUNK_FROM, SHRUNK = ShardMap(1, 2, 2, "steady"), ShardMap(2, 1, 2, "shrinking")
@@ -75,7 +74,7 @@ def resharder(before, after):
     for shard in range(after.served):
         yield t.ask(Keys("q", shard=shard), [], fence=after.fence, closing=shard >= after.n, clock=NOON)
     old = Keys("q", shard=home(ID, before.n))
-    if not (yield queries.is_alive(old, ID)) and not (yield queries.marker(old, ID)):
+    if not (yield calls.is_alive(old, ID)) and not (yield calls.marker(old, ID)):
         yield t.remap(Keys("q"), after.text, replace(after, was=after.n, state="steady").text, clock=NOON)
 
 

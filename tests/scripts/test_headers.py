@@ -9,8 +9,7 @@ from every_call import keyed_queue, stage
 from every_script import NAMES, OF_LIMITS, SCRIPTS, source
 
 import reliq.lua
-from reliq import transitions as t
-from reliq.lua import script, script_names
+from reliq.lua import script, script_names, transitions as t
 
 KEY_NAMES = set(chain.from_iterable(one.keys for one in SCRIPTS.values()))
 TAIL_KEYS = {"msg": "body", "dedup": "mark"}
@@ -134,7 +133,7 @@ def test_there_is_one_transition_for_each_script():
         name
         for name, function in inspect.getmembers(t, inspect.isfunction)
         if function.__module__.startswith(f"{t.__name__}.")
-        and str(function.__annotations__.get("return")).startswith("reliq.call.Call")
+        and str(function.__annotations__.get("return")).startswith("reliq.redis.commands.Call")
     }
 
     assert transitions == set(script_names())

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from held_clock import HOUR_MS
 
-from reliq import transitions as t
 from reliq.keys import Keys, Layout
+from reliq.lua import transitions as t
 from reliq.message import BARE, Delivery
 
 RECORDED = json.loads(Path(__file__).with_name("hdt3213-keyspaces.json").read_text("utf-8"))["cases"]

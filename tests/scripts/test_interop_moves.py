@@ -6,8 +6,9 @@ import pytest
 from go_original import GoProgram
 from held_clock import NOON
 
-from reliq import Queue, transitions as t
+from reliq import Queue
 from reliq.keys import Keys, Layout
+from reliq.lua import transitions as t
 
 SECOND = NOON // 1_000_000
 #: Names and layouts as a Go program has them.

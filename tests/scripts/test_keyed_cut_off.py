@@ -10,9 +10,9 @@ from held_clock import HOUR_MS
 from keyed_machine import IDS, KEYS, LEASE_MS, KeyedMachine, value_of
 from keyed_state import KeyedState
 
-from reliq import transitions as t
 from reliq.admin import Admin
-from reliq.wireformat import is_key
+from reliq.lua import transitions as t
+from reliq.wire_format import is_key
 
 pytestmark = pytest.mark.foreign_hands
 

@@ -7,7 +7,7 @@ from held_server import held_clock
 from keyed_machine import KeyedMachine
 from test_model import check_model
 
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,7 @@
 import pytest
 from held_clock import HOUR_MS, NOON, micros
 
-from reliq import transitions as t
+from reliq.lua import transitions as t
 
 
 def test_so_many_messages_of_a_key_run_at_once_and_of_a_priority_or_none_any_number(publish_under, serve, limit, ack):

@@ -5,7 +5,8 @@ from itertools import islice
 import pytest
 from held_clock import HOUR_MS, NOON, micros, millis
 
-from reliq import commands, transitions as t
+from reliq.lua import transitions as t
+from reliq.redis import commands
 
 
 def test_messages_of_a_key_come_in_the_order_of_their_publish_and_keys_take_turns(publish_under, serve, claim, publish):

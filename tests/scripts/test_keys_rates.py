@@ -3,7 +3,7 @@
 import pytest
 from held_clock import HOUR_MS, NOON, micros
 
-from reliq import transitions as t
+from reliq.lua import transitions as t
 
 #: 100 a second, at most 5 at once.
 RATE = {"rate_us": 10_000, "burst": 5}

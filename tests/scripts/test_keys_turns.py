@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from held_clock import HOUR_MS, NOON
 
-from reliq import transitions as t
+from reliq.lua import transitions as t
 
 
 @pytest.fixture

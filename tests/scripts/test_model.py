@@ -16,10 +16,10 @@ from queue_machine import IDS, LEASE_MS, a_few, delays, limits, some_ids, tombst
 from required import fail_in_ci
 from waiting import eventually
 
-from reliq import transitions as t
-from reliq.embedded import EmbeddedRedis
-from reliq.hashtags import CLUSTER_SLOTS
-from reliq.wireformat import open_envelope
+from reliq.keys import CLUSTER_SLOTS
+from reliq.lua import transitions as t
+from reliq.testing.server import EmbeddedRedis
+from reliq.wire_format import open_envelope
 
 pytestmark = pytest.mark.slow
 

@@ -6,14 +6,14 @@ from collections import Counter
 import pytest
 from cutting import cut_after
 
-from reliq import Admin, Outgoing, Queue, transitions as t
-from reliq.admin.filters import LetterFilter
-from reliq.admin.redrive import RedriveOptions
+from reliq import Admin, Outgoing, Queue
+from reliq.admin.dead import RedriveOptions
+from reliq.admin.messages import LetterFilter
 from reliq.admin.session import QueueSession
-from reliq.ids import home
-from reliq.keys import Keys
-from reliq.shardmap import ShardMap
-from reliq.transitions import CallNumber
+from reliq.keys import Keys, home
+from reliq.lua import transitions as t
+from reliq.lua.transitions import CallNumber
+from reliq.redis.shards import ShardMap
 
 FOUR = ShardMap(1, 4, 4, "steady")
 NUMBER = 24

@@ -11,11 +11,10 @@ from every_script import NAMES, SCRIPTS as BY_NAME
 from held_clock import HOUR_MS, NOON
 from sending import send
 
-from reliq import transitions as t
-from reliq.admin.acl.roles import COMMANDS, ROLES, SCRIPTS, uses_of
-from reliq.admin.acl.rule import acl_rule
-from reliq.admin.fsck.ids import check_ids, check_keys
-from reliq.rights import USES
+from reliq.admin.acl import COMMANDS, ROLES, SCRIPTS, acl_rule, uses_of
+from reliq.admin.check_state import check_ids, check_keys
+from reliq.lua import transitions as t
+from reliq.redis.commands import USES
 from reliq.settings import INLINE_BYTES
 
 #: What a connection says of itself, and what the test asks.

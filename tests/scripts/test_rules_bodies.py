@@ -2,9 +2,9 @@
 
 import pytest
 
-from reliq import transitions as t
+from reliq.lua import transitions as t
 from reliq.settings import INLINE_BYTES
-from reliq.wireformat import HEADER_LIMIT
+from reliq.wire_format import HEADER_LIMIT
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import pytest
 from held_clock import micros
 
-from reliq import transitions as t
-from reliq.admin.fsck.ids import check_ids
+from reliq.admin.check_state import check_ids
 from reliq.errors import ConfigurationError
+from reliq.lua import transitions as t
 from reliq.message import Claimed
 
 MANY = [f"m{number:03}" for number in range(500)]

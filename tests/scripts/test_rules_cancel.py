@@ -3,7 +3,7 @@
 import pytest
 from held_clock import HOUR_MS, NOON, micros, millis
 
-from reliq import transitions as t
+from reliq.lua import transitions as t
 
 ANSWERS = {
     "pending": "cancelled",

@@ -3,8 +3,8 @@
 import pytest
 from held_clock import HOUR_MS, NOON, micros, millis
 
-from reliq import transitions as t
-from reliq.wireformat import open_envelope
+from reliq.lua import transitions as t
+from reliq.wire_format import open_envelope
 
 MIB = 1 << 20
 FOR_EVER_MS = 10**12

@@ -3,9 +3,9 @@
 import pytest
 from held_clock import HOUR_MS
 
-from reliq import transitions as t
 from reliq.keys import Keys, Layout
-from reliq.wireformat import envelope_rest
+from reliq.lua import transitions as t
+from reliq.wire_format import envelope_rest
 
 WINDOW_MS = 600_000
 

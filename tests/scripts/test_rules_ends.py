@@ -3,7 +3,7 @@
 import pytest
 from held_clock import HOUR_MS, NOON, micros, millis
 
-from reliq import transitions as t
+from reliq.lua import transitions as t
 
 
 def test_an_acked_message_leaves_nothing_and_one_without_a_body_counts_as_expired(

@@ -6,8 +6,8 @@ from cutting import Snapshot
 from every_call import LATER, stage
 from every_script import NAMES, OF_LIMITS, SCRIPTS
 
-from reliq import transitions as t
 from reliq.keys import Keys
+from reliq.lua import transitions as t
 
 #: In the words of 6.2, and of 7.0.
 OOM = r"OOM|maxmemory"

@@ -3,7 +3,7 @@
 import pytest
 from held_clock import NOON, micros
 
-from reliq import transitions as t
+from reliq.lua import transitions as t
 
 pytestmark = pytest.mark.foreign_hands
 

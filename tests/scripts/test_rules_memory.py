@@ -3,7 +3,7 @@
 import pytest
 from held_clock import NOON
 
-from reliq import transitions as t
+from reliq.lua import transitions as t
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import redis
 from cutting import Snapshot, cut_after
 from held_clock import HOUR_MS, NOON, micros, millis
 
-from reliq import Layout, events, transitions as t
+from reliq import Layout, events
 from reliq.keys import Keys
-from reliq.wireformat import envelope_rest
+from reliq.lua import transitions as t
+from reliq.wire_format import envelope_rest
 
 SECOND, NEXT = NOON // 10**6, NOON // 10**6 + 60
 ID = f"cron.daily.{NEXT}"

@@ -3,8 +3,8 @@
 import pytest
 from held_clock import NOON, micros, millis
 
-from reliq import transitions as t
-from reliq.failure_note import FailureNote
+from reliq.lua import transitions as t
+from reliq.wire_format import FailureNote
 
 SETTLE = {
     "ack": lambda keys, *held: t.ack(keys, [(one, 1000) for one in held], clock=NOON),

@@ -4,7 +4,7 @@ import pytest
 from held_clock import HOUR_MS, NOON
 from msgspec.structs import replace
 
-from reliq import transitions as t
+from reliq.lua import transitions as t
 
 pytestmark = pytest.mark.foreign_hands
 

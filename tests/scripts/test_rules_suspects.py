@@ -5,7 +5,7 @@ import random
 import pytest
 from held_clock import NOON, micros
 
-from reliq import transitions as t
+from reliq.lua import transitions as t
 
 LEASE_MS = 1
 #: A suspect runs that leaves no room for another one.

@@ -4,7 +4,7 @@ import pytest
 import redis
 from held_clock import NOON, micros
 
-from reliq import transitions as t
+from reliq.lua import transitions as t
 
 
 def test_the_token_is_the_time_so_that_a_replica_that_lags_behind_goes_on_above_it(publish, claim, client, keys):

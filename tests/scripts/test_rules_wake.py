@@ -3,7 +3,8 @@
 import pytest
 from held_clock import NOON, micros
 
-from reliq import Queue, transitions as t
+from reliq import Queue
+from reliq.lua import transitions as t
 
 FAILED = "failed 1 x"
 

@@ -8,7 +8,7 @@ import pytest
 from ports import free_port
 from required import must_run_in_ci
 
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 
 DEBIAN = Path("/usr/bin/redis-server")
 

@@ -6,7 +6,7 @@ import tempfile
 
 import redis
 
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 
 
 def test_embedded_socket_belongs_to_its_owner_alone(tmp_path, server_path):

@@ -10,7 +10,7 @@ from waiting import eventually
 from worker_vandal import IDS, NOTES, Vandal, put
 
 from reliq import Consumer, Queue, WorkerSettings
-from reliq.codec.codec import Codec
+from reliq.codec import Codec
 from reliq.errors import UndecodableError
 
 SEED = 20_240_817

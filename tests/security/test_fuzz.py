@@ -6,18 +6,18 @@ import pytest
 import redis
 from hypothesis import example, given, settings, strategies as st
 
-from reliq import commands, transitions as moves
-from reliq.admin.fsck.ids import check_ids
-from reliq.call import Call
+from reliq.admin.check_state import check_ids
 from reliq.errors import ConfigurationError, ProtocolError
 from reliq.keys import Keys, Layout
-from reliq.lua import script_names
+from reliq.lua import script_names, transitions as moves
+from reliq.lua.transitions import CallNumber, Tick
 from reliq.message import Claimed, Pause
+from reliq.redis import commands
+from reliq.redis.commands import Call
+from reliq.redis.shards import shard_map
+from reliq.redis.url import check_url, masked
 from reliq.settings import Durability
-from reliq.shardmap import shard_map
-from reliq.transitions import CallNumber, Tick
-from reliq.transport.url import check_url, masked
-from reliq.wireformat import MAGIC, open_envelope
+from reliq.wire_format import MAGIC, open_envelope
 
 SEEDED = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 

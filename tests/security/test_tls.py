@@ -7,8 +7,7 @@ import pytest
 import redis
 
 from reliq import ConfigurationError, InsecureWarning, PublishFailed, Queue
-from reliq.transport.connection import Connection
-from reliq.transport.pool import pool
+from reliq.redis.server import Connection, pool
 
 HERE = ("IP:127.0.0.1", "DNS:localhost")
 

@@ -13,24 +13,14 @@ from functools import partial
 import pytest
 import redis
 
-from reliq import (
-    Admin,
-    BodyError,
-    ConfigurationError,
-    Consumer,
-    Layout,
-    Outgoing,
-    Queue,
-    Reject,
-    UndecodableError,
-    commands,
-    transitions,
-)
+from reliq import Admin, BodyError, ConfigurationError, Consumer, Layout, Outgoing, Queue, Reject, UndecodableError
 from reliq.events import Handled, Started
-from reliq.shardmap import ShardMap
+from reliq.lua import transitions
+from reliq.redis import commands
+from reliq.redis.shards import ShardMap
 from reliq.testing import Published, isolated
+from reliq.testing.drain import TestClock
 from reliq.testing.kit import Reliq
-from reliq.testing.travel import TestClock
 
 
 def test_published_messages_are_found_by_every_criterion(reliq, shop):

@@ -91,7 +91,7 @@ def test_missing_server_is_reported_in_one_line(suite, monkeypatch):
     def nothing_installed():
         raise ConfigurationError("no redis-server found")
 
-    monkeypatch.setattr("reliq.embedded.find_server", nothing_installed)
+    monkeypatch.setattr("reliq.testing.server.find_server", nothing_installed)
     monkeypatch.setattr("reliq.testing.server._embedded", [])
 
     done = suite(errors=1, test_a="def test_it(reliq): pass")
@@ -110,7 +110,7 @@ def test_plugin_without_the_fixture_imports_little_of_reliq(pytester, monkeypatc
 
             def test_it(request):
                 ours = {name for name in sys.modules if name.split(".")[0] in ("reliq", "redis", "msgspec")}
-                own = {"reliq", "reliq.distribution", "reliq.lazily"}
+                own = {"reliq", "reliq.distribution", "reliq.lazy_imports"}
                 assert ours == {*own, "reliq.testing", "reliq.testing.plugin"}
         """
     )

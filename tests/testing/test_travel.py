@@ -10,8 +10,9 @@ import redis
 import time_machine
 from waiting import eventually
 
-from reliq import ConfigurationError, Consumer, Queue, transitions
-from reliq.shardmap import ShardMap
+from reliq import ConfigurationError, Consumer, Queue
+from reliq.lua import transitions
+from reliq.redis.shards import ShardMap
 from reliq.testing import isolated
 
 DAY = dt.timedelta(days=1)

@@ -8,7 +8,7 @@ import threading
 
 from waiting import eventually
 
-from reliq.logs.setup import LINES_LIMIT, BackgroundHandler
+from reliq.logs import LINES_LIMIT, BackgroundHandler
 
 
 def test_lines_that_nothing_reads_are_dropped_and_counted():
@@ -41,7 +41,7 @@ def test_line_is_written_before_the_call_returns_while_the_pipe_is_read():
 def test_signal_handler_that_logs_while_its_thread_logs_blocks_nothing():
     program = """
 import logging, signal, sys
-from reliq.logs.setup import BackgroundHandler
+from reliq.logs import BackgroundHandler
 log = logging.getLogger("x")
 log.addHandler(BackgroundHandler(sys.stderr))
 signal.signal(signal.SIGALRM, lambda *_: log.error("from the handler"))

@@ -8,8 +8,8 @@ from begun import begun
 from waiting import eventually
 
 from reliq import Consumer, Queue
-from reliq.consumer.board import Board, BoardView
-from reliq.process.child import LOOK_CLOSER_SECONDS, Silence
+from reliq.supervisor.child import LOOK_CLOSER_SECONDS, Silence
+from reliq.supervisor.status import Board, BoardView
 
 
 @pytest.fixture

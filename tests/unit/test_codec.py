@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic.alias_generators import to_camel
 
-from reliq.codec.codec import Codec
+from reliq.codec import Codec
 from reliq.errors import BodyError, ConfigurationError, UndecodableError
 
 SECRET = "hunter2-s3cret"

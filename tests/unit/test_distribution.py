@@ -10,8 +10,8 @@ import pytest
 
 import reliq
 from reliq import distribution
-from reliq.embedded import bundled_server
 from reliq.errors import ConfigurationError
+from reliq.testing.server import bundled_server
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

@@ -9,8 +9,8 @@ from tenacity import wait_exponential
 
 from reliq.errors import ConfigurationError
 from reliq.message import BARE, PRIORITY_LINES, Claimed, Delivery
-from reliq.retry import DEFAULT_BACKOFF, LONGEST_WAIT_SECONDS, seconds_after
-from reliq.wireformat import (
+from reliq.settings import DEFAULT_BACKOFF, LONGEST_WAIT_SECONDS, seconds_after
+from reliq.wire_format import (
     ENVELOPE_START,
     HEADERS_LIMIT,
     MAGIC,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from reliq.errors import ConfigurationError
-from reliq.limits import Limits
+from reliq.settings import Limits
 
 RATES = st.builds(lambda number, unit: f"{number}/{unit}", st.integers(1, 10_000), st.sampled_from(["s", "m", "h"]))
 LIMITS = st.one_of(

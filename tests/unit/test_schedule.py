@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from reliq.errors import ConfigurationError
-from reliq.foreign import LAST_SECOND
 from reliq.schedule import Schedule
+from reliq.text import LAST_SECOND
 
 NOON = int(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp())
 #: The days on which clocks change, each from noon of the day before: by an hour; on Lord Howe by half of one, in Cairo at

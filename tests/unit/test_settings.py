@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 from tenacity import wait_fixed, wait_random_exponential
 
-from reliq.control import pause_by
 from reliq.errors import ConfigurationError
-from reliq.publish.options import unix_ms
-from reliq.redriving import listing
+from reliq.publish.messages import unix_ms
+from reliq.queue import listing, pause_by
 from reliq.settings import Durability, HandlerSettings, QueueSettings, WorkerSettings, milliseconds, seconds, whole
 
 NOW = datetime.now(UTC)

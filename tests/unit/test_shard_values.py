@@ -5,10 +5,8 @@ from collections import Counter
 import pytest
 
 from reliq.errors import ConfigurationError
-from reliq.hashtags import SHARDS_LIMIT, end_of_tag, slot_of
-from reliq.ids import check_id, home, made_at, new_id, run_id, tick_id
-from reliq.keys import Keys, Layout
-from reliq.shardmap import UNSHARDED, ShardMap
+from reliq.keys import SHARDS_LIMIT, Keys, Layout, check_id, end_of_tag, home, made_at, new_id, run_id, slot_of, tick_id
+from reliq.redis.shards import UNSHARDED, ShardMap
 
 
 def test_shard_0_has_the_keys_of_an_unsharded_queue():

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, strategies as st
 from tenacity import Retrying
 
-from reliq.client.lanes import PARKED_LIMIT, Lanes, Message
 from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError, UndecodableError, WrongKeyTypeError
 from reliq.events import Cancelled, notify
-from reliq.ids import check_id, made_at, new_id
-from reliq.keys import Keys, Layout
-from reliq.retry import DEFAULT_BACKOFF, Tries, seconds_after
-from reliq.transport.url import check_url, masked
+from reliq.keys import Keys, Layout, check_id, made_at, new_id
+from reliq.lua.transitions import PARKED_LIMIT, Lanes, Message
+from reliq.redis.url import check_url, masked
+from reliq.settings import DEFAULT_BACKOFF, Tries, seconds_after
 
 SECRET = "s3cret"
 A, B, C = ((Message(id, 1),) for id in "abc")
@@ -109,7 +108,7 @@ def test_generated_ids_are_unique_and_in_order_of_time():
 #: Made by a program with one thread: where there are more, a fork by C may leave its child without the interpreter's lock.
 FORKED = """
 import ctypes, os
-from reliq.ids import new_id, token
+from reliq.keys import new_id, token
 before = [new_id() for _ in range(1000)] + [token()]
 child = {fork}()
 if child:
@@ -177,7 +176,7 @@ def test_publishes_that_gave_up_are_forgotten_by_number_and_age(monkeypatch):
         lanes.park(lane, (Message(f"{n}", 1),))
     assert len(lanes.parked) == len(lanes._by_id) == PARKED_LIMIT
 
-    monkeypatch.setattr("reliq.client.lanes.PARKED_SECONDS", 0)  # before Redis forgets them
+    monkeypatch.setattr("reliq.lua.transitions.PARKED_SECONDS", 0)  # before Redis forgets them
     assert lanes.take((Message(f"{n}", 1),))[1].lane != turn.lane
 
 

@@ -3,11 +3,11 @@
 import pytest
 
 from reliq.errors import ConfigurationError
-from reliq.failure_note import FailureNote
-from reliq.server_version import ServerVersion
-from reliq.wireformat import (
+from reliq.redis.pool import ServerVersion
+from reliq.wire_format import (
     Backoff,
     Delayed,
+    FailureNote,
     Held,
     StateWord,
     Suspect,

@@ -9,8 +9,8 @@ from waiting import eventually
 
 from reliq import Consumer, Outgoing, Queue, WorkerSettings
 from reliq.admin import Admin
-from reliq.web import app, reading
-from reliq.worker import heartbeat
+from reliq.web import app, pages
+from reliq.worker import upkeep
 
 #: As long as a queue allows: no page may become wider for it.
 LONG_ID = "long-" + "x" * 123
@@ -21,7 +21,7 @@ DEAD = [*(f"dead-{number}" for number in range(7)), LONG_ID]
 def served(url, access=EVERYTHING):
     """The address of the page of a Redis, to which everybody has the same access, as ada."""
     with serving(app(url, access=lambda _: access.by("ada"))) as site, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "GROUPS_SECONDS", 60)  # a busy machine looks at all letters too
+        patch.setattr(pages, "GROUPS_SECONDS", 60)  # a busy machine looks at all letters too
         yield site.url
 
 
@@ -52,7 +52,7 @@ def queues(url):
     admin.pause("reports", reason="we move")
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(heartbeat, "BEAT_SECONDS", 0.2)
+            patch.setattr(upkeep, "BEAT_SECONDS", 0.2)
             consumer.start(WorkerSettings(concurrency=4))
             eventually(lambda: admin.size("payments", "dead") == len(DEAD), "what fails has died")
             payments.publish_many([{"fails": False}, {"fails": False}])

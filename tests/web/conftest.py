@@ -6,9 +6,10 @@ import pytest
 from site_page import site_of
 from waiting import eventually
 
-from reliq import Admin, Consumer, Queue, WorkerSettings, commands
+from reliq import Admin, Consumer, Queue, WorkerSettings
 from reliq.keys import Keys
-from reliq.roster import Worker
+from reliq.redis import commands
+from reliq.redis.commands import Worker
 from reliq.web import Access
 
 

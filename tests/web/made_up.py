@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from reliq.admin import Overview, QueueView, Rates, Worker
-from reliq.admin.history import Minute
+from reliq.admin.queues import Minute
 
 NOW = 1_795_336_800.0
 

@@ -9,9 +9,8 @@ from site_page import BEARER, EVERYTHING, TOKEN, serving
 
 from reliq import ConfigurationError, RedisRefusedError
 from reliq.web import Access, app
-from reliq.web.access import LOGIN_SECONDS, Token
-from reliq.web.guard import HEADERS
-from reliq.web.routes import OTHERS, PAGES
+from reliq.web.access import HEADERS, LOGIN_SECONDS, Token
+from reliq.web.app import OTHERS, PAGES
 
 FOREIGN = {"Sec-Fetch-Site": "cross-site", "Origin": "http://evil.example"}
 OURS = {"Sec-Fetch-Site": "same-origin"}

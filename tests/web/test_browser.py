@@ -15,8 +15,8 @@ from site_page import TOKEN, site_of
 from waiting import eventually
 
 from reliq.admin import session
-from reliq.embedded import EmbeddedRedis
-from reliq.web import Access, application
+from reliq.testing.server import EmbeddedRedis
+from reliq.web import Access, app
 
 pytestmark = pytest.mark.slow
 module_of_ci("playwright")
@@ -299,7 +299,7 @@ def test_person_logs_in_pauses_a_queue_and_logs_out(windows, redis_url, script, 
 
 
 def test_page_reports_an_outage_of_redis_and_recovers(window, server_path, monkeypatch):
-    monkeypatch.setattr(application, "RETRY_SECONDS", 1)
+    monkeypatch.setattr(app, "RETRY_SECONDS", 1)
     monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
     with EmbeddedRedis(server=server_path, port=free_port()) as server:
         publish_seven(server.url, "orders")

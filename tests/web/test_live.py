@@ -14,12 +14,12 @@ from waiting import eventually
 
 from reliq import Admin, Layout, Queue, RedisUnavailableError
 from reliq.admin import session
-from reliq.embedded import EmbeddedRedis
+from reliq.testing.server import EmbeddedRedis
 from reliq.web import desk, live
+from reliq.web.app import in_thread
 from reliq.web.desk import LastMoment
 from reliq.web.live import EVENTS_LIMIT, Live, Part
-from reliq.web.reading import LIVE
-from reliq.web.threads import in_thread
+from reliq.web.pages import LIVE
 
 pytestmark = pytest.mark.slow
 PART = Part("queues", "", "", "")

@@ -5,9 +5,8 @@ import re
 from made_up import NOW, context, minute, overview, rates, view, worker
 
 from reliq.message import Pause
-from reliq.web.curves import HEIGHT, WIDTH, Curve, ages, share
-from reliq.web.marks import marks
 from reliq.web.pages import TEMPLATES, Pages
+from reliq.web.render import HEIGHT, WIDTH, Curve, ages, marks, share
 
 
 def test_templates_have_no_inline_style_script_or_unescaped_text():

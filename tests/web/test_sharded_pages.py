@@ -7,8 +7,8 @@ import pytest
 
 from reliq import Outgoing, Queue
 from reliq.keys import Keys
-from reliq.shardmap import ShardMap
-from reliq.web import reading
+from reliq.redis.shards import ShardMap
+from reliq.web import pages
 
 SHARDS, MESSAGES = 4, 130
 
@@ -45,7 +45,7 @@ def test_list_has_the_messages_of_all_shards_page_by_page(path, number, sharded,
 
 
 def test_pages_count_all_shards(sharded, site, monkeypatch):
-    monkeypatch.setattr(reading, "GROUPS_SECONDS", 60)
+    monkeypatch.setattr(pages, "GROUPS_SECONDS", 60)
     program = site.program()
 
     assert "Its 4 shards together." in program.get("/queues/freight").text

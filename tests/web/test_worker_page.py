@@ -7,7 +7,7 @@ from site_page import EVERYTHING, site_of
 from streams import events_of
 
 from reliq.keys import stack_request_key, stacks_key, worker_key
-from reliq.stacks import REQUEST_MS, HandlerStack, StackReport, write_report
+from reliq.redis.commands import REQUEST_MS, HandlerStack, StackReport, write_report
 
 FRAME = "/srv/shop/<jobs>.py:31 pay.<locals>.charge"
 

@@ -11,9 +11,8 @@ from streams import viewing
 from waiting import eventually
 
 from reliq import Queue
-from reliq.admin import dead
-from reliq.web import reading
-from reliq.web.works import REMEMBERED, RUNNING_LIMIT, Work, Works
+from reliq.web import pages
+from reliq.web.actions import REMEMBERED, RUNNING_LIMIT, Work, Works
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def test_slow_redrive_shows_its_progress_and_two_visitors_stop_it_between_steps(
 
 
 def test_page_groups_the_newest_dead_letters_and_more_when_asked(letters, site, monkeypatch):
-    monkeypatch.setattr(reading, "GROUPS_SECONDS", 0)
+    monkeypatch.setattr(pages, "GROUPS_SECONDS", 0)
     monkeypatch.setattr(dead, "FIRST_STEP", 10)
     program = site.program()
 
@@ -150,7 +149,7 @@ class Meeting(int):
 
 
 def test_works_begun_at_once_keep_to_the_limit(monkeypatch):
-    monkeypatch.setattr("reliq.web.works.RUNNING_LIMIT", Meeting(1))
+    monkeypatch.setattr("reliq.web.actions.RUNNING_LIMIT", Meeting(1))
     works, go_on = Works(), threading.Event()
     with ThreadPoolExecutor(2) as pool:
         begun = list(pool.map(lambda name: works.start(work_of(name), lambda _step: str(go_on.wait())), "ab"))

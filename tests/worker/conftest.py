@@ -9,19 +9,18 @@ from types import SimpleNamespace
 import pytest
 
 from reliq import Consumer, Queue, WorkerSettings
-from reliq.client.client import Client
-from reliq.embedded import EmbeddedRedis
-from reliq.ids import new_id, token
+from reliq.keys import new_id, token
+from reliq.lua.transitions import CallNumber, publish
 from reliq.message import Claimed
-from reliq.shardmap import ShardMap
-from reliq.transitions import CallNumber, publish
-from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
-from reliq.wireformat import envelope_rest
-from reliq.worker.delivery import deliveries_of
+from reliq.redis.client import Client
+from reliq.redis.server import WORKER_TIMEOUT_SECONDS, Connection
+from reliq.redis.shards import ShardMap
+from reliq.testing.server import EmbeddedRedis
+from reliq.wire_format import envelope_rest
+from reliq.worker.claims import Served
 from reliq.worker.fetcher import Fetcher
-from reliq.worker.inflight import Inflight
 from reliq.worker.scheduler import Scheduler
-from reliq.worker.served import Served
+from reliq.worker.slots import Inflight, deliveries_of
 
 #: A test waits for an event at most so long; it goes on as soon as the event comes.
 PATIENCE_SECONDS = 30.0
@@ -192,7 +191,7 @@ def workers(url, recorder, start):
 def no_looks(monkeypatch):
     """A worker that does not look at its queues by itself: what it finds, it was told of, however slow this machine is."""
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", NEVER_SECONDS)
-    monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 2 * NEVER_SECONDS)  # after the first
+    monkeypatch.setattr("reliq.worker.upkeep.ROUND_SECONDS", 2 * NEVER_SECONDS)  # after the first
     monkeypatch.setattr("reliq.worker.engine.WORKER_TIMEOUT_SECONDS", 2 * NEVER_SECONDS)
     monkeypatch.setattr("reliq.worker.engine.LEAST_REPLY_SECONDS", 2 * NEVER_SECONDS)
 
@@ -200,7 +199,7 @@ def no_looks(monkeypatch):
 @pytest.fixture
 def quick_beats(monkeypatch):
     """Have a worker write its record, and read the maps of its queues, many times a second."""
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("reliq.worker.upkeep.BEAT_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from waiting import eventually
 
 from reliq import Job, Nack, Outgoing, Reject, Snooze
 from reliq.events import Acked, Claimed, Handled, Lost, Nacked, Released, Snoozed, Started
-from reliq.transitions import CallNumber
+from reliq.lua.transitions import CallNumber
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def test_a_handler_may_answer_once_for_all(queue, consumer, work_until):
 
 
 def test_a_batch_that_is_not_full_starts_when_it_has_lingered(queue, consumer, work_until, recorder, monkeypatch):
-    monkeypatch.setattr("reliq.worker.renewer.HOLD_SECONDS", 2.5)  # so much later may a busy machine start it
+    monkeypatch.setattr("reliq.worker.settler.HOLD_SECONDS", 2.5)  # so much later may a busy machine start it
     calls = []
     consumer.handler(queue, batch=10, linger=3.0)(lambda bodies: calls.append((len(bodies), time.monotonic())))
     queue.publish_many(["x"] * 3)

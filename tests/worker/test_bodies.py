@@ -2,12 +2,12 @@
 
 import pytest
 
-from reliq.call import Call
+from reliq.lua.transitions import CallNumber
+from reliq.redis.commands import Call
 from reliq.settings import MIB
-from reliq.transitions import CallNumber
-from reliq.worker.bodies import BodyReader
-from reliq.worker.delivery import deliveries_of
+from reliq.worker.fetcher import BodyReader
 from reliq.worker.loop import QueueBackoff
+from reliq.worker.slots import deliveries_of
 
 
 class NotingClient:
@@ -67,7 +67,7 @@ SEVERAL = ["ask 4, ask 4, ask 4", "read 4, read 3, read 1", "read 1, read 3"]
 def test_bodies_are_read_in_trips_of_limited_size(
     serve, consumer, parts, monkeypatch, queues, amount, size, trips, groups
 ):
-    monkeypatch.setattr("reliq.worker.bodies.READ_BYTES", MIB)
+    monkeypatch.setattr("reliq.worker.fetcher.READ_BYTES", MIB)
     for number in range(queues):
         serve(f"q{number}", ["x" * size] * amount, max_body=2 * MIB)
     reader, noted, started, _ = parts(consumer)

@@ -7,10 +7,10 @@ import sys
 import pytest
 from waiting import eventually
 
-from reliq.consumer.consumer import EXIT_HUNG
+from reliq.consumer import EXIT_HUNG
 from reliq.events import Claimed
-from reliq.health import Pulse, live
 from reliq.settings import WorkerSettings
+from reliq.worker.health import Pulse, live
 
 PARTS = ["settler", "renewer", "scheduler", "janitor", "heartbeat", "fetcher", "event loop"]
 

@@ -8,11 +8,11 @@ from lost_scripts import lose
 from tenacity import wait_fixed
 
 from reliq import BodyError, ConfigurationError, Nack, Outgoing, Snooze, WorkerSettings
-from reliq.client.client import Client
-from reliq.transitions import promote
-from reliq.transport.connection import Connection
-from reliq.worker.drained import Drained
-from reliq.worker.served import Served
+from reliq.lua.transitions import promote
+from reliq.redis.client import Client
+from reliq.redis.server import Connection
+from reliq.worker.claims import Served
+from reliq.worker.engine import Drained
 
 LATER = 3600
 
@@ -95,7 +95,7 @@ def test_a_drain_raises_the_error_of_a_handler_on_request_and_leaves_the_message
 
 
 def test_a_drain_waits_for_messages_of_other_consumers_and_logs_it(queue, consumer, seen, start, caplog, monkeypatch):
-    monkeypatch.setattr("reliq.worker.drained.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("reliq.worker.engine.REPORT_SECONDS", 0.0)
     caplog.set_level(logging.INFO, "reliq")
     queue.publish("x")
     with queue.receive() as jobs:

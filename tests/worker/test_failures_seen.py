@@ -14,9 +14,9 @@ from tenacity import wait_fixed
 from waiting import eventually
 
 from reliq import Answer, Consumer, Nack, Reject, Snooze, UndecodableError
-from reliq.error_text import placed, traceback_of
 from reliq.events import Acked, Collected, Handled
 from reliq.logs.observer import LogObserver
+from reliq.wire_format import placed, traceback_of
 
 SECRET = "card 4242"
 SOON = wait_fixed(0.01)

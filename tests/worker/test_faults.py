@@ -12,9 +12,9 @@ from waiting import eventually
 from reliq import Queue
 from reliq.errors import RedisUnavailableError
 from reliq.events import Acked, Handled, Lost, RedisAway, Started
-from reliq.health import Pulse, ready
 from reliq.logs.observer import LogObserver
 from reliq.worker.engine import reply_seconds
+from reliq.worker.health import Pulse, ready
 
 pytestmark = pytest.mark.slow
 

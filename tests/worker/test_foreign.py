@@ -12,9 +12,9 @@ from waiting import eventually
 from reliq import Layout, Outgoing
 from reliq.events import Acked
 from reliq.keys import QUEUES_KEY
+from reliq.lua.transitions import NOTHING_DUE, ClaimAnswer
 from reliq.metrics import names
 from reliq.metrics.process import ProcessMetrics
-from reliq.transitions import NOTHING_DUE, ClaimAnswer
 from reliq.worker.scheduler import Scheduler
 
 

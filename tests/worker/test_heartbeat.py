@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 from waiting import eventually
 
-from reliq import Queue, commands, stacks
+from reliq import Queue
 from reliq.errors import RedisRefusedError, RedisUnavailableError
 from reliq.events import Acked
 from reliq.keys import QUEUES_KEY, WORKERS_KEY
-from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
-from reliq.stacks import StackReport
+from reliq.redis import commands
+from reliq.redis.commands import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT, StackReport
+from reliq.worker.claims import Served
 from reliq.worker.fetcher import POLL_SECONDS
-from reliq.worker.heartbeat import BEAT_AGAIN_SECONDS, Heartbeat
-from reliq.worker.served import Served
+from reliq.worker.upkeep import BEAT_AGAIN_SECONDS, Heartbeat
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_producer_names_its_queue_once(call, queue, client):
 
 
 def test_the_record_of_an_idle_worker_goes_with_its_wait(acking, beat_of, records, clock, fetcher_of, monkeypatch):
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 3600.0)  # however slow this machine is
+    monkeypatch.setattr("reliq.worker.upkeep.BEAT_SECONDS", 3600.0)  # however slow this machine is
     beat = beat_of()
     fetcher = fetcher_of(acking, heartbeat=beat)
 
@@ -131,7 +131,7 @@ def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(acking,
     woken = []
     beat = beat_of()
     beat.wake = lambda: woken.append("heartbeat")
-    caller.run_all(stacks.request(beat._id))
+    caller.run_all(commands.request(beat._id))
 
     caller.run_all(beat.soon())  # as the fetcher does, which reads no answer of these
 

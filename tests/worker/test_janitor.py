@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from reliq.events import WentBack
-from reliq.transitions import CallNumber
-from reliq.worker.janitor import Janitor
-from reliq.worker.served import Served
+from reliq.lua.transitions import CallNumber
+from reliq.worker.claims import Served
+from reliq.worker.upkeep import Janitor
 
 
 @pytest.fixture

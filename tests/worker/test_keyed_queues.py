@@ -11,10 +11,9 @@ from waiting import eventually
 from reliq import ConfigurationError, Nack, Outgoing
 from reliq.events import Acked, Claimed, Lost, Released
 from reliq.lua import script
-from reliq.transitions import ClaimAnswer, Suspects
-from reliq.worker.claims import Capacity, QueueClaims
+from reliq.lua.transitions import ClaimAnswer, Suspects
+from reliq.worker.claims import Capacity, QueueClaims, Served
 from reliq.worker.fetcher import POLL_SECONDS
-from reliq.worker.served import Served
 
 ROOM = Capacity(2, 10, suspects=Suspects(16, 0, 16))
 

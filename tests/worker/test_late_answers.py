@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from reliq.transitions import NOTHING_DUE, ClaimAnswer
+from reliq.lua.transitions import NOTHING_DUE, ClaimAnswer
 from reliq.worker.fetcher import POLL_SECONDS
 
 DELAY, LATE = 600.0, 0.3

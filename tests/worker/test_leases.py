@@ -24,9 +24,9 @@ from reliq.events import (
     RenewalLate,
     Started,
 )
-from reliq.transitions import NOTHING_DUE, ClaimAnswer
-from reliq.worker.renewer import Renewer
+from reliq.lua.transitions import NOTHING_DUE, ClaimAnswer
 from reliq.worker.scheduler import Scheduler
+from reliq.worker.settler import Renewer
 
 pytestmark = pytest.mark.slow
 

@@ -11,14 +11,13 @@ import pytest
 from begun import begun
 from waiting import eventually
 
-from reliq.consumer.board import Board, BoardView
-from reliq.health import Pulse
-from reliq.process.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child, Silence
-from reliq.process.leases import Leases
-from reliq.process.main import _report_unfinished
-from reliq.process.recovery import FREE_RELEASES, Recovery
-from reliq.shardmap import ShardMap
-from reliq.transitions import CallNumber
+from reliq.lua.transitions import CallNumber
+from reliq.redis.shards import ShardMap
+from reliq.supervisor.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child, Silence
+from reliq.supervisor.main import _report_unfinished
+from reliq.supervisor.recovery import FREE_RELEASES, Leases, Recovery
+from reliq.supervisor.status import Board, BoardView
+from reliq.worker.health import Pulse
 
 LANE = "lane-of-another"
 

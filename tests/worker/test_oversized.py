@@ -4,8 +4,8 @@ import pytest
 from tenacity import wait_none
 
 from reliq import Layout
-from reliq.commands import letters_between
 from reliq.events import Acked, Collected, Handled
+from reliq.redis.commands import letters_between
 from reliq.settings import MIB
 
 GIANT = 4 * MIB

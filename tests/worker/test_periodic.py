@@ -9,10 +9,10 @@ import pytest
 from waiting import eventually
 
 from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue
-from reliq.client.client import Client
 from reliq.events import RedisRefused, Superseded, Ticked
-from reliq.transport.connection import Connection
-from reliq.worker.ticker import TICKER_SECONDS, Ticker
+from reliq.redis.client import Client
+from reliq.redis.server import Connection
+from reliq.worker.scheduler import TICKER_SECONDS, Ticker
 
 HOUR = 3600
 #: Six in the morning of a day in May, in UTC.

@@ -8,9 +8,9 @@ import pytest
 
 from reliq import Admin, ConfigurationError, Outgoing, RateLimited
 from reliq.events import Acked, Handled, Released, Snoozed, Throttled
+from reliq.handlers.settlement import raised
 from reliq.logs.observer import LogObserver
 from reliq.settings import HandlerSettings
-from reliq.settlement import raised
 
 LONG = 60.0
 #: For how long a key sleeps. That is asserted as a lower bound alone.

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import pytest
 
 from reliq import Consumer, Job, Queue
-from reliq.consumer.consumer import load_consumer
+from reliq.consumer import load_consumer
 from reliq.errors import ConfigurationError
 
 ORDERS = Queue("orders", str)

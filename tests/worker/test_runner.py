@@ -10,10 +10,10 @@ from tenacity import wait_fixed
 
 from reliq import Nack, Reject
 from reliq.events import Acked, Handled, Nacked
+from reliq.handlers.settlement import RELEASED
 from reliq.logs.observer import LogObserver
-from reliq.settlement import RELEASED
-from reliq.worker.delivery import HandlerCall
 from reliq.worker.runner import Runner
+from reliq.worker.slots import HandlerCall
 
 LEASE = 5.0
 

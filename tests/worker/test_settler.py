@@ -10,12 +10,12 @@ from waiting import eventually
 from reliq import Outgoing
 from reliq.errors import ReliqError
 from reliq.events import Acked, Lost
-from reliq.failure_note import FailureNote
+from reliq.handlers.settlement import ACKED, RELEASED, Outcome
+from reliq.lua.transitions import CallNumber
 from reliq.message import BARE, Claimed, Delivery
-from reliq.settlement import ACKED, RELEASED, Outcome
-from reliq.transitions import CallNumber
-from reliq.worker.delivery import deliveries_of
+from reliq.wire_format import FailureNote
 from reliq.worker.settler import MANY, Settler
+from reliq.worker.slots import deliveries_of
 
 
 @pytest.fixture

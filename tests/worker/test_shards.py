@@ -8,12 +8,10 @@ from waiting import eventually
 
 from reliq import Admin, Nack, Outgoing, Reject
 from reliq.events import Acked, Collected, Started
-from reliq.ids import home
-from reliq.shardmap import ShardMap
-from reliq.transitions import ClaimAnswer, Suspects
-from reliq.worker.claims import Capacity, QueueClaims
-from reliq.worker.served import Served
-from reliq.worker.turns import SeldomLooks, seconds_between_looks, taken_in_turn
+from reliq.keys import home
+from reliq.lua.transitions import ClaimAnswer, Suspects
+from reliq.redis.shards import ShardMap
+from reliq.worker.claims import Capacity, QueueClaims, SeldomLooks, Served, seconds_between_looks, taken_in_turn
 
 
 def alive(client, shards):
@@ -101,7 +99,7 @@ def test_a_worker_serves_every_shard_after_redis_has_lost_the_map(
 
 def test_a_map_is_found_by_a_later_fence(quick_beats, queue, acking, work_until, recorder, put, client, monkeypatch):
     """After Redis has lost everything, a publisher that knows the map writes it with the fences."""
-    monkeypatch.setattr("reliq.worker.served.FENCES_SECONDS", 0.0)
+    monkeypatch.setattr("reliq.worker.claims.FENCES_SECONDS", 0.0)
     queue.publish("one")
     work_until(Acked)
 
@@ -115,7 +113,7 @@ def test_a_worker_ends_a_change_of_the_number_of_shards_and_serves_new_shards(
     quick_beats, queue, acking, start, recorder, spread, put, url, client, monkeypatch
 ):
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", 0.05)
-    monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 0.1)
+    monkeypatch.setattr("reliq.worker.upkeep.ROUND_SECONDS", 0.1)
     spread(queue, 4)
     queue.publish_many([Outgoing(body="later", delay=3600, id=f"later-{n}") for n in range(40)])
     queue.publish_many(["now"] * 40, chunk=1)

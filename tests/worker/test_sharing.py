@@ -10,7 +10,7 @@ from waiting import eventually
 
 from reliq import Consumer, Outgoing, WorkerSettings
 from reliq.events import Acked, Started
-from reliq.transitions import CallNumber
+from reliq.lua.transitions import CallNumber
 from reliq.worker.claims import Capacity, FairOrder, fair_shares
 from reliq.worker.slots import HOLD_SECONDS
 

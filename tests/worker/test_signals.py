@@ -5,9 +5,9 @@ import sys
 import threading
 
 from reliq import Consumer
-from reliq.consumer.signals import SignalNotes, StopSignals
-from reliq.process.plan import ChildPlan
-from reliq.process.supervisor import Supervisor
+from reliq.consumer import SignalNotes, StopSignals
+from reliq.supervisor.child import ChildPlan
+from reliq.supervisor.supervisor import Supervisor
 
 
 def interrupted_everywhere(work, handler):
@@ -49,7 +49,7 @@ def test_one_wait_sees_every_note_and_an_echo_within_a_second_counts_once(monkey
     assert not notes.wait(0)
     assert notes.numbers == [signal.SIGHUP, signal.SIGTERM]
 
-    monkeypatch.setattr("reliq.consumer.signals.ECHO_SECONDS", 0.0)
+    monkeypatch.setattr("reliq.consumer.ECHO_SECONDS", 0.0)
     notes.note(signal.SIGTERM)
 
     assert notes.numbers == [signal.SIGHUP, signal.SIGTERM, signal.SIGTERM]

@@ -9,9 +9,7 @@ from waiting import eventually
 
 from reliq.events import Acked
 from reliq.worker.claims import QueueClaims
-from reliq.worker.delivery import HandlerCall
-from reliq.worker.quick_calls import QUICK_SECONDS, STUCK_SECONDS, QuickCalls
-from reliq.worker.slots import HOLD_SECONDS
+from reliq.worker.slots import HOLD_SECONDS, QUICK_SECONDS, STUCK_SECONDS, HandlerCall, QuickCalls
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ def test_as_many_messages_are_prefetched_as_start_soon(acking, slots_of, monkeyp
     slots.run_one(0.001)
     assert slots.capacity(handler).ahead > 0
     later = time.monotonic() + HOLD_SECONDS  # the second takes longer than the first
-    monkeypatch.setattr("reliq.worker.inflight.time", SimpleNamespace(monotonic=lambda: later))
+    monkeypatch.setattr("reliq.worker.slots.time", SimpleNamespace(monotonic=lambda: later))
     assert slots.capacity(handler).ahead == 0
 
 

@@ -8,13 +8,14 @@ from contextlib import closing
 import pytest
 from waiting import eventually
 
-from reliq import ConfigurationError, commands, stacks
+from reliq import ConfigurationError
 from reliq.admin import Admin, Worker
 from reliq.events import WorkerStopping
 from reliq.keys import stack_request_key, stacks_key
-from reliq.process import main as child
-from reliq.worker import stack_report
-from reliq.worker.stack_report import STACK_FRAMES
+from reliq.redis import commands
+from reliq.supervisor import main as child
+from reliq.worker import upkeep
+from reliq.worker.upkeep import STACK_FRAMES
 
 
 @pytest.fixture
@@ -85,16 +86,16 @@ def test_a_coroutine_that_blocks_the_loop_is_seen_in_its_thread(running, gate):
 
 
 def test_a_report_has_a_bounded_size_and_a_bounded_life_as_has_a_request(running, gate, client, caller, monkeypatch):
-    monkeypatch.setattr(stack_report, "REPORT_CHARACTERS", 10)
+    monkeypatch.setattr(upkeep, "REPORT_CHARACTERS", 10)
 
     report = running(lambda body: gate.pass_through())
     [id] = caller.run(commands.worker_ids())
-    caller.run_all(stacks.request("dead"))
+    caller.run_all(commands.request("dead"))
 
     assert (report.stacks, report.left_out) == ((), 1)
     assert client.exists(stack_request_key(id)) == 0
-    assert 0 < client.pttl(stacks_key(id)) <= stacks.REPORT_MS
-    assert 0 < client.pttl(stack_request_key("dead")) <= stacks.REQUEST_MS
+    assert 0 < client.pttl(stacks_key(id)) <= commands.REPORT_MS
+    assert 0 < client.pttl(stack_request_key("dead")) <= commands.REQUEST_MS
 
 
 def test_a_deep_stack_shows_its_innermost_frames(running, gate):

@@ -10,7 +10,7 @@ from reliq import Nack, Stopped, WorkerSettings
 from reliq.errors import ConfigurationError
 from reliq.events import Acked, Handled, Released, Started, WorkerReady, WorkerStopping
 from reliq.logs.observer import LogObserver
-from reliq.transitions import CallNumber
+from reliq.lua.transitions import CallNumber
 
 
 def test_a_stop_lets_handlers_finish_and_logs_how_many_run(queue, consumer, hold, gate, recorder, monkeypatch, caplog):

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from reliq.events import Acked, Handled, Started
-from reliq.transitions import CallNumber
+from reliq.lua.transitions import CallNumber
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 from waiting import eventually
 
 from reliq import Consumer, Nack, WorkerSettings
-from reliq.client.client import Client
-from reliq.consumer.consumer import EXIT_REPLACE
+from reliq.consumer import EXIT_REPLACE
 from reliq.errors import RedisUnavailableError
 from reliq.events import Acked, Claimed, Collected, Promoted, Reclaimed, RedisAway, Started
-from reliq.transitions import CallNumber
-from reliq.transport.connection import Connection
+from reliq.lua.transitions import CallNumber
+from reliq.redis.client import Client
+from reliq.redis.server import Connection
 from reliq.worker.fetcher import POLL_SECONDS
 from reliq.worker.scheduler import Scheduler
 

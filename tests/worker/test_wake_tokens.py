@@ -11,10 +11,10 @@ import pytest
 from waiting import eventually
 
 from reliq import Consumer, Queue
-from reliq.client.client import Client
-from reliq.client.tokens import Tokens
 from reliq.events import Acked, RedisAway, RedisBack, Started
-from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
+from reliq.redis.client import Client
+from reliq.redis.server import WORKER_TIMEOUT_SECONDS, Connection
+from reliq.redis.wakeups import Tokens
 
 pytestmark = pytest.mark.slow
 

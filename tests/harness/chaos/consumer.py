@@ -12,10 +12,11 @@ from typing import Any
 
 from tenacity import wait_fixed
 
-from reliq import Job, Nack, Reject, ReliqError, Snooze, WorkerSettings, transitions
-from reliq.client.client import Client
+from reliq import Job, Nack, Reject, ReliqError, Snooze, WorkerSettings
 from reliq.events import Event, RenewalLate
-from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
+from reliq.lua import transitions
+from reliq.redis.client import Client
+from reliq.redis.server import WORKER_TIMEOUT_SECONDS, Connection
 from tests.harness.chaos.history import Journal
 from tests.harness.chaos.tap import Tap, TappedConsumer
 from tests.harness.chaos.workload import GROWING, LEASE_SECONDS, QUEUES, SHARES, conduct, place_keys

@@ -11,9 +11,9 @@ import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from reliq.embedded import EmbeddedRedis
 from reliq.keys import Keys
-from reliq.shardmap import shard_map
+from reliq.redis.shards import shard_map
+from reliq.testing.server import EmbeddedRedis
 from tests.cluster_bus import Bus
 from tests.cluster_servers import LiveCluster
 from tests.harness.chaos.proxy import Proxy

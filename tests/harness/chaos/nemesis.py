@@ -6,8 +6,8 @@ import threading
 import time
 from concurrent.futures import Future
 
-from reliq import transitions
 from reliq.errors import RedisUnavailableError
+from reliq.lua import transitions
 from tests.harness.chaos import outages, vandal
 from tests.harness.chaos.arena import Arena
 from tests.harness.chaos.schedule import OF_PROCESSES, Fault

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import redis
 
-from reliq.embedded import find_server
+from reliq.testing.server import find_server
 from tests.harness.chaos import nemesis, scan
 from tests.harness.chaos.arena import Arena
 from tests.harness.chaos.grounds import Ground, ManyServers, OneServer

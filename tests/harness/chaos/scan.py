@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from reliq.keys import Keys, pattern
-from reliq.wireformat import Held, StateWord
+from reliq.wire_format import Held, StateWord
 from tests.harness.chaos.vandal import FOREIGN, MARK
 from tests.harness.chaos.workload import PER_KEY
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from redis.exceptions import NoScriptError, ResponseError
 
 from reliq import Consumer
-from reliq.call import id_text
 from reliq.lua import script
 from reliq.message import Claimed
-from reliq.transport.failures import NotSentError
+from reliq.redis.commands import id_text
+from reliq.redis.pool import NotSentError
 from tests.harness.chaos.history import Journal
 
 SETTLING = ("ack", "nack", "extend", "release", "snooze")

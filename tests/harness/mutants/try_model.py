@@ -7,7 +7,7 @@ from pathlib import Path
 import redis
 from hypothesis import Phase
 
-from reliq.embedded import EmbeddedRedis, find_server
+from reliq.testing.server import EmbeddedRedis, find_server
 
 TESTS = Path(__file__).parents[2]
 sys.path[:0] = [str(TESTS / "scripts"), str(TESTS)]

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import redis
 
-from reliq.embedded import EmbeddedRedis
 from reliq.errors import PublishFailed
+from reliq.testing.server import EmbeddedRedis
 from tests.harness.soak.gauges import ALLOWED, faults, fifth, look
 from tests.harness.soak.jobs import SOAK
 from tests.waiting import eventually

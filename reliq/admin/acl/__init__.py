@@ -1,1 +1,0 @@
-"""The least Redis ACL rule for a role."""

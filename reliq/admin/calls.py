@@ -1,0 +1,534 @@
+"""Where a message of a queue can be, and what its keys are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from reliq.keys import QUEUES_KEY, Keys, pattern
+from reliq.message import Confirmed
+from reliq.redis.commands import (
+    Command,
+    id_text,
+    read_facts,
+    read_ids,
+    read_nothing,
+    read_raw_scores,
+    read_scores,
+    read_text,
+    runs,
+)
+from reliq.settings import check_is_one_of
+from reliq.wire_format import FailureNote, StateWord
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reliq.keys import Keys
+    from reliq.lua import Script
+    from reliq.redis.commands import SortedSet
+
+
+Place = Literal["pending", "ready", "waiting", "unack", "retry", "garbage", "dead"]
+PLACES: tuple[Place, ...] = get_args(Place)
+#: States whose messages may be cancelled, and may go to another queue.
+CANCELLABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "retry", "unack")
+MOVABLE = CANCELLABLE
+
+#: The keys that a queue has one of, with their types.
+TYPES = {
+    "pending": "zset",
+    "ready": "list",
+    "unack": "zset",
+    "retry": "list",
+    "garbage": "set",
+    "retries_left": "hash",
+    "lease": "hash",
+    "errors": "hash",
+    "windows": "hash",
+    "leaving": "hash",
+    "arrived": "hash",
+    "dead": "stream",
+    "totals": "hash",
+    "minutes": "hash",
+    "cron": "hash",
+    "wake": "list",
+    "token": "string",
+    "watch": "string",
+    "paused": "string",
+    "map": "string",
+    "epoch": "string",
+}
+
+#: A message that is being moved to another queue is due this many ms later than it was: 126 years.
+MOVING_MS = 4 * 10**12
+#: Ids that are read in one step.
+STEP_IDS = 250
+
+
+@dataclass(frozen=True, slots=True)
+class LinePlace:
+    """The line of one key: a list as ready is. All lines of a queue together are the place `waiting`."""
+
+    key: str
+
+
+Spot = Place | LinePlace
+
+
+def is_list(spot: Spot) -> bool:
+    """Say whether messages lie there in the order of their claims."""
+    return isinstance(spot, LinePlace) or spot in ("ready", "retry")
+
+
+def place_of(spot: Spot) -> Place:
+    """Return the place that a person calls it."""
+    return "waiting" if isinstance(spot, LinePlace) else spot
+
+
+def redis_key(keys: Keys, spot: Spot) -> str:
+    """Return the Redis key that has its messages; `waiting` has one for each line."""
+    return keys.line(spot.key) if isinstance(spot, LinePlace) else str(getattr(keys, spot))
+
+
+def check_place(place: str, allowed: Sequence[Place] = PLACES) -> Place:
+    """Return the name of a place; raise ConfigurationError for another. Users call it a state."""
+    check_is_one_of("state", place, allowed)
+    return cast("Place", place)
+
+
+@runs("SCAN")
+def keys_scanned(pattern: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
+    """Look at about `count` keys; return where the next are (0: these were the last), and those that match."""
+    return Command(
+        ("SCAN", cursor, "MATCH", pattern, "COUNT", count), lambda reply: (int(reply[0]), read_ids(reply[1]))
+    )
+
+
+@runs("TYPE")
+def type_of_key(any_key: str) -> Command[str]:
+    """Return the type of a key, `none` when it is not there."""
+    return Command(("TYPE", any_key), bytes.decode)
+
+
+@runs("UNLINK")
+def delete_keys(any_keys: Sequence[str]) -> Command[int]:
+    """Delete keys."""
+    return Command(("UNLINK", *any_keys), int)
+
+
+@runs("CONFIG")
+def parameter(name: str) -> Command[dict[str, str]]:
+    """Read a parameter of the server's configuration, by its name."""
+    return Command(("CONFIG", "GET", name), _pairs)
+
+
+@runs("CLUSTER")
+def cluster_facts() -> Command[dict[str, str]]:
+    """Return what a node of a Cluster thinks of the Cluster."""
+    return Command(("CLUSTER", "INFO"), read_facts)
+
+
+@runs("SLOWLOG")
+def slow_scripts(count: int) -> Command[list[int]]:
+    """Return the microseconds of each script among the last `count` entries of the slow log."""
+    return Command(
+        ("SLOWLOG", "GET", count),
+        lambda reply: [int(one[2]) for one in reply if one[3] and bytes(one[3][0]).upper() in (b"EVAL", b"EVALSHA")],
+    )
+
+
+@runs("EVAL")
+def eval_nothing() -> Command[bool]:
+    """Run a script that does nothing: it is refused to who may not EVAL."""
+    return Command(("EVAL", "return 1", 0), bool)
+
+
+@runs("SCRIPT")
+def load_script(script: Script) -> Command[str]:
+    """Have the server know a script; return its digest."""
+    return Command(("SCRIPT", "LOAD", script.text), bytes.decode)
+
+
+@runs("ACL")
+def user_name() -> Command[str]:
+    """Return the user that asks."""
+    return Command(("ACL", "WHOAMI"), bytes.decode)
+
+
+@runs("ACL")
+def user_rule(name: str) -> Command[str]:
+    """Return the rule of a user on commands."""
+    return Command(("ACL", "GETUSER", name), _rule)
+
+
+@runs("ACL")
+def commands_in(group: str) -> Command[set[str]]:
+    """Return the commands of a group of ACL rules, in capitals."""
+    return Command(("ACL", "CAT", group), lambda reply: {one.decode().upper() for one in reply})
+
+
+def _pairs(reply: Sequence[bytes]) -> dict[str, str]:
+    texts = [part.decode("utf-8", "replace") for part in reply]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _rule(reply: Sequence[Any]) -> str:
+    pairs = dict(zip(reply[::2], reply[1::2], strict=True))
+    return str(pairs[b"commands"].decode())
+
+
+#: Keys of a queue that hold ids.
+Index = Literal["pending", "unack", "garbage", "retries_left", "lease", "errors"]
+Stream = Literal["ends", "history", "dead"]
+_SCANS = {"pending": "ZSCAN", "unack": "ZSCAN", "garbage": "SSCAN", "retries_left": "HSCAN", "lease": "HSCAN"}
+
+
+# ---- one message
+
+
+@runs("msg:GET")
+def value(keys: Keys, id: str) -> Command[bytes | None]:
+    """Read the value of a message; None when it is gone."""
+    return Command(("GET", keys.msg(id)), _as_it_is)
+
+
+@runs("msg:STRLEN")
+def length(keys: Keys, id: str) -> Command[int]:
+    """Count the bytes of a message's value."""
+    return Command(("STRLEN", keys.msg(id)), int)
+
+
+@runs("msg:EXISTS")
+def has_value(keys: Keys, id: str) -> Command[bool]:
+    """Say whether a message has a value."""
+    return Command(("EXISTS", keys.msg(id)), bool)
+
+
+@runs("msg:PTTL")
+def ttl_ms(keys: Keys, id: str) -> Command[int]:
+    """Return in how many ms a message's value expires; below 0 when it does not, or is gone."""
+    return Command(("PTTL", keys.msg(id)), int)
+
+
+@runs("errors:HMGET")
+def failure_notes(keys: Keys, ids: Sequence[str]) -> Command[list[FailureNote]]:
+    """Read why messages failed last."""
+    return Command(("HMGET", keys.errors, *ids), lambda reply: [FailureNote.parse(one) for one in reply])
+
+
+@runs("errors:HGET")
+def failures(keys: Keys, id: str) -> Command[list[FailureNote]]:
+    """Read each failure of a message that is kept, the newest first."""
+    return Command(("HGET", keys.errors, id), FailureNote.parse_all)
+
+
+@runs("dead:XRANGE")
+def letter_failures(keys: Keys, letter: str) -> Command[list[FailureNote]]:
+    """Read each failure that a dead letter keeps, the newest first."""
+    return Command(("XRANGE", keys.dead, letter, letter), _letter_failures)
+
+
+@runs("retries_left:HEXISTS")
+def is_alive(keys: Keys, id: str) -> Command[bool]:
+    """Say whether a message has a retry count: it is pending, in a list or in unack."""
+    return Command(("HEXISTS", keys.retries_left, id), bool)
+
+
+@runs("garbage:SISMEMBER")
+def is_in_garbage(keys: Keys, id: str) -> Command[bool]:
+    """Say whether a message waits to be collected."""
+    return Command(("SISMEMBER", keys.garbage, id), bool)
+
+
+@runs("dedup:GET")
+def marker(keys: Keys, id: str) -> Command[bytes | None]:
+    """Read why a chosen id is taken after its end; None when it is not."""
+    return Command(("GET", keys.dedup(id)), _as_it_is)
+
+
+@runs("dedup:PTTL")
+def marker_ms(keys: Keys, id: str) -> Command[int]:
+    """Return for how many ms more a chosen id is taken; below 0 when it is not."""
+    return Command(("PTTL", keys.dedup(id)), int)
+
+
+@runs("dedup:SET")
+def take_id(keys: Keys, id: str, why: bytes, for_ms: int) -> Command[None]:
+    """Have a chosen id taken for so many ms, unless it is so already."""
+    return Command(("SET", keys.dedup(id), why, "PX", for_ms, "NX"), read_nothing)
+
+
+@runs("dedup:DEL")
+def free_id(keys: Keys, id: str) -> Command[None]:
+    """Have a chosen id taken no more."""
+    return Command(("DEL", keys.dedup(id)), read_nothing)
+
+
+# ---- the messages of one place
+
+
+@runs("WAIT")
+def at_a_replica(for_ms: int) -> Command[Confirmed]:
+    """Wait until one replica has what came before on the same connection; say whether it has."""
+    return Command(("WAIT", 1, for_ms), lambda reply: Confirmed(int(reply) > 0, int(reply)))
+
+
+@runs("leaving:HLEN")
+def leaving(keys: Keys) -> Command[int]:
+    """Count what is on its way to another shard; the hash has one field more."""
+    return Command(("HLEN", keys.leaving), lambda reply: max(0, int(reply) - 1))
+
+
+@runs("pending:ZCARD ready:LLEN line:LLEN unack:ZCARD retry:LLEN garbage:SCARD dead:XLEN")
+def size(keys: Keys, spot: Spot) -> Command[int]:
+    """Count what is in a place."""
+    command = "LLEN" if is_list(spot) else {"garbage": "SCARD", "dead": "XLEN"}.get(place_of(spot), "ZCARD")
+    return Command((command, redis_key(keys, spot)), int)
+
+
+@runs("pending:ZRANGE ready:LRANGE line:LRANGE unack:ZRANGE retry:LRANGE")
+def ids_at(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
+    """Read ids of a list or sorted set from the place `at`, those first that come first."""
+    if is_list(spot):
+        return Command(("LRANGE", redis_key(keys, spot), -at - count, -at - 1), lambda reply: read_ids(reply[::-1]))
+    return Command(("ZRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
+
+
+@runs("pending:ZRANGE unack:ZRANGE")
+def scored_at(keys: Keys, place: SortedSet, at: int, count: int) -> Command[list[tuple[str, float]]]:
+    """Read ids of a sorted set from the place `at`, each with its score as Redis has it."""
+    return Command(("ZRANGE", getattr(keys, place), at, at + count - 1, "WITHSCORES"), read_raw_scores)
+
+
+@runs("pending:ZRANK unack:ZRANK")
+def rank(keys: Keys, place: SortedSet, id: str) -> Command[int | None]:
+    """Return how many of a sorted set come before an id; None when it is not there."""
+    return Command(("ZRANK", getattr(keys, place), id), _as_it_is)
+
+
+@runs("pending:ZSCORE unack:ZSCORE")
+def score(keys: Keys, place: SortedSet, id: str) -> Command[float | None]:
+    """Return the score of an id as Redis has it; None when it is not there."""
+    return Command(("ZSCORE", getattr(keys, place), id), lambda reply: None if reply is None else float(reply))
+
+
+@runs("pending:ZCOUNT unack:ZCOUNT")
+def count_to(keys: Keys, place: SortedSet, score: float, *, without: bool = False) -> Command[int]:
+    """Count those of a sorted set up to a score, or with `without` those below it."""
+    return Command(("ZCOUNT", getattr(keys, place), "-inf", f"{'(' * without}{score!r}"), int)
+
+
+@runs("ready:LPOS line:LPOS retry:LPOS")
+def index_of(keys: Keys, spot: Spot, id: str, *, newest_first: bool, most: int) -> Command[int | None]:
+    """Return the index of an id in a list, 0 for the newest, when it is among the first or the newest `most`."""
+    rank = "1" if newest_first else "-1"
+    return Command(("LPOS", redis_key(keys, spot), id, "RANK", rank, "MAXLEN", most), _as_it_is)
+
+
+@runs("ready:LRANGE line:LRANGE retry:LRANGE")
+def newest_ids(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
+    """Read ids of a list from the place `at`, those first that come last."""
+    return Command(("LRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
+
+
+@runs("pending:ZSCAN unack:ZSCAN garbage:SSCAN retries_left:HSCAN lease:HSCAN errors:HSCAN")
+def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
+    """Read about `count` ids of a key; return where the next are (0: these were the last), and them."""
+    command, step = _SCANS.get(index, "HSCAN"), 1 if index == "garbage" else 2
+    return Command(
+        (command, getattr(keys, index), cursor, "COUNT", count),
+        lambda reply: (int(reply[0]), read_ids(reply[1][::step])),
+    )
+
+
+@runs("SCAN")
+def names_of(keys: Keys, kind: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
+    """Look at about `count` keys of the whole key space; return where the next are, and who has a `msg` or a `line`."""
+    prefix = getattr(keys, kind)("")
+    return Command(
+        ("SCAN", cursor, "MATCH", pattern(prefix) + "*", "COUNT", count),
+        lambda reply: (int(reply[0]), [id_text(key).removeprefix(prefix) for key in reply[1]]),
+    )
+
+
+@runs("lease:HSCAN")
+def words_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, StateWord]]]]:
+    """Read about `count` ids with their state words; return where the next are (0: these were the last), and them."""
+
+    def read(reply: Any) -> tuple[int, list[tuple[str, StateWord]]]:
+        pairs = zip(reply[1][::2], reply[1][1::2], strict=True)
+        return int(reply[0]), [(id_text(id), StateWord.parse(word)) for id, word in pairs]
+
+    return Command(("HSCAN", keys.lease, cursor, "COUNT", count), read)
+
+
+@runs("pending:ZRANGE unack:ZRANGE")
+def due_between(keys: Keys, place: SortedSet, first: int, last: int, count: int) -> Command[list[tuple[str, float]]]:
+    """Read up to `count` ids that are due from `first` to `last`, in unix seconds, each with when."""
+    rest = ("BYSCORE", "LIMIT", 0, count, "WITHSCORES")
+    return Command(("ZRANGE", getattr(keys, place), first, last, *rest), read_scores)
+
+
+@runs("errors:HRANDFIELD")
+def failure_sample(keys: Keys, count: int) -> Command[list[FailureNote]]:
+    """Draw up to `count` of the messages that failed, and read why."""
+    return Command(
+        ("HRANDFIELD", keys.errors, count, "WITHVALUES"), lambda reply: [FailureNote.parse(one) for one in reply[1::2]]
+    )
+
+
+@runs("retries_left:HRANDFIELD")
+def any_id(keys: Keys) -> Command[list[str]]:
+    """Draw the id of a message that is alive; none when there is none."""
+    return Command(("HRANDFIELD", keys.retries_left, 1), read_ids)
+
+
+@runs("ends:XREVRANGE history:XREVRANGE dead:XREVRANGE")
+def newest_entries(keys: Keys, stream: Stream, before: str, count: int) -> Command[list[Any]]:
+    """Read up to `count` entries of a stream from the place `before` (`+`: its end) back, the newest first."""
+    return Command(("XREVRANGE", getattr(keys, stream), before, "-", "COUNT", count), list)
+
+
+def _letter_failures(reply: Any) -> list[FailureNote]:
+    fields = reply[0][1] if reply else []
+    return FailureNote.parse_all(dict(zip(fields[::2], fields[1::2], strict=True)).get(b"note"))
+
+
+def _as_it_is(reply: Any) -> Any:
+    return reply
+
+
+@runs(
+    " ".join(f"{name}:EXISTS" for name in ("pending", "ready", "unack", "retry", "garbage", "retries_left", "dead"))
+    + " totals:EXISTS ends:EXISTS paused:EXISTS cron:EXISTS"
+)
+def key_count(keys: Keys) -> Command[int]:
+    """Count the keys of a queue that only a queue has which was used."""
+    places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left)
+    return Command(("EXISTS", *places, keys.dead, keys.totals, keys.ends, keys.paused, keys.cron), int)
+
+
+@runs("retries_left:EXISTS totals:EXISTS")
+def is_used(keys: Keys) -> Command[bool]:
+    """Say whether a queue has messages, or a total."""
+    return Command(("EXISTS", keys.retries_left, keys.totals), bool)
+
+
+@runs("totals:HGETALL")
+def raw_totals(keys: Keys) -> Command[list[bytes]]:
+    """Read the account of a queue, names and numbers by turns, as Redis has them."""
+    return Command(("HGETALL", keys.totals), list)
+
+
+@runs("paused:PTTL")
+def pause_ms(keys: Keys) -> Command[int]:
+    """Return for how many ms more a queue is paused; below 0 when it waits for its resume, or is not paused."""
+    return Command(("PTTL", keys.paused), int)
+
+
+@runs("limits:HGETALL")
+def limit_fields(keys: Keys) -> Command[dict[str, str]]:
+    """Read the limits of a queue as Redis has them; empty for a queue without keys."""
+    return Command(
+        ("HGETALL", keys.limits),
+        lambda reply: {id_text(name): id_text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)},
+    )
+
+
+@runs(" ".join(f"{name}:TYPE" for name in TYPES))
+def type_of(keys: Keys, name: str) -> Command[str]:
+    """Return the type of the key `name` of a queue, one of `TYPES`."""
+    return Command(("TYPE", getattr(keys, name)), bytes.decode)
+
+
+@runs(" ".join(f"{name}:RENAMENX" for name in (*TYPES, "aside")))
+def put_aside(keys: Keys, name: str, stamp: int) -> Command[bool]:
+    """Give the key `name` of a queue another name, of which `stamp` is a part; say whether that name was free."""
+    return Command(("RENAMENX", getattr(keys, name), keys.aside(name, stamp)), bool)
+
+
+@runs("QUEUES_KEY:HEXISTS")
+def is_registered(keys: Keys) -> Command[bool]:
+    """Say whether the registry names a queue."""
+    return Command(("HEXISTS", QUEUES_KEY, keys.entry), bool)
+
+
+@runs("QUEUES_KEY:HGET")
+def registered_at(keys: Keys) -> Command[bytes]:
+    """Read the unix seconds at which a process last named a queue in the registry; empty when none did."""
+    return Command(("HGET", QUEUES_KEY, keys.entry), lambda reply: reply or b"")
+
+
+@runs("QUEUES_KEY:HDEL")
+def unregister(keys: Keys) -> Command[int]:
+    """Take a queue out of the registry."""
+    return Command(("HDEL", QUEUES_KEY, keys.entry), int)
+
+
+# ---- a move to another queue
+
+
+@runs("moving:SET")
+def note_move(keys: Keys, to: str, *, only_first: bool) -> Command[bool]:
+    """Note to which queue messages are being moved; say whether it was noted: `only_first` keeps an earlier note."""
+    condition = ("NX",) if only_first else ()
+    return Command(("SET", keys.moving, to, *condition), lambda reply: reply is not None)
+
+
+@runs("moving:GET")
+def noted_move(keys: Keys) -> Command[str]:
+    """Read to which queue messages are being moved; empty when none are."""
+    return Command(("GET", keys.moving), read_text)
+
+
+@runs("moving:DEL")
+def drop_move(keys: Keys) -> Command[int]:
+    """Note that no messages are being moved."""
+    return Command(("DEL", keys.moving), int)
+
+
+#: Sorted sets whose members are keys of messages.
+KeySet = Literal["ring", "asleep"]
+
+
+@runs("ring:ZSCAN asleep:ZSCAN")
+def keys_among(keys: Keys, among: KeySet, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
+    """Read about `count` keys that may be served, or sleep; return where the next are (0: these were the last), and them."""
+    return Command(
+        ("ZSCAN", getattr(keys, among), cursor, "COUNT", count),
+        lambda reply: (int(reply[0]), read_ids(reply[1][::2])),
+    )
+
+
+@runs("ring:ZRANGE asleep:ZRANGE")
+def first_keys(keys: Keys, among: KeySet, count: int) -> Command[list[str]]:
+    """Read the first `count` keys that may be served, or sleep, in the order of their turns or ends."""
+    return Command(("ZRANGE", getattr(keys, among), 0, count - 1), read_ids)
+
+
+@runs("held:ZRANGE")
+def keys_holding(keys: Keys, after: str | None, count: int) -> Command[list[str]]:
+    """Read the keys of the next `count` messages that hold a place, after those of the key `after`; each once."""
+    start = "-" if after is None else f"({after}\1"
+    return Command(
+        ("ZRANGE", keys.held, start, "+", "BYLEX", "LIMIT", 0, count),
+        lambda reply: list(dict.fromkeys(id_text(one.partition(b"\0")[0]) for one in reply)),
+    )
+
+
+@runs("limits:EXISTS ring:EXISTS held:EXISTS asleep:EXISTS")
+def has_keys(keys: Keys) -> Command[bool]:
+    """Say whether messages of a queue have, or had, keys."""
+    return Command(("EXISTS", keys.limits, keys.ring, keys.held, keys.asleep), bool)
+
+
+@runs("held:ZSCAN")
+def places_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, str]]]]:
+    """Read about `count` places, each as key and id; return where the next are (0: these were the last), and them."""
+
+    def read(reply: Any) -> tuple[int, list[tuple[str, str]]]:
+        members = [id_text(one).partition("\0") for one in reply[1][::2]]
+        return int(reply[0]), [(key, id) for key, _, id in members]
+
+    return Command(("ZSCAN", keys.held, cursor, "COUNT", count), read)

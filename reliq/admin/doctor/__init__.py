@@ -1,1 +1,0 @@
-"""Whether a server is fit for queues."""

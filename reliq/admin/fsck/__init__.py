@@ -1,1 +1,0 @@
-"""`reliq check`: finds what contradicts the model in a queue, and repairs it."""

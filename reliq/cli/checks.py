@@ -1,0 +1,178 @@
+"""`reliq check`: a queue's own fsck."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from reliq.admin.acl import ROLES, acl_rule
+from reliq.cli.options import DEFAULT_LAYOUT, Desk, Json, LayoutText, QueueName, Url, WholeDesk, admin
+from reliq.cli.output import console, print_json, say
+from reliq.keys import Keys, Layout
+from reliq.text import count_of, partial
+
+if TYPE_CHECKING:
+    from reliq.admin.check import CheckReport
+    from reliq.admin.doctor import Finding
+
+
+def check(
+    queue: QueueName,
+    *,
+    repair: Annotated[bool, typer.Option("--repair", help="Set right what is wrong.")] = False,
+    json: Json = False,
+    desk: Desk,
+) -> None:
+    """
+    Look at every message of a queue for what contradicts the model, beside those who use it.
+
+    With --repair, what can be is set right without guessing, and the rest becomes dead letters with the reason `lost`.
+    In a layout of the Go original, whose moves take several commands, only what stays wrong for 5 seconds counts.
+    Exit 0: nothing is wrong, or nothing any more; what passes by itself does not count. Exit 1: something is wrong.
+
+    Example: reliq check orders --repair
+    """
+    with _progress() as progress:
+        report = desk.check(queue, repair=repair, progress=progress)
+    if json:
+        print_json(report)
+    else:
+        _print_check(report, repair=repair)
+    raise typer.Exit(0 if report.is_sound else 1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int], None]]:
+    """Show on a terminal what is being read; elsewhere nothing."""
+    with console(stderr=True).status("") as status:
+        yield lambda what, looked_at: status.update(f"reading {what}: {count_of(looked_at, 'id')} looked at")
+
+
+def _print_check(report: "CheckReport", *, repair: bool) -> None:
+    for fault in report.faults:
+        mended = f", {fault.mended} mended" if repair else ""
+        say(f"{'passes' if fault.passes else 'wrong':8} {fault.name}: {fault.count}{mended}")
+        examples = ", ".join(fault.examples) + (", …" if fault.count > len(fault.examples) else "")
+        for label, text in (("means", fault.means), ("such as", examples), ("--repair", fault.repair)):
+            say(f"{'':9}{label}: {text}")
+    if report.unproved:
+        say(
+            f"{count_of(report.unproved, 'id')} may be in no list, or in two; the lists are too long to be looked through."
+        )
+    if report.away:
+        say(f"The check is {partial(report.away)}.")
+    verdict = "sound" if report.is_sound else "NOT sound"
+    say(f"{report.queue}: {count_of(report.looked_at, 'id')} looked at; the queue is {verdict}.")
+
+
+def doctor(
+    *,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Whether this user has the rights of {', '.join(ROLES)}; may be given again."),
+    ] = None,
+    queue: Annotated[str, typer.Option(help="The queue whose rights are asked for.")] = "reliq-doctor",
+    strict: Annotated[bool, typer.Option("--strict", help="A warning or unknown counts as bad.")] = False,
+    json: Json = False,
+    desk: WholeDesk,
+) -> None:
+    """
+    Say whether a Redis is fit for queues, what each finding means, and how to mend it.
+
+    What it may not read is unknown, never passed. Exit 0: nothing is bad. Exit 1: something is; with --strict a
+    warning or an unknown is too.
+
+    Example: reliq doctor --role consumer --queue orders
+    """
+    found = desk.doctor(roles=role or (), queue=queue)
+    if json:
+        print_json(found)
+    else:
+        for one in found:
+            _print(one)
+    fatal = {"bad", "warning", "unknown"} if strict else {"bad"}
+    raise typer.Exit(1 if any(one.verdict in fatal for one in found) else 0)
+
+
+def _print(finding: "Finding") -> None:
+    say(f"{finding.verdict:8} {finding.name}: {finding.what}")
+    for label, text in (("means", finding.means), ("mend", finding.mend)):
+        if text:
+            say(f"{'':9}{label}: {text}")
+
+
+class Server(StrEnum):
+    """Which form of rule a server knows."""
+
+    six = "6.2"
+    seven = "7.0"
+
+
+def acl(
+    role: Annotated[list[str], typer.Option(help=f"{', '.join(ROLES)}; may be given again.")],
+    queue: Annotated[list[str], typer.Option(help="A queue of the user; may be given again.")],
+    user: Annotated[str, typer.Option(help="The user's name.", show_default="reliq-ROLE")] = "",
+    server: Annotated[
+        Server | None, typer.Option(help="The oldest server it is for; without it, the server is asked.")
+    ] = None,
+    without_eval: Annotated[
+        bool, typer.Option("--without-eval", help="No scripts but those that `reliq scripts load` has loaded.")
+    ] = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """
+    Print the least Redis ACL rule for a role; passwords, and whether the user is on, stay as they are.
+
+    From 7.0 on, each command is bound to the keys it is for. Redis 6.2 cannot do that: there a producer may also read
+    and delete bodies, and an operator claim messages. A program that plays several roles needs them all: a worker that
+    publishes is a producer too. Publishing with `durability` takes +wait or +waitaof besides. The rule of a Cluster's URL
+    has what its connections need; one by --server alone takes +cluster|slots +cluster|info +asking +ping besides.
+
+    Who may EVAL can run a script that never ends, and hold up Redis for everybody. --without-eval allows EVALSHA alone;
+    run `reliq scripts load` then, after each start of the server and with each new version.
+
+    Example: reliq acl --role producer --queue orders --server 7.0
+    """
+    if server is None:
+        rule = admin(url, layout).acl(role, queue, user=user, without_eval=without_eval)
+    else:
+        queues = [Keys(name, Layout.parse(layout)) for name in queue]
+        is_seven = server is Server.seven
+        rule = acl_rule(role, queues, user=user, selectors=is_seven, without_eval=without_eval)
+    if json:
+        print_json(rule)
+        return
+    say(*str(rule).split("\n"))
+    say(f"# Then give it a password: ACL SETUSER {rule.user} on >PASSWORD", stderr=True)
+
+
+scripts = typer.Typer(
+    help="Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`.", add_completion=False
+)
+
+
+@scripts.callback()
+def root() -> None:
+    """Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`."""
+
+
+@scripts.command()
+def load(json: Json = False, url: Url = None) -> None:
+    """
+    Load the scripts of this version, so that users without EVAL can run them.
+
+    Redis forgets them when it restarts, and a replica that is promoted may not have them: run this after each start
+    of the server, after a failover, and with each new version of reliq before its producers start. It needs a user
+    who may SCRIPT LOAD.
+
+    Example: reliq scripts load
+    """
+    loaded = admin(url).load_scripts()
+    if json:
+        print_json(loaded)
+        return
+    say(f"{count_of(len(loaded), 'script is', 'scripts are')} loaded")

@@ -1,1 +1,0 @@
-"""Bodies to bytes and back."""

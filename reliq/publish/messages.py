@@ -1,0 +1,440 @@
+"""The options of a message, checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFailed, ReliqError
+from reliq.keys import check_id, home, made_at, new_id
+from reliq.lua import transitions
+from reliq.lua.transitions import Message
+from reliq.message import (
+    PRIORITY_LINES,
+    BulkResult,
+    Confirmed,
+    Copied,
+    Duration,
+    Outgoing,
+    Priority,
+    PublishOptions,
+    Receipt,
+)
+from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, check_is_one_of, milliseconds, seconds, whole
+from reliq.text import check_keywords
+from reliq.wire_format import ENVELOPE_START, MAGIC, NUMBER_LIMIT, check_key, envelope_rest, open_envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from reliq.codec import Codec
+    from reliq.keys import Keys
+    from reliq.lua.transitions import Messages
+    from reliq.message import Counts, Header, Outgoing, Receipt
+    from reliq.redis.commands import Call
+    from reliq.redis.shards import ShardMap, Shards
+    from reliq.settings import QueueSettings
+
+
+def line_of(outgoing: Outgoing[Any]) -> str:
+    """
+    Return where a message waits when it is due: its key, what stands for its priority, or empty text.
+
+    Raises:
+        ConfigurationError: the key or the priority is not allowed, or both are given.
+    """
+    if outgoing.key is None and outgoing.priority == "normal":
+        return ""
+    check_is_one_of("priority", outgoing.priority, get_args(Priority))
+    if outgoing.key is None:
+        return PRIORITY_LINES[outgoing.priority]
+    if outgoing.priority != "normal":
+        raise ConfigurationError(
+            f"give key or priority, not both: the messages of key {outgoing.key!r:.40} take turns with those of other "
+            "keys; give the key more turns with Queue(key_weights={…})"
+        )
+    return check_key(outgoing.key)
+
+
+def check_bare(outgoing: Outgoing[Any]) -> None:
+    """Raise ConfigurationError for what a queue of the Go original has no place for."""
+    given = {
+        "headers": outgoing.headers,
+        "incarnation": outgoing.incarnation is not None,
+        "key": outgoing.key is not None,
+        "priority": outgoing.priority != "normal",
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigurationError(f"{name} cannot be sent on a queue in the hdt3213 layout: its bodies are bare")
+
+
+def incarnation(outgoing: Outgoing[Any]) -> int | None:
+    """Return what the message says beside its chosen id; raise ConfigurationError for what is no such number."""
+    if outgoing.incarnation is None:
+        return None
+    if outgoing.id is None:
+        raise ConfigurationError("incarnation needs an id chosen by you: publish(..., id='order-7', incarnation=1)")
+    return whole("incarnation", outgoing.incarnation, most=NUMBER_LIMIT - 1)
+
+
+def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
+    """Return unix ms, or None, and a delay in ms; raise ConfigurationError when either is not allowed, or both given."""
+    delay_ms = milliseconds(seconds("delay", delay))
+    if at is not None and delay_ms:
+        raise ConfigurationError("give delay or at, not both")
+    return None if at is None else unix_ms(at), delay_ms
+
+
+def unix_ms(at: datetime) -> int:
+    """Return an aware datetime in unix ms; raise ConfigurationError for a naive or far one."""
+    if not isinstance(at, datetime) or at.utcoffset() is None:
+        raise ConfigurationError("at must be an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)")
+    unix = at.timestamp()
+    now = datetime.now(at.tzinfo).timestamp()
+    if unix < 0 or unix - now > LONGEST_SECONDS:
+        raise ConfigurationError(f"at must lie between 1970 and ten years from now, not {at.isoformat()}")
+    return milliseconds(unix)
+
+
+#: The keyword arguments of a publish.
+PUBLISH_KEYWORDS = frozenset({"durability", *PublishOptions.__annotations__})
+#: A publish that waits for no confirmation.
+NOT_ASKED = Confirmed()
+
+
+class CallTerms(NamedTuple):
+    """The options that all messages of one call share (times in ms)."""
+
+    at_ms: int | None
+    delay_ms: int
+    ttl_ms: int
+    retries: int
+    window_ms: int | None
+    replace: bool
+
+
+class Order(NamedTuple):
+    """
+    One message ready to be sent.
+
+    Attributes:
+        line: where it waits when it is due: its key, or what stands for its priority; empty: with all others.
+    """
+
+    id: str
+    value: bytes
+    terms: CallTerms
+    line: str = ""
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether its id is nobody's choice: then any shard may have it."""
+        return self.terms.window_ms is None
+
+
+class ShardPart(NamedTuple):
+    """
+    Orders that go to one shard in one call.
+
+    Attributes:
+        places: which of the orders of a publish they are.
+        keys: of the shard.
+        map: by which it was found.
+        old_home: the shard to ask first, which may have messages of these ids; None: there is none.
+        may_detour: whether another shard may have them when this one cannot be reached.
+    """
+
+    orders: list[Order]
+    places: Sequence[int]
+    keys: Keys
+    map: ShardMap
+    old_home: Keys | None = None
+    may_detour: bool = False
+
+
+class Writer:
+    """
+    Turns what a user wants to publish into orders, and orders into calls.
+
+    Attributes:
+        shards: those of the queue, as they are known.
+        has_lines: whether there ever was a message with a key or a priority; until then nobody need look for one.
+    """
+
+    def __init__(self, shards: Shards, codec: Codec[Any], settings: QueueSettings) -> None:
+        self.has_lines = False
+        self.keys, self.shards, self._codec, self._settings = shards.first, shards, codec, settings
+        self.bare = bare = self.keys.bare
+        self._usual = CallTerms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
+        self._usual_start = b"" if bare else envelope_rest(settings.retries)
+
+    def order(self, body: Any, options: PublishOptions, shard: int | None = None, *, call: str = "publish") -> Order:
+        """
+        Return `body` checked and encoded; without options it goes on the queue's terms, due now.
+
+        Args:
+            shard: for a generated id; None: the one whose turn it is.
+            call: the method of `Queue` that was called.
+
+        Raises:
+            ConfigurationError: an option is not allowed.
+            BodyError: the body cannot be encoded or is too large.
+            TypeError: there is no such option.
+        """
+        if shard is None:
+            shard = self.shards.turn() if self.shards.wanted or self.shards.map.n > 1 else 0
+        if options:
+            check_keywords(f"Queue.{call}", options, PUBLISH_KEYWORDS)
+            return self.special(Outgoing(body=body, **options), shard)
+        return Order(new_id(shard), self._usual_start + self._payload(body), self._usual)
+
+    def special(self, outgoing: Outgoing[Any], shard: int = 0) -> Order:
+        """Return a message with options of its own checked and encoded; raise as `order` does."""
+        terms = self._terms(outgoing)
+        id = new_id(shard) if outgoing.id is None else check_id(outgoing.id)
+        payload = self._payload(outgoing.body)
+        if self.bare:
+            check_bare(outgoing)
+            return Order(id, payload, terms)
+        enqueued = None if outgoing.id is None else made_at(new_id())
+        number, line = incarnation(outgoing), line_of(outgoing)
+        self.has_lines = self.has_lines or bool(line)
+        origin = outgoing.origin if isinstance(outgoing, Copied) else None
+        start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, number, line, origin)
+        return Order(id, start + payload, terms, line)
+
+    def known_by(self, orders: list[Order]) -> Messages:
+        """Return by what `orders` are known when they are published again: ids, and a hash of all the rest."""
+        terms = orders[0].terms
+        if terms.window_ms is None:  # a generated id is a chosen one when it is published again
+            terms = terms._replace(window_ms=milliseconds(self._settings.dedup))
+        known = []
+        for order in orders:
+            header, body = self._opened(order)
+            rest = body, terms, header.incarnation, header.line, frozenset(header.headers.items())
+            known.append(Message(order.id, hash(rest)))
+        return tuple(known)
+
+    def call(self, part: ShardPart, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
+        """Return the call that sends orders to their shard, all on the same terms."""
+        terms, orders = part.orders[0].terms, part.orders
+        # In a queue with a rate, only the keyed script knows when there is nobody to wake.
+        goes_keyed = self.shards.is_keyed or (self.has_lines and has_lines(orders))
+        return transitions.publish(
+            part.keys,
+            [(order.id, order.value) for order in orders],
+            call_number,
+            at_ms=terms.at_ms,
+            delay_ms=terms.delay_ms,
+            ttl_ms=terms.ttl_ms,
+            retries=terms.retries,
+            window_ms=terms.window_ms,
+            replace=terms.replace,
+            bare=self.bare,
+            fence=part.map.fence if part.keys.shard or terms.window_ms is not None else "",
+            message_keys=[order.line for order in orders] if goes_keyed else None,
+        )
+
+    def failed(
+        self, orders: list[Order], error: ReliqError, confirmed: int = 0, *, unsent: bool = False
+    ) -> PublishFailed:
+        """Return `error` as the end of a publish, of which nothing may have been sent."""
+        maybe_ran = getattr(error, "maybe_ran", False) and not unsent
+        outcome: Literal["refused", "unknown"] = "unknown" if maybe_ran else "refused"
+        advised = not isinstance(error, LoginError)  # which says itself what to do first
+        ids = tuple(order.id for order in orders)
+        name, why = self.keys.name, str(error)
+        return PublishFailed(name, ids, outcome, why, confirmed, advised=advised, orders=orders, again=self.again)
+
+    def again(self, orders: Sequence[Order]) -> tuple[Outgoing[Any], ...]:
+        """Return orders as what their publisher may publish again: the same messages, by their ids."""
+        return tuple(map(self._outgoing, orders))
+
+    def _outgoing(self, order: Order) -> Outgoing[Any]:
+        header, payload = self._opened(order)
+        terms = order.terms
+        given: dict[str, Any] = {} if header.origin is None else {"origin": header.origin}
+        return (Copied if given else Outgoing)(
+            body=self._codec.decode(payload),
+            delay=terms.delay_ms / 1000,
+            at=None if terms.at_ms is None else datetime.fromtimestamp(terms.at_ms / 1000, UTC),
+            id=order.id,
+            retries=terms.retries,
+            ttl=terms.ttl_ms / 1000,
+            headers=header.headers or None,
+            dedup=None if terms.window_ms is None else terms.window_ms / 1000,
+            replace=terms.replace,
+            incarnation=header.incarnation,
+            key=header.key,
+            priority=header.priority,
+            **given,
+        )
+
+    def _opened(self, order: Order) -> tuple[Header, bytes]:
+        start = b"" if self.bare else b"%b0" % ENVELOPE_START.encode()
+        return open_envelope(start + order.value, bare=self.bare)
+
+    def _payload(self, body: Any) -> bytes:
+        payload = self._codec.encode(body)
+        if len(payload) > self._settings.max_body:
+            raise BodyError(f"body must be at most {self._settings.max_body} bytes (max_body), not {len(payload)}")
+        if self.bare and payload.startswith(MAGIC):
+            raise BodyError("body must not begin with 'RELIQ/1 ' on a queue in the hdt3213 layout")
+        return payload
+
+    def _terms(self, outgoing: Outgoing[Any]) -> CallTerms:
+        if _is_usual(outgoing):
+            return self._usual
+        settings = self._settings
+        ttl = seconds("ttl", settings.ttl if outgoing.ttl is None else outgoing.ttl, least=0.001)
+        retries = settings.retries if outgoing.retries is None else whole("retries", outgoing.retries, most=1000)
+        window = None
+        if outgoing.id is not None:
+            window = milliseconds(seconds("dedup", settings.dedup if outgoing.dedup is None else outgoing.dedup))
+        elif outgoing.dedup is not None:
+            raise ConfigurationError("dedup needs an id chosen by you: publish(..., id='report-7', dedup=86400)")
+        return CallTerms(*when(outgoing.delay, outgoing.at), milliseconds(ttl), retries, window, bool(outgoing.replace))
+
+
+def has_lines(orders: Iterable[Order]) -> bool:
+    """Say whether one of the orders has a key or a priority."""
+    return any(order.line for order in orders)
+
+
+def _is_usual(outgoing: Outgoing[Any]) -> bool:
+    """Say whether a message goes on the queue's terms, which are checked already."""
+    at_once = type(outgoing.delay) is float and not outgoing.delay and outgoing.at is None
+    plain = outgoing.retries is None and outgoing.ttl is None and outgoing.id is None and outgoing.dedup is None
+    return at_once and plain and not outgoing.replace
+
+
+def receipts(orders: list[Order], answer: transitions.PublishAnswer, confirmed: Confirmed = NOT_ASKED) -> list[Receipt]:
+    """Return what became of each order; nothing of those that a shard has not taken by too early a map."""
+    if answer.is_stale:
+        return []
+    due = answer.due_ms / 1000
+    return [Receipt(order.id, answer.refused.get(at, "published"), due, *confirmed) for at, order in enumerate(orders)]
+
+
+#: One call carries at most this many bytes of bodies, unless a single body has more.
+CHUNK_BYTES = 8 * MIB
+
+
+class ShardCalls:
+    """The calls of a `publish_many` that fill up, one for each shard; together they have no more bytes than one may."""
+
+    def __init__(self, writer: Writer, size: int) -> None:
+        self._writer, self._size, self._bytes = writer, whole("chunk", size, least=1, most=BATCH_LIMIT), 0
+        self._held: dict[int, list[Order]] = {}
+        self._full: list[Order] = []
+        self._newest: list[Order] = []
+
+    @contextmanager
+    def telling_rest(self) -> Iterator[None]:
+        """Have a PublishFailed tell also what was read and not sent."""
+        try:
+            yield
+        except PublishFailed as failed:
+            failed.orders = [*failed.orders, *self._full, *chain(*self._held.values()), *self._newest]
+            raise
+
+    def sent(self) -> None:
+        """Note that the call that was yielded is being sent: from now on its failure tells what is in it."""
+        self._full = []
+
+    def read(self, items: Iterable[Any]) -> Iterator[list[Order]]:
+        """
+        Yield the orders of `items` call by call; bodies that are no `Outgoing` go on the queue's terms.
+
+        One call goes to one shard: generated ids take them in turn, chosen ones wait until their shard's call is full.
+        """
+        if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
+            raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
+        writer, shards, held, last = self._writer, self._writer.shards, self._held, self._size - 1
+        shard = shards.turn()
+        for item in items:
+            order = writer.special(item, shard) if isinstance(item, Outgoing) else writer.order(item, {}, shard)
+            place, size = shard if order.is_generated else home(order.id, shards.map.n), len(order.value)
+            some = held.get(place)
+            if some and len(some) < last and order.terms is some[0].terms and self._bytes + size <= CHUNK_BYTES:
+                some.append(order)  # as nearly all: its call has room, and is not filled by it
+                self._bytes += size
+                continue
+            for full in self._add(place, order):
+                yield full
+                shard = shards.turn()
+        yield from self._rest()
+
+    def _add(self, shard: int, order: Order) -> Iterator[list[Order]]:
+        """Add an order to its shard's call; yield what is full, or has no room for it."""
+        self._newest = [order]
+        if self._bytes + len(order.value) > CHUNK_BYTES:
+            yield from self._rest()
+        if shard in self._held and order.terms != self._held[shard][0].terms:
+            yield self._take(shard)
+        some = self._held.setdefault(shard, [])
+        some.append(order)
+        self._newest = []
+        self._bytes += len(order.value)
+        if len(some) == self._size:
+            yield self._take(shard)
+
+    def _rest(self) -> Iterator[list[Order]]:
+        """Yield all that there are, full or not."""
+        while self._held:
+            yield self._take(next(iter(self._held)))
+
+    def _take(self, shard: int) -> list[Order]:
+        self._bytes -= sum(len(order.value) for order in self._held[shard])
+        self._full = self._held.pop(shard)
+        return self._full
+
+
+#: The keyword arguments of `Queue.publish_many`.
+_KEYWORDS = frozenset({"items", "chunk", "max_backlog", "durability"})
+
+
+class BulkTally:
+    """The sum of the calls of a `publish_many`, and whether the next must wait for the backlog."""
+
+    def __init__(self, max_backlog: int | None) -> None:
+        self._most = None if max_backlog is None else whole("max_backlog", max_backlog, least=1, most=10**9)
+        self.confirmed = 0
+        self._duplicates: list[str] = []
+        self._tombstoned: list[str] = []
+        self._unconfirmed: list[str] = []
+        self._durable: bool | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a backlog to watch."""
+        return self._most is not None
+
+    def is_full(self, counts: Counts) -> bool:
+        """Say whether `max_backlog` messages wait, so that the next call must wait too."""
+        return self._most is not None and counts.pending + counts.due >= self._most
+
+    def add(self, done: list[Receipt]) -> None:
+        """Add the receipts of one call."""
+        self._duplicates += [one.id for one in done if one.status == "duplicate"]
+        self._tombstoned += [one.id for one in done if one.status == "tombstoned"]
+        self.confirmed += sum(one.status == "published" for one in done)
+        self._unconfirmed += [one.id for one in done if one.durable is False]
+        if done and done[0].durable is not None:
+            self._durable = not self._unconfirmed
+
+    def result(self) -> BulkResult:
+        """Return the sum."""
+        duplicates, tombstoned = tuple(self._duplicates), tuple(self._tombstoned)
+        return BulkResult(self.confirmed, duplicates, tombstoned, self._durable, tuple(self._unconfirmed))
+
+
+def check_bulk(call: str, others: Mapping[str, Any]) -> None:
+    """Raise TypeError when a `publish_many` was given any other keyword argument than its own."""
+    of_messages = sorted(PUBLISH_KEYWORDS & others.keys())
+    advice = f"It is for each message: Outgoing(body=…, {of_messages[0]}=…)" if of_messages else ""
+    check_keywords(call, of_messages or others, () if of_messages else _KEYWORDS, advice)

@@ -1,0 +1,720 @@
+"""One message as the block of a `receive` has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from reliq.errors import RedisUnavailableError, ReliqError
+from reliq.events import Handled, notify
+from reliq.handlers import settlement
+from reliq.handlers.settlement import EXPIRED, RELEASED, Ending, rate_limit_seconds
+from reliq.keys import first_published
+from reliq.lua import transitions
+from reliq.lua.transitions import Lanes
+from reliq.message import BARE, Ack, Delivery, Nack, RateLimited, Reject, Snooze
+from reliq.outbox.inbox import Effects, inbox_keep_ms
+from reliq.receive.listener import Listener
+from reliq.redis import commands
+from reliq.redis.shards import declaration
+from reliq.settings import BATCH_LIMIT, READ_BYTES, HandlerSettings, seconds, whole
+from reliq.text import chunked_by_size, printable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+
+    from reliq.codec import Codec
+    from reliq.events import Observer
+    from reliq.handlers.settlement import Ended
+    from reliq.keys import Keys
+    from reliq.lua.transitions import CallNumber, FoundBody, Settled
+    from reliq.message import Claimed, Delivery, Duration
+    from reliq.receive.listener import Found, Listener
+    from reliq.redis.client import AsyncClient, Client
+    from reliq.redis.commands import Call, Command, Request
+    from reliq.redis.shards import Shards
+    from reliq.settings import Limits, QueueSettings
+
+
+B = TypeVar("B")
+
+
+@dataclass(slots=True)
+class Received(Effects, Generic[B]):
+    """
+    One message taken with `receive`. Unless it is answered otherwise, the end of the block answers for it.
+
+    Attributes:
+        attempt: 1 for the first delivery, None for a bare body.
+        due: unix seconds, or None for a bare body.
+        queue: the queue's name.
+        key: None without one.
+        token: above that of every earlier delivery of this message, and in an ordered queue of its key: for stores that
+            refuse what comes late.
+        lost: whether its lease ran out, so that another may have it.
+        cancelled: whether it was cancelled meanwhile.
+        answer: the answer that the end of the block gives to Redis, None for the block's own.
+    """
+
+    id: str
+    body: B
+    attempt: int | None
+    retries_left: int
+    due: float | None
+    headers: Mapping[str, str]
+    queue: str = ""
+    key: str | None = None
+    token: int = 0
+    _first: tuple[str, str, int] = field(default=("", "", 0), repr=False)
+    _kept_ms: Callable[[], int] = field(default=int, repr=False)
+    _published: int = field(default=0, repr=False)
+    lost: bool = False
+    cancelled: bool = False
+    answer: Ack | Nack | Reject | Snooze | RateLimited | None = field(default=None, repr=False)
+
+    def _ordinal(self) -> int:
+        self._published += 1
+        return self._published
+
+    @property
+    def _inbox_keep_ms(self) -> int:
+        return self._kept_ms()
+
+    def ack(self) -> None:
+        """Answer: done."""
+        self.answer = Ack()
+
+    def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:
+        """Answer: deliver again after `delay`, None for the default backoff."""
+        self.answer = Nack(delay=None if delay is None else seconds("delay", delay), reason=reason)
+
+    def reject(self, *, reason: str = "") -> None:
+        """Answer: a dead letter at once."""
+        self.answer = Reject(reason=reason)
+
+    def snooze(self, *, delay: Duration, reason: str = "") -> None:
+        """Answer: deliver again after `delay`, and spend no retry."""
+        self.answer = Snooze(delay=seconds("delay", delay), reason=reason)
+
+    def rate_limited(self, *, delay: Duration, reason: str = "", max_delay: Duration = 3600.0) -> None:
+        """Answer: deliver again, as nothing else of its key, after `delay`, and spend no retry; see `RateLimited`."""
+        answer = RateLimited(delay, reason, max_delay)
+        rate_limit_seconds(answer)
+        self.answer = answer
+
+
+class Take:
+    """
+    Messages of one queue, from the look that claims them to the calls that settle them; whoever holds it makes the calls.
+
+    Args:
+        keyed: whether the messages may have keys, or are limited.
+        spread: of how many keys they may be; None: of any number.
+
+    Attributes:
+        claimed: every message that the last look took.
+        buried: what the last look took back for good: garbage, of which dead letters are to be made.
+        behind: how many the last look has left in ready and retry.
+        missed: whether the last look has moved messages and met none: they came after its claim, and another look is due.
+        next_in_ms: after a look, until something else comes due; none: nothing will.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        settings: QueueSettings,
+        *,
+        limit: int,
+        lease_ms: int,
+        keyed: bool = False,
+        spread: int | None = None,
+    ) -> None:
+        self.keys, self._settings, self._keyed, self._spread = keys, settings, keyed, spread
+        self._limit, self._lease_ms = limit, lease_ms
+        self.claimed: list[Claimed] = []
+        self._found: list[FoundBody] = []
+        self.buried: tuple[str, ...] = ()
+        self.next_in_ms: list[int] = []
+        self.behind, self.missed = 0, False
+
+    def look(self, call_number: CallNumber, *, spare_leases: bool = False) -> list[Call[Any]]:
+        """Return the calls of one look: messages that are due or overdue are moved before the claim."""
+        keys, keyed, limit, lease_ms = self.keys, self._keyed, self._limit, self._lease_ms
+        return [
+            transitions.promote(keys, keyed=keyed),
+            transitions.reclaim(keys, spare_leases=spare_leases, keyed=keyed),
+            transitions.claim(keys, call_number, limit=limit, lease_ms=lease_ms, keyed=keyed, spread=self._spread),
+        ]
+
+    def looked(self, answers: Sequence[Any]) -> None:
+        """Keep what was claimed; raise what Redis refused."""
+        promoted, reclaimed, claim = answers
+        self.claimed = [] if isinstance(claim, Exception) else claim.claimed
+        _raise_first_of(answers)
+        self.buried, self.behind = reclaimed.buried, claim.behind
+        moved = promoted[0] + len(reclaimed.overdue) + len(reclaimed.again)
+        self.missed = moved > 0 and not (self.claimed or self.behind)
+        self.next_in_ms = [due for due in (promoted[1], reclaimed.next_in_ms) if due > 0]
+
+    def reads(self) -> list[Call[list[FoundBody]]]:
+        """Return the call for the values of what was claimed, if anything was."""
+        ids = [one.id for one in self.claimed]
+        return [transitions.bodies(self.keys, ids, max_body=self._settings.max_body)] if ids else []
+
+    def large_reads(self, answers: Sequence[Any]) -> list[Command[list[bytes | None]]]:
+        """Return the calls, each of a bounded size, for values of which `reads` brought the sizes; raise what Redis refused."""
+        _raise_first_of(answers)
+        self._found = [found for answer in answers for found in answer]
+        sized = [(one.id, size) for one, size in zip(self.claimed, self._found, strict=True) if isinstance(size, int)]
+        pieces = chunked_by_size(sized, itemgetter(1), READ_BYTES, BATCH_LIMIT)
+        return [commands.bodies(self.keys, [id for id, _ in piece]) for piece in pieces]
+
+    def opened(self, answers: Sequence[Any]) -> tuple[list[Delivery], list[Ending]]:
+        """Return the deliveries of what was read, and the ends of those whose body is gone; raise what Redis refused."""
+        _raise_first_of(answers)
+        deliveries: list[Delivery] = []
+        gone: list[Ending] = []
+        large = (value for answer in answers for value in answer)
+        max_body, bare = self._settings.max_body, self.keys.bare
+        for one, found in zip(self.claimed, self._found, strict=True):
+            value = next(large) if isinstance(found, int) else found
+            if value is None:
+                gone.append(Ending(Delivery(one, b"", BARE, b""), EXPIRED))
+            else:
+                deliveries.append(transitions.delivery(one, value, max_body=max_body, bare=bare))
+        return deliveries, gone
+
+    def release(self) -> list[Call[Settled]]:
+        """Return the calls that give everything back unspent."""
+        return self.settle(Ending(Delivery(one, b"", BARE, b""), RELEASED) for one in self.claimed)
+
+    def settle(self, endings: Iterable[Ended]) -> list[Call[Settled]]:
+        """Return the calls that tell Redis how deliveries ended."""
+        return [call for call, _ in settlement.calls(self.keys, self._settings, endings)]
+
+
+def _raise_first_of(answers: Sequence[Any]) -> None:
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+
+
+#: The longest wait in Redis between two looks, in seconds: shorter than the time-out for a reply.
+LOOK_SECONDS = 0.6
+
+
+class Receiver(Generic[B]):
+    """Shared by the receives of one queue in a process: the lanes of their claims, and when they spare leases."""
+
+    def __init__(self, shards: Shards, codec: Codec[B], settings: QueueSettings, limits: Limits | None = None) -> None:
+        self.shards, self.codec, self.settings, self._limits = shards, codec, settings, limits
+        self.lanes, self._has_written = Lanes(), False
+        self._away: set[Keys] = set()
+        self._spare_until: dict[Keys, float] = {}
+        self._listener: Listener | None = None
+        self._lock = threading.Lock()  # receives of several threads begin at once
+
+    def batch(self, *, limit: int, lease: Duration) -> Batch[B]:
+        """Return what one `receive` is to hold; raise ConfigurationError for a limit or lease that is not allowed."""
+        return Batch(self, whole("limit", limit, least=1, most=BATCH_LIMIT), HandlerSettings(lease=lease))
+
+    def listener(self) -> Listener | None:
+        """Return what waits for the shards of the queue; None where one wait in Redis is for all of them."""
+        if self.shards.lie_together:
+            return None
+        with self._lock:
+            client = self.shards.clients.blocking()
+            if self._listener is None or self._listener.client is not client:
+                self._listener = self.shards.clients.waits = Listener(client, self.shards, self.spares_leases)
+            return self._listener
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether messages may have keys, or are limited."""
+        return self._limits is not None or self.shards.is_keyed
+
+    def lead(self) -> list[Request[Any]]:
+        """Return what is to be made before a claim: the limits are written once; while there are none it is asked for keys."""
+        keys, limits = self.shards.first, self._limits
+        if limits is not None:
+            self.shards.map.check_is_one(keys.name)
+            return [] if self._has_written else [transitions.limit(keys, limits.fields(), declared=limits.declared)]
+        return [] if keys.bare or self.shards.is_keyed or len(self.shards.all) > 1 else [declaration(keys)]
+
+    @property
+    def writes_limits(self) -> bool:
+        """Whether limits are declared, which must be in Redis before anything is claimed."""
+        return self._limits is not None
+
+    def led(self, answer: Any) -> bool:
+        """Take the answer to `lead`; return whether messages turn out to have keys."""
+        if isinstance(answer, Exception) and self._limits is not None:
+            raise answer
+        self._has_written = True
+        if is_news := self._limits is None and isinstance(answer, str):
+            self.shards.note(self.shards.map, is_keyed=True)
+        return is_news
+
+    def spares_leases(self, keys: Keys) -> bool:
+        """Return whether a shard's expired leases stay: after an outage their holders may be about to renew them."""
+        return keys in self._away or time.monotonic() < self._spare_until.get(keys, 0.0)
+
+    def away(self, shards: Iterable[Keys]) -> None:
+        """Note that shards did not answer."""
+        self._away.update(shards)
+
+    def answered(self, keys: Keys, lease_seconds: float) -> None:
+        """Note that a shard has answered; its leases are spared for another third of one if it was away before."""
+        if keys in self._away:
+            self._spare_until[keys] = time.monotonic() + lease_seconds / 3
+            self._away.discard(keys)
+
+
+class Batch(Generic[B]):
+    """
+    The messages of one `receive`, from the claim to the settling.
+
+    Attributes:
+        lease_seconds: how long a lease lasts that is not renewed.
+        undecodable: events of those that were nacked because their body does not decode.
+        jobs: those that the block works on.
+        given_up: whether the caller has gone.
+        listener: what waits where the shards lie apart.
+        cut: ends the wait of a caller that goes.
+    """
+
+    def __init__(self, receiver: Receiver[B], limit: int, handling: HandlerSettings) -> None:
+        self._receiver, self._handling, self._limit = receiver, handling, limit
+        self._take = self._at(receiver.shards.first, limit)
+        self._glances: list[Take] = []
+        self._switches, self._leads, self._is_wide = 0, 0, False
+        self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
+        self.lease_seconds = handling.lease_ms / 1000
+        self._lane, _ = receiver.lanes.take()
+        self.undecodable: list[Handled] = []
+        self.jobs: list[Received[B]] = []
+        self._deliveries: list[Delivery] = []  # of the jobs, in their order
+        self.given_up = False
+        self.listener: Listener | None = None
+        self.cut: Callable[[], object] = lambda: None
+
+    @property
+    def claimed(self) -> list[Claimed]:
+        """Every message that the claim took."""
+        return self._take.claimed
+
+    def give_up(self) -> None:
+        """Note that nobody waits for the messages any more."""
+        self.given_up = True
+        self.cut()
+
+    @property
+    def may_detour(self) -> bool:
+        """Whether another shard can serve when the chosen one is away."""
+        return bool(self._glances)
+
+    def begin(self) -> None:
+        """Choose a shard, by the map as it is known now."""
+        shards, self.listener, self._is_wide = self._receiver.shards, self._receiver.listener(), False
+        self._take = self._at(shards.keys(shards.turn()), self._limit)
+        self._glances = [self._at(keys, 0) for keys in shards.all if keys.shard != self._take.keys.shard]
+
+    def look(self) -> list[Request[Any]]:
+        """
+        Return the calls of one look: messages that are due or overdue are moved before the claim.
+
+        It claims in one shard; when there was nothing, the next one counts also what there is in the others.
+        """
+        spares, takes = self._receiver.spares_leases, self._takes()
+        lead = self._receiver.lead()
+        self._leads = len(lead)
+        # A claim beside them would go first where Redis does not know the script of limits yet.
+        if lead and self._receiver.writes_limits:
+            return [*lead]
+        return [
+            *lead,
+            *(call for take in takes for call in take.look(self._lane.next(), spare_leases=spares(take.keys))),
+        ]
+
+    @contextmanager
+    def noting_outages(self) -> Iterator[None]:
+        """Note that Redis was away when that ends the code inside."""
+        try:
+            yield
+        except RedisUnavailableError:
+            self._receiver.away(self._receiver.shards.all)
+            raise
+
+    def looked(self, answers: Sequence[Any]) -> float:
+        """
+        Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused.
+
+        They are 0 when another shard may have messages, or the queue has keys: the next look claims there, or with regard
+        to them; and when messages were moved after the claim. Shards that are away are left out while others answer.
+        """
+        takes = self._takes()
+        if len(answers) == self._leads:
+            self._receiver.led(answers[0])
+            return 0.0
+        away: dict[Keys, RedisUnavailableError] = {}
+        for at, take in enumerate(takes):
+            try:
+                take.looked(answers[self._leads + 3 * at :][:3])
+                self._receiver.answered(take.keys, self.lease_seconds)
+            except RedisUnavailableError as error:
+                away[take.keys] = error
+        self._receiver.away(away)
+        self._glances = [take for take in self._glances if take.keys not in away]
+        if self._take.keys in away:
+            if self.claimed or not self._glances:
+                raise away[self._take.keys]
+            self._take = self._at(
+                self._glances.pop(self._receiver.shards.turn() % len(self._glances)).keys, self._limit
+            )
+            return 0.0
+        if self.listener:
+            self.listener.note({take.keys: min(take.next_in_ms) / 1000 for take in takes if take.next_in_ms})
+        has_keys = self._leads and self._receiver.led(answers[0])
+        if not self.claimed and has_keys:
+            self._take = self._at(self._take.keys, self._limit)
+        if not self.claimed and (has_keys or any(take.missed for take in takes) or self._widens() or self._switch()):
+            return 0.0
+        return min([LOOK_SECONDS, *(due_ms / 1000 for take in takes for due_ms in take.next_in_ms)])
+
+    def heard(self, found: Found) -> None:
+        """Look next where a wait has found something, if it says where."""
+        for keys in found:
+            self._take, self._glances = self._at(keys, self._limit), []
+        if not found:
+            self.begin()
+
+    def over(self) -> None:
+        """Note that the last look has its answer: its lane is free."""
+        self._receiver.lanes.give_back(self._lane)
+
+    def token(self, for_seconds: float) -> Command[Any]:
+        """Return the wait for something to claim, in any shard; they lie together."""
+        if self._glances:
+            return commands.first_wake_token(self._take.keys.wake, [take.keys for take in self._glances], for_seconds)
+        return commands.wake_token(self._take.keys, for_seconds)
+
+    def reads(self) -> list[Call[list[FoundBody]]]:
+        """Return the call for the values of what was claimed."""
+        return self._take.reads()
+
+    def large_reads(self, answers: Sequence[Any]) -> list[Command[list[bytes | None]]]:
+        """Return the calls for the values of which `reads` brought the sizes alone."""
+        return self._take.large_reads(answers)
+
+    def fill(self, answers: Sequence[Any]) -> list[Call[Settled]]:
+        """Turn what was claimed into jobs; return the calls that settle what has no body or does not decode."""
+        deliveries, endings = self._take.opened(answers)
+        for delivery in deliveries:
+            try:
+                self._add(delivery, settlement.decoded(delivery, self._receiver.codec.decode))
+            except Exception as error:
+                endings.append(self._undecodable(delivery, error))
+        return self._take.settle(endings)
+
+    def release(self) -> list[Call[Settled]]:
+        """Return the calls that give everything back unspent."""
+        return self._take.release()
+
+    def renew(self) -> Call[Settled]:
+        """Return the call that extends every lease that still holds."""
+        held = [one.claimed for job, one in zip(self.jobs, self._deliveries, strict=True) if not job.lost]
+        return transitions.extend(self._take.keys, held, lease_ms=self._handling.lease_ms)
+
+    def told(self, answer: Settled) -> None:
+        """Tell the jobs what a renewal or their settling showed."""
+        for job in self.jobs:
+            job.lost = job.lost or job.id in answer.lost
+            job.cancelled = job.cancelled or job.id in answer.cancelled
+
+    def settle(self, error: BaseException | None) -> list[Call[Settled]]:
+        """Return the calls that settle everything: unanswered jobs are acked, after an error nacked."""
+        unanswered = Ack() if error is None else Nack(reason=type(error).__name__)
+        return self._take.settle(
+            Ending(delivery, settlement.answered(job.answer or unanswered, delivery.attempt, self._handling))
+            for job, delivery in zip(self.jobs, self._deliveries, strict=True)
+        )
+
+    def _at(self, keys: Keys, limit: int) -> Take:
+        is_keyed = self._receiver.is_keyed
+        return Take(keys, self._receiver.settings, limit=limit, lease_ms=self._handling.lease_ms, keyed=is_keyed)
+
+    def _takes(self) -> Sequence[Take]:
+        """Return where the next look is made."""
+        return (self._take, *self._glances) if self._is_wide else (self._take,)
+
+    def _widens(self) -> bool:
+        """Look next at the other shards too; say whether there are any, and they were not looked at."""
+        is_narrow, self._is_wide = not self._is_wide, True
+        return is_narrow and bool(self._glances)
+
+    def _switch(self) -> bool:
+        """Claim next where most messages are; say whether there are any. Who claims nothing again and again waits."""
+        fullest = max(self._glances, key=lambda take: take.behind, default=self._take)
+        self._switches += 1
+        if not fullest.behind or self._switches > len(self._glances):
+            self._switches = 0
+            return False
+        rest = [take for take in self._glances if take is not fullest]
+        self._glances = [*rest, self._at(self._take.keys, 0)]
+        self._take = self._at(fullest.keys, self._limit)
+        return True
+
+    def _add(self, delivery: Delivery, body: B) -> None:
+        one, header = delivery.claimed, delivery.header
+        due = None if header.due is None else header.due / 1000
+        self._deliveries.append(delivery)
+        queue = self._take.keys.name
+        known = (queue, header.key, one.token, first_published(queue, one.id, header), self._kept_ms)
+        self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
+
+    def _undecodable(self, delivery: Delivery, error: Exception) -> Ending:
+        """Return the end of a delivery whose body does not decode, and note its event."""
+        queue = self._take.keys.name
+        why = settlement.undecodable(error, queue, delivery.id)
+        outcome = settlement.raised(why, delivery.attempt, self._handling)
+        self.undecodable.append(
+            Handled(queue, delivery.id, delivery.attempt, "nack", 0.0, error=outcome.error, failed=True)
+        )
+        return Ending(delivery, outcome)
+
+
+logger = logging.getLogger(__name__)
+
+#: Taking messages tries at a Redis that is away for this long, in seconds, before it raises.
+TAKE_SECONDS = 2.0
+#: A cancelled `areceive` waits at most this many seconds for what it settles; then that goes on by itself.
+CANCELLED_SECONDS = 2.0
+#: A wait in Redis may overshoot by this many seconds; the rest of a wait for a due time is slept.
+OVERSHOOT_SECONDS = 0.1
+
+#: Settlings of cancelled blocks; an event loop itself keeps no hold of its tasks.
+_settlings: set[asyncio.Task[None]] = set()
+
+
+@contextmanager
+def receiving(
+    client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore
+) -> Iterator[list[Received[B]]]:
+    """Take messages, renew their leases in a thread of its own while the block runs, and settle them."""
+    _take(client, batch, wait_seconds, places_to_wait)
+    over = threading.Event()
+    renewer = threading.Thread(target=_renew_until, args=(over, client, batch), name="reliq-receive", daemon=True)
+    renewer.start()
+    error: BaseException | None = None
+    try:
+        yield batch.jobs
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        over.set()
+        renewer.join()
+        with batch.noting_outages():
+            _settle(client, batch, batch.settle(error))
+
+
+def _settle(client: Client, batch: Batch[B], calls: list[Call[Settled]]) -> None:
+    """Settle in one round trip; a call that Redis cannot answer now is made again alone."""
+    answers = client.run_all(calls, for_seconds=batch.lease_seconds)
+    for call, answer in zip(calls, answers, strict=True):
+        if isinstance(answer, RedisUnavailableError):
+            batch.told(client.run(call, for_seconds=batch.lease_seconds))
+        elif not isinstance(answer, Exception):
+            batch.told(answer)
+    _raise_first(answers)
+
+
+def _take(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
+    try:
+        with batch.noting_outages():
+            _look(client, batch, wait_seconds, places_to_wait)
+        large = batch.large_reads(client.run_all(batch.reads(), for_seconds=TAKE_SECONDS))
+        for call in batch.fill(client.run_all(large, for_seconds=TAKE_SECONDS)):
+            client.run(call, for_seconds=TAKE_SECONDS)
+    except BaseException:
+        with suppress(ReliqError):
+            client.run_all(batch.release())
+        raise
+    _tell(client.observers, batch)
+
+
+def _look(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
+    batch.begin()
+    until = time.monotonic() + wait_seconds
+    while True:
+        next_in = batch.looked(client.run_all(batch.look(), for_seconds=TAKE_SECONDS, once_sent=batch.may_detour))
+        rest = until - time.monotonic()
+        if batch.claimed or (rest <= 0 and next_in):
+            break
+        if batch.listener and next_in:
+            if (found := batch.listener.wait(rest)) is None:
+                break
+            batch.heard(found)
+        elif min(rest, next_in) > OVERSHOOT_SECONDS:
+            _wait(client, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
+        else:
+            time.sleep(max(0.0, min(rest, next_in)))
+    batch.over()
+
+
+def _wait(client: Client, batch: Batch[B], seconds: float, places_to_wait: threading.Semaphore) -> None:
+    """Wait in Redis for something to claim; where many do so already, for a place. The next look tells what failed."""
+    until = time.monotonic() + seconds
+    if places_to_wait.acquire(timeout=seconds):
+        try:
+            if (left := until - time.monotonic()) > 0:
+                with suppress(RedisUnavailableError):
+                    client.run(batch.token(left))
+        finally:
+            places_to_wait.release()
+
+
+def _renew_until(over: threading.Event, client: Client, batch: Batch[B]) -> None:
+    while batch.jobs and not over.wait(batch.lease_seconds / 3):
+        with suppress(ReliqError), batch.noting_outages():
+            batch.told(client.run(batch.renew()))
+
+
+@asynccontextmanager
+async def areceiving(
+    client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore
+) -> AsyncIterator[list[Received[B]]]:
+    """As `receiving`; the renewal is a task, so a block that holds the event loop up for a lease loses it."""
+    # Taking is not cut off: what a cancelled caller has claimed is given back.
+    taking = asyncio.ensure_future(_atake(client, batch, wait_seconds, places_to_wait))
+    try:
+        await asyncio.shield(taking)
+    except asyncio.CancelledError:
+        batch.give_up()
+        with suppress(ReliqError):
+            await taking
+            await client.run_all(batch.release())
+        raise
+    renewer = asyncio.create_task(_arenew(client, batch))
+    error: BaseException | None = None
+    try:
+        yield batch.jobs
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        renewer.cancel()
+        # Settling is not cut off either: what is dropped here would be delivered again, at the end of its lease.
+        settling = asyncio.create_task(_asettle(client, batch, batch.settle(error)))
+        _settlings.add(settling)
+        settling.add_done_callback(_settlings.discard)
+        try:
+            await asyncio.shield(settling)
+        except asyncio.CancelledError:
+            await asyncio.wait([settling], timeout=CANCELLED_SECONDS)
+            raise
+
+
+async def _asettle(client: AsyncClient, batch: Batch[B], calls: list[Call[Settled]]) -> None:
+    """As `_settle`, in async code."""
+    with batch.noting_outages():
+        answers = await client.run_all(calls, for_seconds=batch.lease_seconds)
+        for call, answer in zip(calls, answers, strict=True):
+            if isinstance(answer, RedisUnavailableError):
+                batch.told(await client.run(call, for_seconds=batch.lease_seconds))
+            elif not isinstance(answer, Exception):
+                batch.told(answer)
+    _raise_first(answers)
+
+
+async def _atake(client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+    try:
+        with batch.noting_outages():
+            await _alook(client, batch, wait_seconds, places_to_wait)
+        if batch.given_up:
+            return
+        large = batch.large_reads(await client.run_all(batch.reads(), for_seconds=TAKE_SECONDS))
+        for call in batch.fill(await client.run_all(large, for_seconds=TAKE_SECONDS)):
+            await client.run(call, for_seconds=TAKE_SECONDS)
+    except BaseException:
+        with suppress(ReliqError):
+            await client.run_all(batch.release())
+        raise
+    _tell(client.observers, batch)
+
+
+async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+    batch.begin()
+    until = time.monotonic() + wait_seconds
+    while not batch.given_up:
+        next_in = batch.looked(await client.run_all(batch.look(), for_seconds=TAKE_SECONDS, once_sent=batch.may_detour))
+        rest = until - time.monotonic()
+        if batch.claimed or (rest <= 0 and next_in):
+            break
+        if batch.listener and next_in:
+            if (found := await _alisten(batch.listener, batch, rest)) is None:
+                break
+            batch.heard(found)
+        elif min(rest, next_in) > OVERSHOOT_SECONDS:
+            await _await(client, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
+        else:
+            await asyncio.sleep(max(0.0, min(rest, next_in)))
+    batch.over()
+
+
+async def _alisten(listener: Listener, batch: Batch[B], seconds: float) -> Found | None:
+    """Return where something has come; None when the time is over, or the caller has gone."""
+    if batch.given_up:  # during the look
+        return None
+    listening = asyncio.ensure_future(listener.await_(seconds))
+    batch.cut = listening.cancel
+    try:
+        found = await listening
+    except asyncio.CancelledError:
+        if batch.given_up:
+            return None
+        raise
+    if found and batch.given_up:  # it came at the same moment
+        listener.give_back(found)
+        return None
+    return found
+
+
+async def _await(client: AsyncClient, batch: Batch[B], seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+    until = time.monotonic() + seconds
+    with suppress(TimeoutError):
+        await asyncio.wait_for(places_to_wait.acquire(), seconds)
+        try:
+            if (left := until - time.monotonic()) > 0:
+                with suppress(RedisUnavailableError):
+                    await client.run(batch.token(left))
+        finally:
+            places_to_wait.release()
+
+
+async def _arenew(client: AsyncClient, batch: Batch[B]) -> None:
+    while batch.jobs:
+        await asyncio.sleep(batch.lease_seconds / 3)
+        with suppress(ReliqError), batch.noting_outages():
+            batch.told(await client.run(batch.renew()))
+
+
+def _raise_first(answers: Sequence[Any]) -> None:
+    """Raise the first of `answers` that is a refusal for good."""
+    for answer in answers:
+        if isinstance(answer, Exception) and not isinstance(answer, RedisUnavailableError):
+            raise answer
+
+
+def _tell(observers: Sequence[Observer], batch: Batch[B]) -> None:
+    """Log bodies that do not decode, and notify of them as a worker does: the block never sees them."""
+    for one in batch.undecodable:
+        logger.warning("%s: %s does not decode and goes back: %s", one.queue, printable(one.id), one.error)
+    notify(observers, batch.undecodable)

@@ -1,0 +1,884 @@
+"""Notes which commands a function makes on which keys: ACL rules are made of them, and tests compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from reliq.errors import ConfigurationError, ProtocolError, RedisUnavailableError
+from reliq.events import Event
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, stack_request_key, stacks_key, worker_key
+from reliq.lua import Script
+from reliq.message import Confirmed, Letter, Pause
+from reliq.schedule import Schedule
+from reliq.settings import BATCH_LIMIT, milliseconds
+from reliq.text import LAST_SECOND, moment, whole_number
+from reliq.wire_format import FailureNote, StateWord, open_envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from reliq.keys import Keys
+    from reliq.lua import Use
+    from reliq.message import Letter, Pause
+    from reliq.settings import Durability
+
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+#: Each function that makes commands -> the commands, each with its key, empty for one without.
+USES: dict[Callable[..., Any], frozenset[Use]] = {}
+
+
+def runs(text: str) -> Callable[[F], F]:
+    """
+    Note that a function makes the commands of `text`, such as `unack:ZSCORE,ZRANGE msg:GET INFO`.
+
+    It is the form of the scripts' headers: a key as `Keys` or `reliq.keys` names it, and what is run on it.
+    """
+    parts = [part.rpartition(":") for part in text.split()]
+    uses = frozenset((command, key) for key, _, commands in parts for command in commands.split(","))
+
+    def note(function: F) -> F:
+        USES[function] = uses
+        return function
+
+    return note
+
+
+T = TypeVar("T")
+
+Arg = str | bytes | int
+#: Returns unix microseconds.
+Clock = Callable[[], int]
+
+
+def id_text(raw: bytes) -> str:
+    """Return an id as text; one of a foreign publisher may be any bytes, and goes back to Redis as it came."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def raise_first(answers: list[Any]) -> list[Any]:
+    """Return answers; raise the first that is an exception."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+def answered(answers: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """Return the answers of a queue's shards, and the numbers of those that are away; raise when all are, or one refused."""
+    away = tuple(at for at, answer in enumerate(answers) if isinstance(answer, RedisUnavailableError))
+    if len(away) == len(answers):
+        raise_first([*answers])
+    return raise_first([answer for at, answer in enumerate(answers) if at not in away]), away
+
+
+def of_every_shard(queue: str, done: str, answers: Sequence[Any]) -> list[Any]:
+    """Return the answers of all shards; when some are away, raise RedisUnavailableError, which names them and the others."""
+    there, away = answered(answers)
+    if away:
+        others = ", ".join(str(at) for at in range(len(answers)) if at not in away)
+        raise RedisUnavailableError(
+            f"queue {queue!r} is {done} in the shards {others}, and not in {', '.join(map(str, away))}, whose Redis is away: "
+            f"{answers[away[0]]}; do it again when that is back",
+            maybe_ran=True,
+        )
+    return there
+
+
+def no_events(_result: Any, /) -> Iterable[Event]:
+    """Return no events: nobody watches for this request."""
+    return ()
+
+
+#: A parser raises one of these for a reply that is not its own.
+_UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """
+    One script with its keys and arguments; nothing is sent before a client runs it.
+
+    Attributes:
+        script: the Lua script.
+        keys: KEYS, as the script's header names them.
+        args: ARGV, as the script's header names them.
+        parse: reads the reply; any error that it raises means a reply that is not this script's.
+        events: the events that observers hear, made from the parsed reply.
+    """
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Arg]
+    parse: Callable[[Any], T]
+    events: Callable[[T], Iterable[Event]] = no_events
+
+    @property
+    def command(self) -> tuple[Arg, ...]:
+        """The command by the script's digest."""
+        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
+
+    @property
+    def command_in_full(self) -> tuple[Arg, ...]:
+        """The command with the script's text, for a server that does not know it yet."""
+        return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
+
+    def at(self, us: int) -> "Call[T]":
+        """Return the call at that moment, in unix microseconds, instead of Redis' own; one that names a moment keeps it."""
+        return replace(self, args=(us, *self.args[1:])) if self.args[0] == "" else self
+
+    def read(self, reply: Any) -> T:
+        """Return the reply as `parse` reads it; raise ProtocolError for a reply that is not this script's."""
+        try:
+            return self.parse(reply)
+        except _UNREADABLE as error:
+            raise _unreadable(self.script.name, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Command(Generic[T]):
+    """
+    One plain command, safe to repeat; nothing is sent before a client runs it.
+
+    Attributes:
+        command: its name and arguments.
+        parse: reads the reply.
+        events: the events that observers hear, made from the parsed reply.
+    """
+
+    command: Sequence[Arg]
+    parse: Callable[[Any], T]
+    events: Callable[[T], Iterable[Event]] = no_events
+
+    @property
+    def command_in_full(self) -> Sequence[Arg]:
+        """The same: a command needs no text."""
+        return self.command
+
+    def at(self, _us: int) -> "Command[T]":
+        """Return the same: a command goes by Redis' own clock."""
+        return self
+
+    def read(self, reply: Any) -> T:
+        """Return the reply as `parse` reads it; raise ProtocolError for a reply that is not this command's."""
+        try:
+            return self.parse(reply)
+        except _UNREADABLE as error:
+            raise _unreadable(str(self.command[0]), error) from error
+
+
+Request = Call[T] | Command[T]
+
+
+def _unreadable(name: str, error: Exception) -> ProtocolError:
+    return ProtocolError(f"{name} answered something that is not its reply ({type(error).__name__})")
+
+
+#: Seconds between two writes of a record.
+BEAT_SECONDS = 5.0
+#: A record expires this many ms after its worker was killed.
+RECORD_MS = 15_000
+#: A worker that is silent for this many seconds leaves the index too.
+FORGET_SECONDS = 3600
+#: Running handlers that a record names at most.
+SLOTS_LIMIT = 200
+#: Workers that are read at most.
+WORKERS_LIMIT = 10_000
+
+
+#: A record with other numbers is none of ours.
+_Number = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+_Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """
+    A handler that runs.
+
+    Attributes:
+        attempt: 1 for the first delivery; None for a bare body.
+        started: when it began, in unix seconds by its worker's clock.
+    """
+
+    queue: str
+    id: str
+    attempt: _Number | None
+    started: _Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """
+    The record of a worker process, at most BEAT_SECONDS old. Times are unix seconds by its clock.
+
+    Attributes:
+        version: of reliq.
+        queues: what it claims from.
+        slots: how many handlers it runs at once.
+        busy: how many run.
+        started: since when it works.
+        last_claim: when its last round of claims was completed.
+        seen: when it said this.
+        running: the handlers that run, the longest running first; at most SLOTS_LIMIT.
+    """
+
+    id: str
+    host: str
+    pid: _Number
+    version: str
+    queues: tuple[str, ...]
+    slots: _Number
+    busy: _Number
+    started: _Moment
+    last_claim: _Moment
+    seen: _Moment
+    running: tuple[Slot, ...] = ()
+
+
+#: Characters that are read of a pause's reason which something else than reliq wrote.
+FOREIGN_REASON_LIMIT = 200
+
+_pause_decoder = msgspec.json.Decoder(Pause)
+_worker_decoder = msgspec.json.Decoder(Worker)
+
+
+def read_nothing(_reply: object) -> None:
+    """Read nothing from the reply."""
+
+
+def read_bytes(reply: Any) -> bytes:
+    """Return a reply as it is; raise ValueError for one that is none: `bytes` would make any number into zeros."""
+    if not isinstance(reply, bytes):
+        raise ValueError  # noqa: TRY004  as of any reply that is none
+    return reply
+
+
+def read_text(reply: bytes | None) -> str:
+    """Return a text; empty for nothing."""
+    return "" if reply is None else reply.decode("utf-8", "replace")
+
+
+def read_id(reply: bytes | None) -> str:
+    """Return an id; empty for nothing."""
+    return id_text(reply) if reply else ""
+
+
+def read_ids(reply: Sequence[bytes]) -> list[str]:
+    """Return ids."""
+    return [id_text(one) for one in reply]
+
+
+def read_scores(reply: Any) -> list[tuple[str, float]]:
+    """Return ids with their scores, as RESP 2 and RESP 3 tell them."""
+    return [(id, moment(score)) for id, score in read_raw_scores(reply)]
+
+
+def read_raw_scores(reply: Any) -> list[tuple[str, float]]:
+    """Return ids with their scores as Redis has them: any numbers."""
+    pairs = reply if reply and isinstance(reply[0], list | tuple) else zip(reply[::2], reply[1::2], strict=True)
+    return [(id_text(member), float(score)) for member, score in pairs]
+
+
+def read_facts(reply: bytes) -> dict[str, str]:
+    """Return the fields of INFO."""
+    rows = (line.partition(":") for line in reply.decode("utf-8", "replace").splitlines())
+    return {name: told for name, colon, told in rows if colon}
+
+
+def read_pause(reply: bytes) -> Pause:
+    """Return a pause; of a value that something else wrote the start of its text is the reason."""
+    try:
+        return _pause_decoder.decode(reply)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Pause("", None, reply.decode("utf-8", "replace")[:FOREIGN_REASON_LIMIT])
+
+
+def read_worker(reply: bytes | None) -> Worker | None:
+    """Return a worker's record; None for one that is gone or that something else wrote."""
+    if reply is None:
+        return None
+    try:
+        return _worker_decoder.decode(reply)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def read_letter(row: Any, keys: Keys) -> Letter:
+    """Return the dead letter in an entry of the stream `dead` of a shard."""
+    name, pairs = row[0].decode(), row[1]
+    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # something else may have written others than ours
+    header, payload = open_envelope(fields.get(b"value", b""), bare=keys.bare)
+    note = FailureNote.parse(fields.get(b"note"))
+    attempts = note.attempt
+    if attempts is None and header.retries is not None:
+        attempts = header.retries + 1  # only a message with no retry left ends by its lease
+    # One that came from another shard says when it died: its name here says when it came.
+    death = fields.get(b"died", row[0]).split(b"-")[0]
+    id, died = id_text(fields.get(b"id", b"")), moment((whole_number(death) or 0) / 1000)
+    return Letter(name, id, note.reason, note.error, attempts, died, header, payload, note.raised, keys.shard)
+
+
+List = Literal["ready", "retry"]
+LISTS: tuple[List, ...] = ("ready", "retry")
+SortedSet = Literal["pending", "unack"]
+
+
+# ---- messages and dead letters
+
+
+@runs("msg:MGET")
+def bodies(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
+    """Read the values of messages; None where there is none."""
+    return Command(
+        ("MGET", *map(keys.msg, ids)), lambda reply: [one if isinstance(one, bytes) else None for one in reply]
+    )
+
+
+@runs("msg:GETRANGE")
+def body_start(keys: Keys, id: str, length: int) -> Command[bytes]:
+    """Read the first bytes of a value; empty when it is gone."""
+    return Command(("GETRANGE", keys.msg(id), 0, length - 1), read_bytes)
+
+
+@runs("lease:HMGET")
+def state_words(keys: Keys, ids: Sequence[str]) -> Command[list[StateWord]]:
+    """Read the state words of messages."""
+    return Command(("HMGET", keys.lease, *ids), lambda reply: [StateWord.parse(one) for one in reply])
+
+
+@runs("retries_left:HMGET")
+def retries_left(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
+    """Read the retries left of messages, as Redis has them; None where there is none."""
+    return Command(("HMGET", keys.retries_left, *ids), list)
+
+
+@runs("pending:ZMSCORE unack:ZMSCORE")
+def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
+    """Read the unix seconds at which messages are due, or their leases end; None for one that is not there."""
+    return Command(
+        ("ZMSCORE", getattr(keys, place), *ids),
+        lambda reply: [None if one is None else moment(float(one)) for one in reply],
+    )
+
+
+@runs("pending:ZRANGE unack:ZRANGE")
+def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
+    """Read the unix seconds at which the first message is due, or the first lease ends; None when there is none."""
+    return Command(
+        ("ZRANGE", getattr(keys, place), 0, 0, "WITHSCORES"),
+        lambda reply: next((score for _, score in read_scores(reply)), None),
+    )
+
+
+@runs("pending:ZCOUNT")
+def due_count(keys: Keys, now_seconds: float) -> Command[int]:
+    """Count the pending messages whose due time has come."""
+    return Command(("ZCOUNT", keys.pending, "-inf", f"{now_seconds:.3f}"), int)
+
+
+@runs("unack:ZRANGE")
+def held(keys: Keys, at: int = 0) -> Command[list[tuple[str, float]]]:
+    """Read BATCH_LIMIT ids in unack from the place `at`, the first to end first, with when lease or backoff is over."""
+    return Command(("ZRANGE", keys.unack, at, at + BATCH_LIMIT - 1, "WITHSCORES"), read_scores)
+
+
+@runs("unack:ZRANDMEMBER")
+def held_sample(keys: Keys, count: int) -> Command[list[str]]:
+    """Draw up to `count` ids in unack."""
+    return Command(("ZRANDMEMBER", keys.unack, count), read_ids)
+
+
+@runs("ready:LINDEX retry:LINDEX")
+def end_of(keys: Keys, place: List, *, newest: bool = False) -> Command[str]:
+    """Read the id of a list that is claimed next, or the `newest`, which is claimed last; empty when there is none."""
+    return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, 0 if newest else -1), read_id)
+
+
+@runs("garbage:SRANDMEMBER")
+def garbage(keys: Keys, count: int) -> Command[list[str]]:
+    """Return up to `count` ids that wait to be collected."""
+    return Command(("SRANDMEMBER", keys.garbage, count), read_ids)
+
+
+@runs("totals:HGET")
+def claims(keys: Keys) -> Command[int]:
+    """Return how many deliveries the queue has counted: a number that only grows."""
+    return Command(("HGET", keys.totals, "claimed"), lambda reply: int(reply or 0))
+
+
+@runs("dead:XRANGE,XREVRANGE")
+def letters_between(
+    keys: Keys, first: str, last: str, *, count: int, newest_first: bool = False
+) -> Command[list[Letter]]:
+    """Return up to `count` dead letters from the place `first` to `last` of their stream, both included."""
+    command, places = ("XREVRANGE", (last, first)) if newest_first else ("XRANGE", (first, last))
+    return Command(
+        (command, keys.dead, *places, "COUNT", count), lambda reply: [read_letter(row, keys) for row in reply]
+    )
+
+
+@runs("dead:XDEL")
+def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
+    """Delete dead letters; return how many were deleted."""
+    return Command(("XDEL", keys.dead, *letters), int)
+
+
+# ---- waiting for work, waking who waits, and the pause
+
+
+@runs("wake:BLPOP")
+def wake_token(keys: Keys, for_seconds: float) -> Command[bool]:
+    """Take the token that says there is something to claim, waiting for it; say whether it came."""
+    return Command(("BLPOP", keys.wake, f"{for_seconds:.3f}"), lambda reply: reply is not None)
+
+
+@runs("lane:BLPOP wake:BLPOP")
+def first_wake_token(poke: str, queues: Sequence[Keys], for_seconds: float) -> Command[str | None]:
+    """Wait for a token of one of several queues, or for a `poke`; return the key it came by, None when none came."""
+    tokens = (keys.wake for keys in queues)
+    return Command(
+        ("BLPOP", poke, *tokens, f"{for_seconds:.3f}"), lambda reply: None if reply is None else id_text(reply[0])
+    )
+
+
+@runs("wake:LPOP")
+def wake_token_at_once(keys: Keys) -> Command[bool]:
+    """Take the token that says there is something to claim, without waiting; say whether there was one."""
+    return Command(("LPOP", keys.wake), bool)
+
+
+@runs("wake:RPUSH,LTRIM")
+def push_wake_token(keys: Keys) -> list[Command[Any]]:
+    """Leave the queue one token."""
+    return [Command(("RPUSH", keys.wake, "1"), int), Command(("LTRIM", keys.wake, 0, 0), bool)]
+
+
+@runs("lane:RPUSH,PEXPIRE")
+def poke(key: str, lasts_ms: int) -> list[Command[int]]:
+    """End the wait for `first_wake_token` by its `poke`; when nobody waits, it is forgotten after so many ms."""
+    return [Command(("RPUSH", key, "1"), int), Command(("PEXPIRE", key, lasts_ms), int)]
+
+
+@runs("watch:DEL")
+def drop_watch(keys: Keys) -> Command[int]:
+    """Let another process watch for the next due time."""
+    return Command(("DEL", keys.watch), int)
+
+
+@runs("paused:SET")
+def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
+    """Have the queue not claimed: for so many ms, or until it is resumed."""
+    limit = () if for_ms is None else ("PX", for_ms)
+    return Command(("SET", keys.paused, msgspec.json.encode(pause), *limit), read_nothing)
+
+
+@runs("paused:GET")
+def paused(keys: Keys) -> Command[Pause | None]:
+    """Read who paused the queue, when and why; None when it is not paused."""
+    return Command(("GET", keys.paused), lambda reply: None if reply is None else read_pause(reply))
+
+
+@runs("paused:DEL asleep:ZREM wake:RPUSH,LTRIM")
+def resume_queue(keys: Keys) -> list[Command[Any]]:
+    """End the pause of a queue and the sleep of the whole queue: the first two answers are whether there was one."""
+    return [
+        Command(("DEL", keys.paused), bool),
+        Command(("ZREM", keys.asleep, ""), bool),
+        *push_wake_token(keys),
+    ]
+
+
+# ---- the registry of queues
+
+
+@runs("QUEUES_KEY:HSET")
+def register(entries: Sequence[str], now_seconds: int) -> Command[None]:
+    """Note in the registry that these queues are in use, each by its `Keys.entry`."""
+    pairs = [part for entry in entries for part in (entry, str(now_seconds))]
+    return Command(("HSET", QUEUES_KEY, *pairs), read_nothing)
+
+
+@runs("QUEUES_KEY:HLEN")
+def registry_size() -> Command[int]:
+    """Count the queues of the registry."""
+    return Command(("HLEN", QUEUES_KEY), int)
+
+
+@runs("QUEUES_KEY:HSCAN")
+def registry_page(cursor: int, count: int) -> Command[tuple[int, list[str]]]:
+    """Read about `count` entries of the registry; return where the next are (0: these were the last), and them."""
+    return Command(
+        ("HSCAN", QUEUES_KEY, cursor, "COUNT", count), lambda reply: (int(reply[0]), read_ids(reply[1][::2]))
+    )
+
+
+# ---- the records of workers
+
+
+@runs("worker_key:SET WORKERS_KEY:ZADD,ZREMRANGEBYSCORE")
+def write_worker(worker: Worker) -> list[Command[None]]:
+    """Write a worker's record and its place in the index; drop from the index who was silent for an hour."""
+    return [
+        Command(("SET", worker_key(worker.id), msgspec.json.encode(worker), "PX", RECORD_MS), read_nothing),
+        Command(("ZADD", WORKERS_KEY, round(worker.seen), worker.id), read_nothing),
+        Command(("ZREMRANGEBYSCORE", WORKERS_KEY, "-inf", round(worker.seen) - FORGET_SECONDS), read_nothing),
+    ]
+
+
+@runs("worker_key:DEL WORKERS_KEY:ZREM")
+def remove_worker(id: str) -> list[Command[None]]:
+    """Remove a worker's record and its place in the index."""
+    return [Command(("DEL", worker_key(id)), read_nothing), Command(("ZREM", WORKERS_KEY, id), read_nothing)]
+
+
+@runs("WORKERS_KEY:ZREVRANGE")
+def worker_ids() -> Command[list[str]]:
+    """Return the workers that wrote a record in the last hour, the latest first; not all of them are alive."""
+    return Command(
+        ("ZREVRANGE", WORKERS_KEY, 0, WORKERS_LIMIT - 1),
+        lambda reply: [one.decode("utf-8", "replace") for one in reply],
+    )
+
+
+@runs("WORKERS_KEY:ZCOUNT")
+def workers_alive(now_seconds: float, counted: Callable[[int], Any]) -> Command[None]:
+    """Count the workers whose records have not expired; call `counted` with their number."""
+    since = round(now_seconds - RECORD_MS / 1000)
+    return Command(("ZCOUNT", WORKERS_KEY, since, "+inf"), lambda reply: counted(int(reply)))
+
+
+@runs("worker_key:GET")
+def worker_records(ids: Sequence[str]) -> list[Command[Worker | None]]:
+    """Read each worker's record; None for one that is not alive, or whose record is none of ours."""
+    return [Command(("GET", worker_key(id)), read_worker) for id in ids]
+
+
+# ---- the server
+
+
+@runs("INFO")
+def server_facts(section: str) -> Command[dict[str, str]]:
+    """Return a section of INFO."""
+    return Command(("INFO", section), read_facts)
+
+
+@runs("TIME")
+def server_seconds() -> Command[float]:
+    """Return Redis' clock in unix seconds."""
+    return Command(("TIME",), lambda reply: int(reply[0]) + int(reply[1]) / 1e6)
+
+
+@runs("TIME")
+def server_ms() -> Command[int]:
+    """Return Redis' clock in unix ms."""
+    return Command(("TIME",), lambda reply: int(reply[0]) * 1000 + int(reply[1]) // 1000)
+
+
+@runs("WAIT WAITAOF")
+def confirmation(durability: Durability) -> Command[Confirmed]:
+    """Wait until what came before on the same connection is confirmed; say what was."""
+    count, timeout_ms = durability.count, milliseconds(durability.timeout)
+    if durability.kind == "replicas":
+        return Command(("WAIT", count, timeout_ms), lambda reply: Confirmed(int(reply) >= count, int(reply)))
+
+    def on_disk(reply: Any) -> Confirmed:
+        local, replicas = int(reply[0]) > 0 if durability.local else None, int(reply[1])
+        return Confirmed(replicas >= count and local is not False, replicas, local)
+
+    return Command(("WAITAOF", int(durability.local), count, timeout_ms), on_disk)
+
+
+#: A schedule that no process has named for longer than this many seconds is in force nowhere; as in register.lua.
+UNSERVED_SECONDS = 30
+#: A tick that is later than this many seconds is told: workers look every few of them.
+TICK_LATE_SECONDS = 5.0
+#: Reasons for which a tick is skipped.
+SKIPS = ("paused", "overlap")
+
+_FIELDS = ("schedule", "seen", "last", "ticked", "id", "missed", *SKIPS, "pause", "asked", "former", "former_seen")
+
+
+@dataclass(frozen=True, slots=True)
+class CronState:
+    """
+    A periodic entry as Redis has it; times are unix seconds by its clock.
+
+    Attributes:
+        schedule: as text.
+        seen: when a process with that schedule last said that it is there; 0 when none did.
+        last: the tick up to which all is done.
+        ticked: the last tick that was published; None when none was.
+        id: of the last message; empty when there was none.
+        missed: how many ticks nobody published in time.
+        skipped: why -> how many ticks were skipped: `paused`, `overlap`.
+        pause: None when it is not paused.
+    """
+
+    entry: str
+    schedule: str
+    seen: int
+    last: int
+    ticked: int | None
+    id: str
+    missed: int
+    skipped: Mapping[str, int]
+    pause: Pause | None
+
+    @property
+    def next(self) -> int | None:
+        """The first tick that is not done; None when the schedule cannot be read here, or never comes again."""
+        try:
+            return Schedule.parse(self.schedule).next_after(self.last)
+        except ConfigurationError:
+            return None
+
+    def ticks(self, until: int, *, most: int) -> list[int]:
+        """Return the ticks until a moment that are not done; none when the schedule cannot be read here."""
+        try:
+            return Schedule.parse(self.schedule).ticks(self.last, until, most=most)
+        except ConfigurationError:
+            return []
+
+    def is_served(self, now: float) -> bool:
+        """Say whether a process with this schedule was there a moment before `now`."""
+        return now - self.seen <= UNSERVED_SECONDS
+
+
+@runs("cron:HGETALL")
+def cron_states(keys: Keys) -> Command[list[CronState]]:
+    """Read the periodic entries of a queue, by name."""
+    return Command(("HGETALL", keys.cron), _states)
+
+
+@runs("cron:HSET")
+def pause_cron(keys: Keys, entry: str, pause: Pause) -> Command[None]:
+    """Have the ticks of an entry skipped until it is resumed."""
+    return Command(("HSET", keys.cron, f"{entry} pause", msgspec.json.encode(pause)), read_nothing)
+
+
+@runs("cron:HDEL")
+def resume_cron(keys: Keys, entry: str) -> Command[bool]:
+    """Have the next tick of an entry published; say whether it was paused."""
+    return Command(("HDEL", keys.cron, f"{entry} pause"), bool)
+
+
+@runs("cron:HSET")
+def ask_run(keys: Keys, entry: str, now_ms: int) -> Command[None]:
+    """Ask the processes of an entry to publish its message at once."""
+    return Command(("HSET", keys.cron, f"{entry} asked", now_ms), read_nothing)
+
+
+@runs("cron:HGET")
+def asked_run(keys: Keys, entry: str) -> Command[int | None]:
+    """Read when somebody asked for a run that is not published yet, in unix ms; None when nobody did."""
+    return Command(("HGET", keys.cron, f"{entry} asked"), lambda reply: whole_number(reply or b""))
+
+
+@runs("cron:HDEL")
+def withdraw_run(keys: Keys, entry: str) -> Command[bool]:
+    """Ask for no run any more; say whether one was asked for that is not published."""
+    return Command(("HDEL", keys.cron, f"{entry} asked"), bool)
+
+
+@runs("cron:HDEL")
+def forget_cron(keys: Keys, entry: str) -> Command[int]:
+    """Remove what is known of an entry."""
+    return Command(("HDEL", keys.cron, *(f"{entry} {field}" for field in _FIELDS)), int)
+
+
+def _states(reply: Any) -> list[CronState]:
+    """Return the entries of the hash; what has no schedule is none of ours."""
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    rows: dict[str, dict[str, bytes]] = {}
+    for name, value in pairs:
+        entry, _, field = name.decode("utf-8", "replace").rpartition(" ")
+        rows.setdefault(entry, {})[field] = value
+    return [_state(entry, row) for entry, row in sorted(rows.items()) if entry and "schedule" in row]
+
+
+def _state(entry: str, row: Mapping[str, bytes]) -> CronState:
+    def number(field: str) -> int | None:
+        found = whole_number(row.get(field, b""))
+        return None if found is None else max(0, min(found, LAST_SECOND))
+
+    return CronState(
+        entry=entry,
+        schedule=row["schedule"].decode("utf-8", "replace"),
+        seen=number("seen") or 0,
+        last=number("last") or 0,
+        ticked=number("ticked"),
+        id=id_text(row.get("id", b"")),
+        missed=number("missed") or 0,
+        skipped={why: number(why) or 0 for why in SKIPS},
+        pause=read_pause(row["pause"]) if "pause" in row else None,
+    )
+
+
+#: Minutes that are kept, and the ms of one.
+MINUTES_LIMIT, MINUTE_MS = 180, 60_000
+
+#: Numbers in a value, the last one aside.
+_NUMBERS = 7
+
+
+class Totals(NamedTuple):
+    """
+    A queue as a minute's note has it.
+
+    Attributes:
+        at_ms: when, in unix ms by Redis' clock.
+        arrived: published or redriven.
+        failed: deliveries that ended in an error, or by their lease.
+        dead, ended: messages that became dead letters; that ended in any way but by an ack, these included.
+        waiting: due, for a worker or for the turn of their key.
+        due_ms: since when the first of them has been due; None when nothing waits, or nobody knows.
+    """
+
+    at_ms: int
+    arrived: int
+    acked: int
+    failed: int
+    dead: int
+    ended: int
+    waiting: int
+    due_ms: int | None
+
+    @property
+    def sums_then(self) -> tuple[int, int, int, int, int]:
+        """The answer of `sums` then."""
+        return self.arrived, self.acked, self.failed, self.dead, self.ended
+
+    @staticmethod
+    def sums(totals: Mapping[str, int]) -> tuple[int, int, int, int, int]:
+        """Return how many arrived, were acked, failed, died and ended in any way but by an ack, of a queue's totals."""
+        kinds = (
+            ("published", "redriven"),
+            ("acked",),
+            ("nacked", "retried_lease"),
+            ("dead",),
+            ("dead", "expired", "cancelled", "purged"),
+        )
+        arrived, acked, failed, dead, ended = (sum(totals.get(kind, 0) for kind in some) for some in kinds)
+        return arrived, acked, failed, dead, ended
+
+
+@runs("minutes:HMGET")
+def noted(keys: Keys, minutes: Sequence[int]) -> Command[list[Totals]]:
+    """Read what the ring has in the places of these minutes, each by its number; it may be of the minutes before them."""
+    return Command(
+        ("HMGET", keys.minutes, *(minute % MINUTES_LIMIT for minute in minutes)),
+        lambda reply: sorted(found for one in reply if (found := _read(one)) is not None),
+    )
+
+
+@runs("minutes:HSET,PEXPIRE")
+def note(keys: Keys, totals: Totals) -> list[Command[Any]]:
+    """Note a queue's totals of one minute; the notes are gone when none was written for as long as they last."""
+    minute = totals.at_ms // MINUTE_MS
+    text = " ".join("-" if number is None else str(number) for number in totals)
+    return [
+        Command(("HSET", keys.minutes, minute % MINUTES_LIMIT, text), int),
+        Command(("PEXPIRE", keys.minutes, MINUTES_LIMIT * MINUTE_MS), int),
+    ]
+
+
+def _read(value: bytes | None) -> Totals | None:
+    """Return what a value says; None for one that something else wrote."""
+    *texts, due = (value or b"").split(b" ")
+    numbers = [number for text in texts if (number := whole_number(text)) is not None and number >= 0]
+    if len(numbers) != len(texts) or len(numbers) != _NUMBERS or numbers[0] > LAST_SECOND * 1000:
+        return None
+    at_ms, arrived, acked, failed, dead, ended, waiting = numbers
+    return Totals(at_ms, arrived, acked, failed, dead, ended, waiting, whole_number(due))
+
+
+#: A worker that does not take a request within this many ms is asked no longer.
+REQUEST_MS = 60_000
+#: The stacks are kept for ten minutes.
+REPORT_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerStack:
+    """
+    Where one handler stands.
+
+    Attributes:
+        queue: empty for the thread of the event loop, on which coroutines run.
+        id: the message, of a batch the first.
+        frames: `file:line function`, the innermost last.
+    """
+
+    queue: str
+    id: str
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StackReport:
+    """
+    Where the handlers of a worker process stood.
+
+    Attributes:
+        at: when, in unix seconds by its clock.
+        stacks: of the handlers that had run the longest first.
+        left_out: how many more there were than a report has room for.
+    """
+
+    at: Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
+    stacks: tuple[HandlerStack, ...]
+    left_out: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+
+
+_decoder = msgspec.json.Decoder(StackReport)
+
+
+@runs("stack_request_key:GETDEL")
+def take_request(id: str, asked: Callable[[], Any]) -> Command[None]:
+    """Take the request for the stacks of a worker; call `asked` when there was one."""
+
+    def read(reply: bytes | None) -> None:
+        if reply is not None:
+            asked()
+
+    return Command(("GETDEL", stack_request_key(id)), read)
+
+
+@runs("stacks_key:SET")
+def write_report(id: str, report: StackReport) -> Command[None]:
+    """Write the stacks of a worker, which somebody asked for."""
+    return Command(("SET", stacks_key(id), msgspec.json.encode(report), "PX", REPORT_MS), read_nothing)
+
+
+@runs("stack_request_key:SET stacks_key:DEL")
+def request(id: str) -> list[Command[Any]]:
+    """Ask a worker for its stacks, and forget those that it told before."""
+    return [
+        Command(("DEL", stacks_key(id)), int),
+        Command(("SET", stack_request_key(id), "1", "PX", REQUEST_MS), read_nothing),
+    ]
+
+
+@runs("stack_request_key:PTTL stacks_key:GET WORKERS_KEY:ZSCORE")
+def look(id: str) -> list[Command[Any]]:
+    """
+    Read for how many ms a request has waited for its worker, and the stacks that it told; None where there is none.
+
+    The third answer is whether the worker was alive within the last hour.
+    """
+    waited = Command(("PTTL", stack_request_key(id)), lambda left: REQUEST_MS - left if left >= 0 else None)
+    known = Command(("ZSCORE", WORKERS_KEY, id), lambda seen: seen is not None)
+    return [waited, Command(("GET", stacks_key(id)), _read_report), known]
+
+
+def _read_report(reply: bytes | None) -> StackReport | None:
+    try:
+        return None if reply is None else _decoder.decode(reply)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

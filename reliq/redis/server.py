@@ -1,0 +1,450 @@
+"""Connection pools: bounded, without hidden retries, with time-outs, and with replies as bytes."""
+
+import asyncio
+import inspect
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from reliq.errors import ConfigurationError, InsecureWarning
+from reliq.keys import Layout
+from reliq.redis.cluster import SERVER_SECONDS, AsyncManyWire, AsyncWire, ManyWire, Servers, Wire
+from reliq.redis.commands import Clock
+from reliq.redis.connection import AsyncPooledWire, PooledWire, read_replies
+from reliq.redis.pool import BROKEN, Gate, KeptPool, KnownScripts, not_sent
+from reliq.redis.url import (
+    Address,
+    Primary,
+    RedisClient,
+    Target,
+    address,
+    check_target,
+    is_secure,
+    primary,
+    seeds,
+    settings,
+    shown,
+    weakness,
+)
+
+CONNECT_SECONDS = 2.0
+
+
+def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: str = "") -> Any:
+    """Return a pool for `target`, or for one node of it, HOST:PORT: a blocking one, or one for asyncio."""
+    theirs = settings(target)
+    if sentinel := primary(target):
+        return _sentinel_pool(sentinel, theirs, timeout_seconds, asynchronous=asynchronous)
+    module: Any = redis.asyncio if asynchronous else redis
+    kind, theirs = _kind(target, theirs, node, module)
+    made = module.BlockingConnectionPool(
+        connection_class=kind,
+        timeout=timeout_seconds,
+        **theirs,
+        **_ours(timeout_seconds, asynchronous=asynchronous, unix="path" in theirs),
+    )
+    return made if asynchronous else KeptPool(made)
+
+
+def ask(target: Target, timeout_seconds: float, commands: Sequence[Sequence[str]], *, node: str = "") -> list[Any]:
+    """Connect to `target`, or to one node of it, and return the replies to `commands`, a refusal in its place."""
+    made = pool(target, timeout_seconds, asynchronous=False, node=node)
+    try:
+        connection = made.get_connection()
+    except (*BROKEN, redis.ResponseError) as error:
+        raise not_sent(error, made) from error
+    try:
+        replies = []
+        for command in commands:
+            connection.send_command(*command)
+            replies += read_replies(connection, 1)[0]
+        return replies
+    finally:
+        connection.disconnect()
+
+
+def places(target: Target) -> int:
+    """Return how many connections a pool for `target` has at most."""
+    return int(settings(target)["max_connections"])
+
+
+def plain_client(target: Target, timeout_seconds: float, *, node: str = "") -> redis.Redis:
+    """Return redis-py's own client over such a pool, to measure beside it."""
+    made = pool(target, timeout_seconds, asynchronous=False, node=node)
+    return redis.Redis(connection_pool=made.beneath if isinstance(made, KeptPool) else made)
+
+
+def _kind(target: Target, theirs: dict[str, Any], node: str, module: Any) -> tuple[type, dict[str, Any]]:
+    """Return the class of the connections, and the settings that it knows."""
+    plain = "UnixDomainSocketConnection" if "path" in theirs else "Connection"
+    kind = getattr(module, "SSLConnection" if is_secure(target) else plain)
+    if is_secure(target):
+        theirs.pop("path", None)
+    if node:
+        host, _, port = node.rpartition(":")
+        theirs |= {"host": host, "port": int(port)}
+    return kind, _accepted(kind, theirs)
+
+
+def sentinels(one: Any) -> list[Any]:
+    """Return the clients by which a pool asks Sentinel; most pools have none."""
+    return one.sentinel_manager.sentinels if hasattr(one, "sentinel_manager") else []
+
+
+def _ours(timeout_seconds: float, *, asynchronous: bool, unix: bool = False) -> dict[str, Any]:
+    ours: dict[str, Any] = {
+        "retry": (AsyncRetry if asynchronous else Retry)(NoBackoff(), 0),
+        "decode_responses": False,
+        "protocol": 2,
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": min(timeout_seconds, CONNECT_SECONDS),
+    }
+    return ours if unix else ours | {"socket_keepalive": True}
+
+
+def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what connections of `kind` do not know: the two colours differ in a few TLS settings."""
+    makers: list[Any] = [vars(base).get("__init__") for base in kind.__mro__]
+    known = {name for maker in makers if maker for name in inspect.signature(maker).parameters}
+    return {name: value for name, value in settings.items() if name in known or name == "max_connections"}
+
+
+def _sentinel_pool(primary: Primary, settings: dict[str, Any], timeout_seconds: float, *, asynchronous: bool) -> Any:
+    """Return a pool that asks Sentinel for the primary, with sentinel clients of its own."""
+    module: Any = redis.asyncio if asynchronous else redis
+    ours = _ours(timeout_seconds, asynchronous=asynchronous)
+    secure = "SentinelManagedSSLConnection" if primary.is_secure else "SentinelManagedConnection"
+    kind = getattr(module.sentinel, secure)
+    return module.sentinel.SentinelConnectionPool(
+        primary.service,
+        module.sentinel.Sentinel(
+            primary.sentinels,
+            min_other_sentinels=primary.min_other_sentinels,
+            sentinel_kwargs=primary.rights | ours,
+        ),
+        connection_class=kind,
+        **_accepted(kind, {k: v for k, v in settings.items() if k not in ("host", "port")}),
+        **ours,
+    )
+
+
+class WireFactory:
+    """
+    Makes the wires of one connection, which share what is known of its servers.
+
+    Args:
+        target: returns where they lead.
+    """
+
+    def __init__(self, target: Callable[[], Target]) -> None:
+        self._target = target
+        self._many: ManyWire | None = None
+        self._known: dict[str, tuple[Gate, KnownScripts]] = {}
+
+    def blocking(self, timeout_seconds: float) -> Wire:
+        """Return a wire whose replies are awaited for `timeout_seconds`; to many servers there is one, for all of them."""
+        if self._servers is None:
+            return PooledWire(self.pool("", timeout_seconds, asynchronous=False), *self._known_of(""))
+        if self._many is None:
+            self._many = ManyWire(
+                self._servers,
+                lambda name: PooledWire(
+                    self.pool(name, SERVER_SECONDS, asynchronous=False), *self._known_of(name), name
+                ),
+            )
+        return self._many
+
+    def asynchronous(self, timeout_seconds: float, made: Collection[AsyncWire]) -> AsyncWire:
+        """As `blocking`, for an event loop that has those `made` already."""
+        if self._servers is None:
+            return AsyncPooledWire(self.pool("", timeout_seconds, asynchronous=True), *self._known_of(""))
+        return next(iter(made), None) or AsyncManyWire(
+            self._servers,
+            lambda name: AsyncPooledWire(
+                self.pool(name, SERVER_SECONDS, asynchronous=True), *self._known_of(name), name
+            ),
+        )
+
+    def close(self) -> None:
+        """Try no server any more that does not answer; one is tried again when it is used."""
+        if servers := self.__dict__.get("_servers"):  # if they were needed
+            servers.close()
+
+    @cached_property
+    def _servers(self) -> Servers | None:
+        """The servers, where there are many, with what is known of them; None where there is one."""
+        nodes = seeds(self._target())
+        return Servers(nodes, self._ask) if nodes else None
+
+    def pool(self, name: str, timeout_seconds: float, *, asynchronous: bool) -> Any:
+        """Return a pool for the server that is called so."""
+        return pool(self._target(), timeout_seconds, asynchronous=asynchronous, node=name)
+
+    def _ask(self, name: str, commands: Sequence[Sequence[str]]) -> list[Any]:
+        return ask(self._target(), SERVER_SECONDS, commands, node=name)
+
+    def _known_of(self, name: str) -> tuple[Gate, KnownScripts]:
+        """Return the gate of a server and what is known of its scripts, which all of its wires share."""
+        gate = Gate(in_cluster=self._servers is not None, place=name or shown(self._target()))
+        return self._known.setdefault(name, (gate, KnownScripts()))
+
+
+URL_VARIABLE = "RELIQ_URL"
+#: A publish tries for this many seconds while Redis is away.
+PUBLISH_SECONDS = 2.0
+#: A publish waits this many seconds for one reply: two tries that hang fit into PUBLISH_SECONDS.
+PUBLISH_TIMEOUT_SECONDS = 0.9
+#: A worker waits at most this many seconds for one reply: it blocks in Redis for one, the others are for a slow server.
+WORKER_TIMEOUT_SECONDS = 5.0
+
+
+class OfLoop:
+    """The wires of one event loop by their time-out, until the loop ends."""
+
+    def __init__(self, places_to_wait: int) -> None:
+        self.wires: dict[float, AsyncWire] = {}
+        self.places_to_wait = asyncio.Semaphore(places_to_wait)
+        self.end = self._until_the_loop_ends()
+        # An event loop ends its asynchronous generators before it closes: from its first step on it knows this one.
+        with suppress(StopIteration):
+            self.end.__anext__().send(None)
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            wires, self.wires = self.wires, {}
+            for one in _pools(wires):
+                await one.disconnect()
+                for sentinel in sentinels(one):
+                    await sentinel.aclose()
+
+
+class Connection:
+    """
+    The wires to one Redis in this process, one for each time-out: blocking ones, and asyncio ones for each event loop.
+
+    Attributes:
+        clock: what scripts take for the time there; None is Redis' own clock.
+    """
+
+    def __init__(self, target: Target, clock: Clock | None = None) -> None:
+        self.clock = clock
+        self._url = target if isinstance(target, str) else ""
+        # When the owner of a client drops it, the client and this connection are freed.
+        self._client = None if isinstance(target, str) else weakref.ref(target)
+        self._factory = WireFactory(self._target)
+        #: Queue -> until when this process need not name it in the registry, by the monotonic clock.
+        self.named: dict[str, float] = {}
+        #: Queue -> the map of its shards, until when that is believed, and whether it has keys.
+        self.maps: dict[str, tuple[Any, float, bool]] = {}
+        self._lock = threading.Lock()
+        self._wires: dict[float, Wire] = {}
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, OfLoop] = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def to(cls, target: Target | None) -> "Connection":
+        """
+        Return the connection to a URL or around a client; for each there is one in a process.
+
+        Raises:
+            ConfigurationError: `target` is None and RELIQ_URL is not set, or it names no Redis that reliq can use.
+        """
+        chosen = default_url() if target is None else target
+        return _shared.connection(chosen)
+
+    def anew(self) -> "Connection":
+        """Return another one to the same Redis, with wires of its own."""
+        return Connection(self._target(), self.clock)
+
+    @property
+    def name(self) -> str:
+        """The URL without its password, or the kind of client."""
+        return shown(self._target())
+
+    @property
+    def address(self) -> Address:
+        """The hosts, database and kind of the connection, as the URL or the client says."""
+        return address(self._target())
+
+    def wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Wire:
+        """Return a wire whose replies are awaited for at most `timeout_seconds`."""
+        if made := self._wires.get(timeout_seconds):
+            return made
+        with self._lock:
+            if timeout_seconds not in self._wires:
+                self._wires[timeout_seconds] = self._factory.blocking(timeout_seconds)
+            return self._wires[timeout_seconds]
+
+    def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AsyncWire:
+        """Return a wire for the running event loop; its connections are closed when the loop ends."""
+        with self._lock:
+            wires = self._of_loop().wires
+            if timeout_seconds not in wires:
+                wires[timeout_seconds] = self._factory.asynchronous(timeout_seconds, wires.values())
+            return wires[timeout_seconds]
+
+    @cached_property
+    def places_to_wait(self) -> threading.BoundedSemaphore:
+        """Held by each call that blocks in Redis; there are places for half of the connections, the rest stay free."""
+        return threading.BoundedSemaphore(self._places_to_wait())
+
+    def async_places_to_wait(self) -> asyncio.Semaphore:
+        """As `places_to_wait`, for the running event loop."""
+        with self._lock:
+            return self._of_loop().places_to_wait
+
+    def close(self) -> None:
+        """Close the blocking connections; they come back when they are used again."""
+        with self._lock:
+            open_pools = _pools(self._wires)
+        self._factory.close()
+        for one in open_pools:
+            one.disconnect()
+            for sentinel in sentinels(one):
+                sentinel.close()
+
+    async def aclose(self) -> None:
+        """Close the running event loop's connections."""
+        with self._lock:
+            ours = self._loops.pop(asyncio.get_running_loop(), None)
+        if ours:
+            await ours.end.aclose()
+
+    def _of_loop(self) -> OfLoop:
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            for closed in [one for one in self._loops if one.is_closed()]:  # and did not end its generators first
+                del self._loops[closed]
+            self._loops[loop] = OfLoop(self._places_to_wait())
+        return self._loops[loop]
+
+    def _places_to_wait(self) -> int:
+        return max(1, places(self._target()) // 2)
+
+    def _target(self) -> Target:
+        client = self._client() if self._client else None
+        if not self._url and client is None:
+            raise ConfigurationError(
+                "the redis-py client that this queue was given is gone; keep it as long as the queue"
+            )
+        return client if client is not None else self._url
+
+
+class _Shared:
+    """The connections of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_url: dict[str, Connection] = {}
+        self._by_client: weakref.WeakKeyDictionary[RedisClient, Connection] = weakref.WeakKeyDictionary()
+
+    def anew(self) -> "_Shared":
+        """Return those of a process that was forked from this one."""
+        return _Shared()
+
+    def connection(self, target: Target) -> Connection:
+        """Return the connection to `target`, which is checked when it is met for the first time."""
+        if isinstance(target, str) and (met := self._by_url.get(target)):
+            return met
+        check_target(target)
+        with self._lock:
+            known: Any = self._by_url if isinstance(target, str) else self._by_client
+            if target not in known:
+                if why := weakness(target):
+                    warnings.warn(why, InsecureWarning, stacklevel=3)
+                known[target] = Connection(target)
+            found: Connection = known[target]
+            return found
+
+
+class _Redirected(_Shared):
+    """One connection, whatever is named."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.only = connection
+
+    def connection(self, _target: Target) -> Connection:
+        """Return the only connection."""
+        return self.only
+
+    def anew(self) -> "_Shared":
+        """Return another connection to the same Redis."""
+        return _Redirected(self.only.anew())
+
+
+_shared = _Shared()
+_of_parents: list[_Shared] = []
+#: Another one after a fork, and when connections are redirected: whoever keeps a wire asks for a new one then.
+epoch = object()
+#: Whether connections were redirected, and RELIQ_URL taken away.
+_is_withheld = False
+
+
+def _start_over() -> None:
+    """Leave the parent's connections to the parent; were they collected here, that would disturb them there."""
+    global _shared, epoch
+    _of_parents.append(_shared)
+    _shared, epoch = _shared.anew(), object()
+
+
+os.register_at_fork(after_in_child=_start_over)
+
+
+@contextmanager
+def redirected(connection: Connection) -> Iterator[None]:
+    """
+    Have every URL and client in this process, and in those forked from it, mean `connection`, RELIQ_URL included.
+
+    Children that are spawned find its URL in RELIQ_URL. Afterwards that is gone: a thread may outlive the block.
+    """
+    global _shared, _is_withheld, epoch  # noqa: PLW0603  like the connections, it belongs to the process
+    before = _shared
+    _shared, epoch = _Redirected(connection), object()
+    _is_withheld = _is_withheld or URL_VARIABLE in os.environ
+    os.environ[URL_VARIABLE] = str(connection._url)  # noqa: SLF001  with its password
+    try:
+        yield
+    finally:
+        os.environ.pop(URL_VARIABLE, None)
+        _shared, epoch = before, object()
+
+
+def default_url() -> str:
+    """Return RELIQ_URL, which must name one Redis; reliq never guesses a server."""
+    if isinstance(_shared, _Redirected):
+        return _shared.only.name
+    url = os.environ.get(URL_VARIABLE)
+    if not url:
+        why = f"; the end of an isolated test has taken {URL_VARIABLE} away: use the fixture `reliq`, or isolated()"
+        raise ConfigurationError(
+            f"no Redis given: pass url='redis://HOST:6379/0', or set {URL_VARIABLE} (a command takes --url)"
+            + (why if _is_withheld else "")
+        )
+    return url
+
+
+def _pools(wires: Mapping[float, Wire | AsyncWire]) -> list[Any]:
+    """Return every pool behind `wires`."""
+    return [one for wire in wires.values() for one in wire.pools()]
+
+
+def check_slots(target: Target | None, layout: Layout) -> None:
+    """Raise ConfigurationError when `target` is a Cluster that would have a queue's keys in several of its slots."""
+    if target is not None and seeds(target) and not layout.is_in_one_slot:
+        raise ConfigurationError(
+            f"in the layout {layout} a queue's keys lie in several slots, so that it cannot be used in a Redis Cluster; "
+            "there take hdt3213:tag, which is Layout.hdt3213(hash_tag=True) and NewQueueOnCluster in Go"
+        )

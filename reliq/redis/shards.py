@@ -1,0 +1,419 @@
+"""The map of a queue's shards, the string `map` of its shard 0.
+
+It is a JSON object, `{"epoch":3,"n":16,"was":8,"state":"growing","most":16}`:
+
+    epoch   of this map; each change of it raises it
+    n       how many shards there are
+    was     how many there were; the same as `n` once nothing is left where only the earlier number looks for it
+    state   steady, growing or shrinking
+    most    how many there ever were: those that are no more keep their totals
+
+Without a map a queue has one shard, and the epoch is 0. The string `epoch` of a shard is its fence, `EPOCH N WAS` or
+`EPOCH N WAS closed`, for example `3 16 8`. A publish or redrive by a map of an earlier epoch is refused there, a later
+map raises it, and into a closed shard nothing is published.
+
+A map is written before the first fence of its epoch. So a fence with a later epoch than the map means that Redis has
+lost the map; the fence has all of it but `most`. Shards that are no more keep the fence that closed them, which has `most`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import weakref
+from dataclasses import dataclass, field, replace
+from itertools import count
+from random import SystemRandom
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from reliq.errors import (
+    ConfigurationError,
+    ProtocolError,
+    RedisRefusedError,
+    RedisUnavailableError,
+    ReliqError,
+    WrongKeyTypeError,
+)
+from reliq.keys import SHARDS_LIMIT, home
+from reliq.redis import server as transport
+from reliq.redis.commands import Command, read_bytes, read_text, runs
+from reliq.text import count_of, typed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from reliq.keys import Keys, Layout
+    from reliq.redis.client import Clients
+    from reliq.redis.commands import Command
+
+
+MapState = Literal["steady", "growing", "shrinking", "lost"]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=SHARDS_LIMIT)]
+#: Every later epoch is corrupt data. The Lua prelude has the same limit.
+LATEST_EPOCH = 10**9
+#: The fences of so many shards are read with a map. In a Cluster they are a quarter of all slots apart.
+WITNESSES = 4
+#: Redis has something as the map that is none.
+UNREADABLE = (ProtocolError, WrongKeyTypeError)
+_FENCE = re.compile(rb"(\d{1,10}) (\d{1,3}) (\d{1,3})( closed)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMap:
+    """
+    How many shards a queue has.
+
+    Attributes:
+        epoch: of this map; 0 of a queue that never was sharded.
+        n: how many there are.
+        was: how many there were before; the same as `n` when nothing is on its way any more.
+        state: `steady`, `growing` or `shrinking`; `lost` when Redis has no map of this epoch any more.
+        most: the highest number there ever was.
+    """
+
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=LATEST_EPOCH)] = 0
+    n: _Count = 1
+    was: _Count = 1
+    state: MapState = "steady"
+    most: _Count = field(default=1, compare=False)
+
+    @property
+    def served(self) -> int:
+        """How many shards may hold messages: while there are to be fewer, as many as there were."""
+        return max(self.n, self.was)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether Redis has lost this map: it is known from a fence, or was read earlier."""
+        return self.state == "lost"
+
+    @property
+    def fence(self) -> str:
+        """The fence that a shard stores of this map."""
+        return f"{self.epoch} {self.n} {self.was}"
+
+    @property
+    def ever(self) -> int:
+        """How many shards have totals: those that are no more keep theirs."""
+        return max(self.served, self.most)
+
+    @property
+    def text(self) -> bytes:
+        """The map as Redis keeps it."""
+        return msgspec.json.encode(self)
+
+    def check_is_one(self, name: str) -> None:
+        """Raise ConfigurationError when queue `name`, which declares limits, has several shards."""
+        if self.served > 1:
+            raise ConfigurationError(
+                f"queue {name!r} has {self.served} shards, and limits hold for a queue of one: leave the limits out, or "
+                f"shrink the queue first with `{typed('shards', name, '1')}`"
+            )
+
+    @classmethod
+    def of(cls, epoch: int, n: int, was: int) -> ShardMap:
+        """Return the map with the state that its numbers say."""
+        return cls(epoch, n, was, "steady" if n == was else "growing" if n > was else "shrinking")
+
+    def unless(self, found: ShardMap) -> ShardMap:
+        """Return the map `found` in Redis, or this map as a lost one when `found` has an earlier epoch."""
+        return found if found.epoch >= self.epoch else replace(self, state="lost")
+
+    def or_later(self, answers: Iterable[object]) -> ShardMap:
+        """Return this map, or the map of a later epoch that is among the answers to `witnesses`."""
+        return max((self, *(one for one in answers if isinstance(one, ShardMap))), key=lambda one: one.epoch)
+
+    @staticmethod
+    def or_fenced(found: Any, answers: Iterable[object]) -> Any:
+        """Return the answer to `shard_map`; if `witnesses` have a map, that while Redis is away, and none for a corrupt one."""
+        latest = UNSHARDED.or_later(answers)
+        if latest.epoch and isinstance(found, UNREADABLE):
+            return UNSHARDED
+        return latest if latest.epoch and isinstance(found, RedisUnavailableError) else found
+
+    @classmethod
+    def parse(cls, text: bytes) -> ShardMap:
+        """Return the map that Redis keeps, that of one shard for an empty text; raise ValueError for what is none."""
+        return msgspec.json.decode(text, type=cls) if text else UNSHARDED
+
+    @staticmethod
+    def wanted(number: object, layout: Layout) -> int:
+        """
+        Return how many shards a queue of `layout` is to have.
+
+        Raises:
+            ConfigurationError: it is no power of two up to 256, or the queue is one of the Go original.
+        """
+        if layout.bare and number != 1:
+            raise ConfigurationError(
+                f"a queue in the layout {layout} has one shard: the Go original knows of no others"
+            )
+        if type(number) is not int or not 1 <= number <= SHARDS_LIMIT or number & (number - 1):
+            raise ConfigurationError(
+                f"the number of shards must be a power of two from 1 to {SHARDS_LIMIT}, not {number!r}"
+            )
+        return number
+
+
+#: The map of a queue that has none.
+UNSHARDED = ShardMap()
+#: A corrupt map of which no fence is known.
+CORRUPT = ShardMap(state="lost")
+
+
+@runs("map:GETRANGE")
+def map_text(keys: Keys) -> Command[bytes]:
+    """Read the map of a queue as Redis has it; empty without one."""
+    return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), read_bytes)
+
+
+@runs("map:GETRANGE")  # GET would let an exporter read bodies on Redis 6.2, which binds no command to keys
+def shard_map(keys: Keys) -> Command[ShardMap]:
+    """Read how many shards the queue of `keys` has: one, while there is no map."""
+    return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), ShardMap.parse)
+
+
+@runs("epoch:GETRANGE")
+def fence(keys: Keys) -> Command[ShardMap | None]:
+    """Read the map of which a shard has the fence; UNSHARDED without a fence, None when the fence is corrupt."""
+    return Command(("GETRANGE", keys.epoch, 0, -1), _fenced)
+
+
+def _fenced(reply: bytes) -> ShardMap | None:
+    found = _FENCE.fullmatch(reply)
+    if found is None:
+        return None if reply else UNSHARDED
+    epoch, n, was = map(int, found.groups()[:3])
+    is_possible = epoch <= LATEST_EPOCH and 1 <= n <= SHARDS_LIMIT and 1 <= was <= SHARDS_LIMIT
+    return ShardMap.of(epoch, n, was) if is_possible else None
+
+
+@runs("limits:HMGET")
+def declaration(keys: Keys) -> Command[str | None]:
+    """Read which limits were declared of a queue, as `Limits.declared` says them; None while it has neither keys nor limits."""
+    return Command(("HMGET", keys.limits, "on", "declared"), _declared)
+
+
+def _declared(reply: list[bytes | None]) -> str | None:
+    on, declared = reply
+    return None if on is None and declared is None else read_text(declared)
+
+
+def witnesses(keys: Keys) -> list[Command[Any]]:
+    """Return the commands that read the fences which show whether Redis has lost the map of a queue."""
+    return [] if keys.bare else [fence(keys.of_shard(shard)) for shard in range(WITNESSES)]
+
+
+logger = logging.getLogger(__name__)
+
+#: A map is believed for this many seconds; whoever acts on an older one is told so where it matters.
+MAP_SECONDS = 60.0
+#: After a read that failed, the map that is known is believed for this many seconds.
+MAP_AGAIN_SECONDS = 1.0
+#: The first read of a map tries for this many seconds while Redis is away.
+FIRST_MAP_SECONDS = 2.0
+
+
+def believed(name: str, known: ShardMap, found: ShardMap, told: Sequence[object] = ()) -> ShardMap:
+    """
+    Return the map that Redis has, or the map of a later epoch, as a lost one, that is `known` or that fences have.
+
+    Args:
+        told: the answers to `shardmap.fences`.
+    """
+    map = known.or_later(told).unless(found)
+    if map.is_lost and not known.is_lost:
+        logger.warning(
+            "queue %r: Redis has lost the map of its shards (Redis has epoch %d, the latest is %d); this process goes on "
+            "with %s. Write the map again: reliq check %s --repair",
+            *(name, found.epoch, map.epoch, count_of(map.served, "shard"), name),
+        )
+    return map
+
+
+class Shards:
+    """
+    The shards of the queue of `keys`; all of its objects in a process that have one Redis share what they read.
+
+    Attributes:
+        first: the keys of shard 0.
+        clients: of the queue.
+        map: as it was read last.
+        is_keyed: whether messages of the queue may have keys, or are limited.
+    """
+
+    def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None) -> None:
+        self.first, self._keys, self.clients, self.wanted = keys, [keys], clients, wanted
+        self.map, self.is_keyed = UNSHARDED, False
+        # Neither a loop nor its task is kept alive from here: a closed loop's connections would be too.
+        self._reads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[asyncio.Task[None]]]
+        self._reads = weakref.WeakKeyDictionary()
+        self._turns = count(SystemRandom().randrange(1 << 16))
+
+    def keys(self, shard: int) -> Keys:
+        """Return the keys of a shard."""
+        while len(self._keys) <= shard:
+            self._keys.append(self.first.of_shard(len(self._keys)))
+        return self._keys[shard]
+
+    @property
+    def all(self) -> tuple[Keys, ...]:
+        """The keys of every shard that may hold messages."""
+        return tuple(self.keys(shard) for shard in range(self.map.served))
+
+    @property
+    def ever(self) -> tuple[Keys, ...]:
+        """The keys of every shard that there ever was."""
+        return tuple(self.keys(shard) for shard in range(self.map.ever))
+
+    @property
+    def lie_together(self) -> bool:
+        """Whether one command may name keys of every shard."""
+        place = self.clients.blocking().place
+        return self.map.served == 1 or len({place(keys.wake) for keys in self.all}) == 1
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the map must be read again: its time is over, or connections mean another Redis since."""
+        return self.clients.epoch is not transport.epoch or time.monotonic() >= self.clients.mapped_until
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the map is to be read before it is gone by."""
+        return time.monotonic() >= self.clients.mapped_until
+
+    def turn(self) -> int:
+        """Return the shard for the next messages with generated ids: one after another; of as many as are wanted at least."""
+        shards = max(self.map.n, self.wanted or 1)  # who publishes in a transaction has not asked Redis for the map
+        return 0 if shards == 1 else next(self._turns) % shards
+
+    def homes(self, id: str) -> Sequence[Keys]:
+        """
+        Return the shards to be asked for a message of this id, one after another.
+
+        It is its home; while that changes also where it was, and the home again: the message may move meanwhile.
+        """
+        now, before = self.keys(home(id, self.map.n)), self.keys(home(id, self.map.was))
+        return (now,) if now is before else (now, before, now)
+
+    def refresh(self, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
+        """
+        Read the map again when that is due. When that fails, or is not allowed, what is known stays.
+
+        Args:
+            for_seconds: for how long the first read is tried while Redis is away.
+
+        Raises:
+            ConfigurationError: there are not as many shards as are wanted.
+            RedisUnavailableError: Redis is away, and nothing is known of it yet.
+            WrongKeyTypeError, ProtocolError: something else wrote the map.
+        """
+        if self.is_old and not self._is_known_to_others():
+            try:
+                self.read(for_seconds=self._patience(for_seconds))
+            except (RedisRefusedError, RedisUnavailableError) as error:
+                self._stay(error)
+
+    async def arefresh(self, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
+        """As `refresh`, in async code: tasks of one event loop that want it at a time share one read."""
+        if self.is_old and not self._is_known_to_others():
+            reading = self._reading(self._patience(for_seconds))
+            await asyncio.wait([reading])  # who is cancelled here cancels it for nobody else
+            reading.result()
+
+    def _reading(self, for_seconds: float) -> asyncio.Task[None]:
+        """Return the read of the map that is under way in the running event loop; begin one if there is none."""
+        loop = asyncio.get_running_loop()
+        known = self._reads.get(loop)
+        reading = known() if known is not None else None
+        if reading is None or reading.done():
+            reading = loop.create_task(self._aread_or_stay(for_seconds))
+            # All who want it may have gone before it fails.
+            reading.add_done_callback(lambda read: read.cancelled() or read.exception())
+            self._reads[loop] = weakref.ref(reading)
+        return reading
+
+    async def _aread_or_stay(self, for_seconds: float) -> None:
+        try:
+            await self.aread(for_seconds=for_seconds)
+        except (RedisRefusedError, RedisUnavailableError) as error:
+            self._stay(error)
+
+    def read(self, *, for_seconds: float = 0.0) -> None:
+        """
+        Read the map now, and try so long while Redis is away.
+
+        Raises:
+            ConfigurationError: there are not as many shards as are wanted.
+            RedisUnavailableError, RedisRefusedError: it cannot be read.
+        """
+        client = self.clients.blocking()
+        answers = client.run_all(self._questions(), for_seconds=for_seconds)
+        self._take(answers, client.run_all(witnesses(self.first)))
+
+    async def aread(self, *, for_seconds: float = 0.0) -> None:
+        """As `read`, in async code."""
+        client = self.clients.asynchronous()
+        answers = await client.run_all(self._questions(), for_seconds=for_seconds)
+        self._take(answers, await client.run_all(witnesses(self.first)))
+
+    def _questions(self) -> list[Command[Any]]:
+        return [] if self.first.bare else [shard_map(self.first), declaration(self.first)]
+
+    def _patience(self, for_seconds: float) -> float:
+        """Return for how long a read is tried: nothing waits for one that only looks again."""
+        return 0.0 if self.clients.mapped_until else for_seconds
+
+    def _is_known_to_others(self) -> bool:
+        """Take the map that another object of this queue has read."""
+        self.clients.blocking()  # which forgets what another Redis has said
+        known = self.clients.connection().maps.get(self.first.entry)
+        if known is None or known[1] <= time.monotonic():
+            return False
+        self.check(known[0])
+        self.map, self.clients.mapped_until, self.is_keyed = known
+        return True
+
+    def note(self, found: ShardMap, *, is_keyed: bool) -> None:
+        """Take what somebody has read just now."""
+        self.map, self.clients.mapped_until, self.is_keyed = found, time.monotonic() + MAP_SECONDS, is_keyed
+        self.clients.connection().maps[self.first.entry] = found, self.clients.mapped_until, is_keyed
+
+    def _take(self, answers: Sequence[Any], told: Sequence[Any]) -> None:
+        """
+        Take what was read; where shard 0 is away, by the fences of the others.
+
+        Raises:
+            RedisUnavailableError: shard 0 is away or has no map, and no fence says whether there was a map.
+        """
+        found, declared = answers or (UNSHARDED, None)
+        known, *_ = self.clients.connection().maps.get(self.first.entry, (UNSHARDED,))
+        away = [one for one in (found, *told[1:]) if isinstance(one, RedisUnavailableError)]
+        map, found = known.or_later(told), ShardMap.or_fenced(found, told)
+        if isinstance(found, Exception):
+            raise found
+        if found == map == UNSHARDED and len(away) == WITNESSES - 1:
+            raise away[0]
+        found = believed(self.first.name, known, found, told)
+        self.check(found)
+        self.note(found, is_keyed=isinstance(declared, str))
+
+    def check(self, found: ShardMap) -> None:
+        """Raise ConfigurationError when there are not as many shards as are wanted."""
+        if self.wanted not in (None, found.n):
+            name = self.first.name
+            raise ConfigurationError(
+                f"queue {name!r} has {count_of(found.n, 'shard')}, not {self.wanted}: leave `shards` out, or "
+                f"change their number with `{typed('shards', name, str(self.wanted))}`"
+            )
+
+    def _stay(self, error: ReliqError) -> None:
+        """Keep the map that is known, for a while."""
+        unknown = isinstance(error, RedisUnavailableError) and not self.clients.mapped_until
+        if unknown or isinstance(error, WrongKeyTypeError):
+            raise error
+        is_denied = isinstance(error, RedisRefusedError)
+        self.clients.mapped_until = time.monotonic() + (MAP_SECONDS if is_denied else MAP_AGAIN_SECONDS)

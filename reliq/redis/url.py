@@ -1,0 +1,354 @@
+"""Redis URLs: read and checked before anything is connected, and shown without their password.
+
+`redis://`, `rediss://` (TLS) and `unix://` as redis-py has them; `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB` and
+`rediss+sentinel://` ask Sentinel for the primary; `redis+cluster://HOST:PORT,HOST:PORT` and `rediss+cluster://` name nodes
+of a Cluster."""
+
+import re
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, unquote_plus
+
+import redis
+import redis.asyncio
+from redis.connection import parse_url
+
+from reliq.errors import ConfigurationError
+
+SENTINEL_PORT = 26379
+REDIS_PORT = 6379
+HIGHEST_PORT = 65_535
+
+_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+#: Greedy up to the last @, as a password may have one that is not encoded.
+_FORM = re.compile(
+    r"(?P<scheme>[a-z+]+)://(?:(?P<rights>[^/?#]*)@)?(?P<places>[^@/?#]*)(?P<path>/[^?#]*)?(?:\?(?P<query>[^#]*))?(?:#.*)?",
+    re.DOTALL,
+)
+_PLACE = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:,\s]+))(?::(?P<port>[0-9]{1,5}))?")
+_SERVICE = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+_SENTINEL_OPTIONS = {"sentinel_username", "sentinel_password"}
+_OPTIONS = {"db", "protocol", "client_name", "socket_timeout", "socket_connect_timeout", "health_check_interval"}
+_OPTIONS |= {"username", "password", "max_connections", "socket_keepalive", "insecure"}
+_OPTIONS |= {f"ssl_{name}" for name in ("ca_certs", "ca_path", "certfile", "keyfile", "cert_reqs", "password")}
+_OPTIONS |= {"ssl_check_hostname", "ssl_min_version", "ssl_ciphers"}
+
+#: Versions of TLS, and what redis-py calls them; older ones are broken.
+_TLS_VERSIONS = {"1.2": "771", "1.3": "772"}
+_NO = ("0", "f", "false", "n", "no", "")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """
+    A URL that may be used.
+
+    Attributes:
+        plain: what redis-py reads: of a URL for Sentinel or a Cluster the rights and options alone.
+        shown: the URL without its password and options.
+        is_exposed: whether a password crosses a network in the clear.
+        sentinels: host and port of each.
+        service: how Sentinel calls the primary.
+        sentinel_rights: user and password for the sentinels themselves.
+        nodes: host and port of each node of a Cluster that is named.
+    """
+
+    plain: str = field(repr=False)
+    shown: str
+    is_exposed: bool
+    sentinels: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+    sentinel_rights: dict[str, str] = field(default_factory=dict, repr=False)
+    nodes: tuple[tuple[str, int], ...] = ()
+
+
+def check_url(url: str) -> RedisUrl:
+    """Return what `url` says; raise ConfigurationError, which shows no piece that may be its password."""
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme not in _SCHEMES:
+        raise ConfigurationError(
+            "Redis URL must begin with redis://, rediss:// or unix://, with redis+sentinel:// to ask Sentinel, or with "
+            "redis+cluster:// for a Cluster"
+        )
+    parts, hosts = _parts(url)
+    plain, _, kind = scheme.partition("+")
+    options = dict(parse_qsl(parts["query"], keep_blank_values=True))
+    _check_options(options, _OPTIONS | _SENTINEL_OPTIONS if kind == "sentinel" else _OPTIONS)
+    service, database = _check_place(scheme, hosts, parts["path"], options)
+    rights = f"{parts['rights']}@" if parts["rights"] else ""
+    has_password = ":" in parts["rights"] or "password" in options
+    is_far = scheme.startswith("redis") and not all(is_near(host) for host, _ in hosts)
+    return RedisUrl(
+        plain=f"{plain}://{rights}{kind or parts['places']}{database}?{_for_redis_py(parts['query'])}",
+        shown=masked(url),
+        is_exposed=has_password and is_far and not scheme.startswith("rediss"),
+        sentinels=tuple((host, port or SENTINEL_PORT) for host, port in hosts) if kind == "sentinel" else (),
+        service=service,
+        sentinel_rights={name.removeprefix("sentinel_"): options[name] for name in _SENTINEL_OPTIONS & set(options)},
+        nodes=tuple((host, port or REDIS_PORT) for host, port in hosts) if kind == "cluster" else (),
+    )
+
+
+def masked(url: str) -> str:
+    """Return `url` without its password and its query."""
+    try:
+        parts, _ = _parts(url)
+    except ConfigurationError:
+        return "a URL that does not parse"
+    user, _, password = parts["rights"].partition(":")
+    rights = f"{user}{':***' if password else ''}@" if user or password else ""
+    return f"{parts['scheme']}://{rights}{parts['places']}{parts['path']}"
+
+
+def is_near(host: str) -> bool:
+    """Say whether `host` is this machine, so that nothing crosses a network."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _parts(url: str) -> tuple[dict[str, str], list[tuple[str, int | None]]]:
+    """Return the URL's parts by name, and its hosts with their ports; raise ConfigurationError for another form."""
+    form = _FORM.fullmatch(url)
+    places = form["places"].split(",") if form and form["places"] else []
+    found = [one for one in map(_PLACE.fullmatch, places) if one and int(one["port"] or 1) <= HIGHEST_PORT]
+    hosts = [(one["six"] or unquote(one["name"]), int(one["port"]) if one["port"] else None) for one in found]
+    if form is None or len(hosts) < len(places):
+        raise ConfigurationError(
+            "Redis URL does not parse; it is redis://USER:PASSWORD@HOST:PORT/DB with % / ? # @ : in a password encoded"
+        )
+    return {name: text or "" for name, text in form.groupdict().items()}, hosts
+
+
+def _check_place(
+    scheme: str, hosts: list[tuple[str, int | None]], path: str, options: dict[str, str]
+) -> tuple[str, str]:
+    """Return Sentinel's name for the primary, and the path for redis-py: the database, or the socket."""
+    if scheme == "unix":
+        if not path:
+            raise ConfigurationError("Redis URL unix:// needs the socket's path, such as unix:///run/redis.sock")
+        return "", path
+    service, database = "", path.strip("/")
+    if scheme.endswith("+sentinel"):
+        service, _, database = database.partition("/")
+        if not hosts or _SERVICE.fullmatch(service) is None:
+            raise ConfigurationError(
+                f"Redis URL {scheme}:// needs sentinels and what they call the primary, such as "
+                f"{scheme}://HOST:26379,HOST:26379/SERVICE/0"
+            )
+    elif scheme.endswith("+cluster"):
+        if not hosts:
+            raise ConfigurationError(f"Redis URL {scheme}:// needs nodes, such as {scheme}://HOST:6379,HOST:6379")
+        if database not in ("", "0") or options.get("db", "0") != "0":
+            raise ConfigurationError(
+                f"Redis URL {scheme}:// must not name a database other than /0: a Cluster has no other"
+            )
+    elif len(hosts) != 1:
+        raise ConfigurationError(
+            "Redis URL needs a host, such as redis://HOST:6379/0 (several only with Sentinel and Cluster)"
+        )
+    if database and not (database.isascii() and database.isdigit()):
+        raise ConfigurationError("Redis URL must end in a database number, such as /0")
+    return service, f"/{database}"
+
+
+def _check_options(options: dict[str, str], known: set[str]) -> None:
+    """Refuse what is not known, and what would switch TLS' checks off without being called insecure."""
+    if set(options) - known:  # which is not told: it is a piece of the password, where a ? in that is not encoded
+        raise ConfigurationError(
+            f"Redis URL has an unknown option after its ? (one in a password is written %3F); "
+            f"known: {', '.join(sorted(known))}"
+        )
+    if options.get("ssl_min_version", "1.2") not in _TLS_VERSIONS:
+        raise ConfigurationError("Redis URL option ssl_min_version must be 1.2 or 1.3")
+    if options.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
+        raise ConfigurationError("Redis URL option ssl_cert_reqs must be required, or none with insecure=true")
+    unchecked = options.get("ssl_cert_reqs") == "none" or options.get("ssl_check_hostname", "yes").lower() in _NO
+    if unchecked and options.get("insecure", "no").lower() in _NO:
+        raise ConfigurationError(
+            "Redis URL would take anybody's certificate (ssl_cert_reqs=none or ssl_check_hostname=false): name the "
+            "authority with ssl_ca_certs=FILE, or say insecure=true as well"
+        )
+
+
+def _for_redis_py(query: str) -> str:
+    """Return the options that redis-py knows, as they were written."""
+    kept = []
+    for pair in query.split("&"):
+        name, _, value = pair.partition("=")
+        name = unquote_plus(name)
+        if name == "ssl_min_version":
+            kept.append(f"{name}={_TLS_VERSIONS[unquote_plus(value)]}")
+        elif name and name not in _SENTINEL_OPTIONS | {"insecure"}:
+            kept.append(pair)
+    return "&".join(kept)
+
+
+RedisClient = redis.Redis | redis.asyncio.Redis | redis.RedisCluster
+Target = str | RedisClient
+
+#: A pool has at most this many connections.
+POOL_LIMIT = 64
+
+EXPOSED = (
+    "Redis' password crosses the network in the clear: use TLS (rediss://) or a Unix socket; "
+    "ignore reliq.InsecureWarning where the network itself is private"
+)
+UNCHECKED = "this redis-py client takes anybody's certificate (ssl_cert_reqs='none'): name the authority instead"
+
+#: Settings of a foreign client that are an address or a right; those that begin with `ssl_` are too.
+_KEPT = {"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"}
+_KEPT |= {"socket_type", "socket_keepalive_options", "health_check_interval", "max_connections"}
+
+
+class Primary(NamedTuple):
+    """The sentinels to ask for the primary, its name there, and the rights to ask."""
+
+    service: str
+    sentinels: Sequence[tuple[str, int]]
+    rights: dict[str, Any]
+    is_secure: bool
+    min_other_sentinels: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """
+    Where a Redis is and how it is reached, as a URL or a client says.
+
+    Attributes:
+        hosts: names or addresses; none for a Unix socket.
+        database: 0 unless it names another.
+        is_secure: whether it speaks TLS.
+        retries: how often a client of somebody else repeats a command by itself, 0 for a URL.
+        is_cluster: whether it is a Cluster.
+    """
+
+    hosts: tuple[str, ...]
+    database: int
+    is_secure: bool
+    retries: int
+    is_cluster: bool = False
+
+
+def check_target(target: Target) -> None:
+    """Raise ConfigurationError when `target` is neither a URL nor a client that reliq can use."""
+    if isinstance(target, str):
+        check_url(target)
+    elif not isinstance(target, RedisClient):
+        raise ConfigurationError(f"url must be a Redis URL or a redis-py client, not {type(target).__name__}")
+
+
+def shown(target: Target) -> str:
+    """Return a target's URL without its password, or the kind of client."""
+    return masked(target) if isinstance(target, str) else type(target).__name__
+
+
+def address(target: Target) -> Address:
+    """Return where a target is, without a connection."""
+    given = _given(target)
+    hosts = [given["host"]] if given.get("host") else []
+    at = seeds(target)
+    if at:
+        hosts = [node.rpartition(":")[0] for node in at]
+    retry = None if isinstance(target, str) else given.get("retry")
+    return Address(
+        hosts=tuple(hosts),
+        database=int(given.get("db") or 0),
+        is_secure=is_secure(target),
+        retries=max(0, getattr(retry, "_retries", 0)),
+        is_cluster=bool(at),
+    )
+
+
+def seeds(target: Target) -> list[str]:
+    """Return the nodes of a Cluster that a target names, as HOST:PORT; none when it is no Cluster."""
+    if isinstance(target, redis.RedisCluster):
+        known = {**target.nodes_manager.startup_nodes, **target.nodes_manager.nodes_cache}
+        return [f"{node.host}:{node.port}" for node in known.values()]
+    named = check_url(target).nodes if isinstance(target, str) else ()
+    return [f"{host}:{port}" for host, port in named]
+
+
+def weakness(target: Target) -> str:
+    """Return why others could read what is sent to `target`; empty when they cannot, or the URL says `insecure`."""
+    if isinstance(target, str):
+        return EXPOSED if check_url(target).is_exposed else ""
+    given = _given(target)
+    if is_secure(target):
+        return UNCHECKED if given.get("ssl_cert_reqs", "required") in ("none", ssl.CERT_NONE, None) else ""
+    return EXPOSED if given.get("password") and not all(map(is_near, _hosts(target))) else ""
+
+
+def _hosts(client: RedisClient) -> list[str]:
+    """Return the hosts that a client talks to first; none for a Unix socket."""
+    if isinstance(client, redis.RedisCluster):
+        return [node.rpartition(":")[0] for node in seeds(client)]
+    if sentinel := primary(client):
+        return [host for host, _ in sentinel.sentinels]
+    given = _given(client)
+    return [] if "path" in given else [str(given.get("host", "localhost"))]
+
+
+def settings(target: Target) -> dict[str, Any]:
+    """Return what a target says of address and rights, as redis-py calls it."""
+    given = _given(target)
+    kept = {name: value for name, value in given.items() if name in _KEPT or name.startswith("ssl_")}
+    if is_secure(target):
+        oldest = kept.get("ssl_min_version") or ssl.TLSVersion.TLSv1_2
+        kept["ssl_min_version"] = max(ssl.TLSVersion(oldest), ssl.TLSVersion.TLSv1_2)
+    limit = kept.get("max_connections")
+    return kept | {"max_connections": min(limit, POOL_LIMIT) if isinstance(limit, int) else POOL_LIMIT}
+
+
+def _given(target: Target) -> dict[str, Any]:
+    if isinstance(target, str):
+        try:
+            return dict(parse_url(check_url(target).plain))  # type: ignore[no-untyped-call]
+        except ValueError as error:
+            raise ConfigurationError(f"Redis URL: {error}") from None
+    if isinstance(target, redis.RedisCluster):
+        return dict(target.nodes_manager.connection_kwargs)
+    return dict(target.connection_pool.connection_kwargs)
+
+
+def is_secure(target: Target) -> bool:
+    """Say whether a target speaks TLS."""
+    if isinstance(target, str):
+        return target.startswith("rediss")
+    if isinstance(target, redis.RedisCluster):
+        kind = target.nodes_manager.connection_kwargs.get("connection_class")
+        return bool(target.nodes_manager.connection_kwargs.get("ssl")) or _is_ssl(kind)
+    return _is_ssl(target.connection_pool.connection_class)
+
+
+def _is_ssl(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, redis.SSLConnection | redis.asyncio.SSLConnection)
+
+
+def primary(target: Target) -> Primary | None:
+    """Return the sentinels to ask for the primary, None when `target` does not use Sentinel."""
+    if isinstance(target, str):
+        url = check_url(target)
+        rights: dict[str, Any] = dict(url.sentinel_rights)
+        if url.sentinels and is_secure(target):
+            tls = {name: value for name, value in settings(target).items() if name.startswith("ssl_")}
+            rights |= {"ssl": True, **tls}
+        return Primary(url.service, url.sentinels, rights, is_secure(target)) if url.sentinels else None
+    theirs: Any = None if isinstance(target, redis.RedisCluster) else target.connection_pool
+    if not hasattr(theirs, "sentinel_manager"):
+        return None
+    manager = theirs.sentinel_manager
+    addresses = [one.connection_pool.connection_kwargs for one in manager.sentinels]
+    return Primary(
+        service=theirs.service_name,
+        sentinels=[(one["host"], one["port"]) for one in addresses],
+        rights={k: v for k, v in manager.sentinel_kwargs.items() if k in _KEPT or k.startswith("ssl")},
+        is_secure=is_secure(target),
+        min_other_sentinels=manager.min_other_sentinels,
+    )

@@ -1,1 +1,0 @@
-"""The relay moves messages from the outbox of a database to Redis."""

@@ -1,1 +1,0 @@
-"""One look at queues in Redis, a few round trips whatever their number and length."""

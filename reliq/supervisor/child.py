@@ -1,0 +1,551 @@
+"""The agreement between a supervisor and its processes: a plan, exit codes, the time of a stop, the environment."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import psutil
+
+from reliq.consumer import EXIT_HUNG, EXIT_REPLACE
+from reliq.distribution import VERSION, command_of
+from reliq.errors import ConfigurationError
+from reliq.supervisor import guard_main
+from reliq.supervisor.status import BoardView, Row
+from reliq.worker.slots import CANCEL_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from reliq.handlers.handler import Handler
+    from reliq.worker.health import Pulse
+
+
+#: The exit code of a process that cannot work as it is set up: another would fail, too (sysexits.h: EX_CONFIG).
+EXIT_CONFIG = 78
+EXIT_CRASHED = 1
+#: The default of --stall: a handler may hold the interpreter for 30 s where others run beside it.
+STALL_SECONDS = 30.0
+#: A stop may take 10 s beyond its grace, to settle and to leave the lifespan.
+STOP_MARGIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildPlan:
+    """
+    The settings of a worker process, as its supervisor sends them in one line.
+
+    Attributes:
+        consumer: `module:name`.
+        queues: some of the handlers' queues, none for all.
+        handlers: the fingerprint of the supervisor's handlers, empty when there is no supervisor.
+        folder: where the modules of the application are, empty when they are installed.
+        board: the file in which the process writes what it runs.
+        report: the file in which the process names what it could not finish.
+        pulse: the file in which the process notes that it claims.
+        metrics: whether the processes keep figures for their supervisor.
+        figures: the folder in which they do.
+    """
+
+    consumer: str
+    queues: tuple[str, ...]
+    concurrency: int
+    grace: float
+    max_jobs: int | None
+    burst: bool | Literal["delayed"]
+    allow_eviction: bool
+    log_level: str
+    handlers: str = ""
+    folder: str = ""
+    board: str = ""
+    report: str = ""
+    pulse: str = ""
+    metrics: bool = False
+    figures: str = ""
+    log_format: str = "auto"
+    log_error_text: bool = False
+
+    def as_line(self) -> str:
+        """Return the plan as it is sent."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def of(cls, line: str) -> ChildPlan:
+        """Return the plan in a line."""
+        fields: dict[str, Any] = json.loads(line)
+        return cls(**{**fields, "queues": tuple(fields["queues"])})
+
+
+def fingerprint(handlers: Sequence[Handler]) -> str:
+    """Return a text that differs when reliq, or the handlers that a supervisor and its processes must agree on, differ."""
+    from hashlib import sha256  # noqa: PLC0415  a command's --help needs none
+
+    rows = sorted((one.queue.name, one.is_async, one.is_batch, one.settings.lease) for one in handlers)
+    return sha256(repr((VERSION, rows)).encode()).hexdigest()
+
+
+def find_modules(folder: str) -> None:
+    """Have this process find the modules of an application in `folder`."""
+    if folder and folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+try:
+    import fcntl
+except ImportError:  # without a Unix there are no locks, and nothing is swept
+    fcntl = None  # type: ignore[assignment]
+
+PREFIX = "reliq-worker-"
+#: The folder within it for the figures of processes.
+METRICS_FOLDER = "metrics"
+#: The variable of Prometheus' client that names that folder to the processes.
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+#: A folder is not swept in its first minute: it may not be locked yet.
+YOUNG_SECONDS = 60.0
+
+
+class Folder:
+    """
+    A temporary folder of this process alone.
+
+    Attributes:
+        path: where it is; another folder after the first was cleaned away.
+
+    Raises:
+        ConfigurationError: there is no place for one.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._make()
+        except OSError as error:
+            raise ConfigurationError(
+                f"a worker needs a folder for temporary files: {error}; set TMPDIR to one"
+            ) from error
+        _sweep(self.path.parent)
+
+    def restore(self, within: str) -> None:
+        """
+        Make another folder if this one was cleaned away, and the folder `within` it.
+
+        Another user may have made a folder of the same name since.
+        """
+        try:
+            is_there = os.path.samestat(self.path.lstat(), self._made)
+        except OSError:
+            is_there = False
+        if not is_there:
+            Path(tempfile.gettempdir()).mkdir(parents=True, exist_ok=True)
+            before = self._lock
+            self._make()
+            _close(before)
+        (self.path / within).mkdir(mode=0o700, exist_ok=True)
+
+    def _make(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._made, self._lock = self.path.lstat(), _locked(self.path)
+
+    def remove(self) -> None:
+        """Remove the folder with its content."""
+        _close(self._lock)
+        self._lock = -1
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _locked(path: Path) -> int:
+    """Lock a folder against systemd-tmpfiles and other workers; return the lock's descriptor, -1 if it is taken."""
+    if fcntl is None:
+        return -1
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders of workers that were killed."""
+    for path in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is another user's, or has gone meanwhile
+            known = path.lstat()
+            if path.is_symlink() or known.st_uid != os.geteuid() or time.time() - known.st_mtime < YOUNG_SECONDS:
+                continue
+            held = _locked(path)
+            if held >= 0:
+                shutil.rmtree(path, ignore_errors=True)
+                _close(held)
+
+
+#: A thread that computes has at least a twentieth of the time between two looks, on a busy machine too.
+LEAST_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """
+    The work of a thread since it began.
+
+    Attributes:
+        seconds: its CPU time.
+        waits: how often it gave up the CPU by itself; a thread that waits for the GIL does so all the time.
+    """
+
+    seconds: float
+    waits: int
+
+
+def activities(pid: int) -> dict[int, Activity]:
+    """Return the activity of each thread of a process; nothing where the system does not show it."""
+    try:
+        threads = psutil.Process(pid).threads()
+    except (psutil.Error, NotImplementedError):
+        return {}
+    return {one.id: Activity(one.user_time + one.system_time, _waits(pid, one.id)) for one in threads}
+
+
+def gil_holders(
+    before: Mapping[int, Activity], after: Mapping[int, Activity], threads: Iterable[int], seconds: float
+) -> set[int]:
+    """
+    Return those of `threads` that may hold the GIL, by their activity within `seconds`.
+
+    A thread that computes holds it. Where none computes, one that sleeps does, and it does not wait for the GIL.
+    """
+    mine = set(threads)
+    burnt = {one: after[one].seconds - before[one].seconds for one in after if one in before}
+    most = max(burnt, key=burnt.__getitem__, default=0)
+    if burnt.get(most, 0.0) >= LEAST_SHARE * seconds:
+        return {most} & mine or mine
+    return {one for one in mine if one in burnt and after[one].waits == before[one].waits} or mine
+
+
+def _waits(pid: int, thread: int) -> int:
+    """Return how often a thread gave up the CPU by itself; 0 where the system does not show it."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/task/{thread}/status").read_text("ascii", "replace").splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                return int(line.split()[1])
+    return 0
+
+
+class Guard:
+    """Starts the guard, and names to it each process that begins and ends; its input ends with this process."""
+
+    def __init__(self) -> None:
+        # Isolated and without site, it imports nothing of the user's, and is small.
+        self._process = subprocess.Popen(  # noqa: S603  ours
+            [sys.executable, "-I", "-S", guard_main.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self._process.wait()  # the guard is its child, which nobody waits for
+
+    def began(self, pid: int) -> None:
+        """Have the guard watch a process."""
+        self._tell(f"+{pid}\n")
+
+    def ended(self, pid: int) -> None:
+        """Have the guard watch a process no more."""
+        self._tell(f"-{pid}\n")
+
+    def close(self) -> None:
+        """End the guard's input: the supervisor itself has ended its children."""
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
+    def _tell(self, line: str) -> None:
+        if self._process.stdin is not None:
+            with suppress(OSError):  # somebody has killed it
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+
+
+#: A process starts again after 1 s; one that dies at its start waits twice as long each time, up to 60 s.
+RESTART_SECONDS, SLOWEST_RESTART_SECONDS = 1.0, 60.0
+#: A handler has 1 s beyond its timeout, in which its own process may end it.
+HARD_LIMIT_SECONDS = 1.0
+#: At most 1 s of silence counts between two looks: the supervisor may have been paused together with its children.
+LONGEST_GAP_SECONDS = 1.0
+#: The supervisor begins to compare the threads of a process after 0.75 s of silence.
+LOOK_CLOSER_SECONDS = 0.75
+#: A process has 0.1 s to stand still: one that waits for a disk may take longer, and a supervisor has more to do.
+STOPPED_SECONDS = 0.1
+#: The signals by which a process ends itself; all others are sent from outside.
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS)
+
+
+@dataclass(slots=True)
+class Silence:
+    """
+    The time for which the interpreter of a process has let no thread give a sign of life.
+
+    Attributes:
+        seconds: its length, 0.0 while there are signs.
+        since: when it began, in monotonic seconds.
+        helped_at: its length when the supervisor last renewed the leases.
+        beat: when the last sign of life was given, in monotonic seconds.
+    """
+
+    seconds: float = 0.0
+    since: float = 0.0
+    helped_at: float = 0.0
+    beat: float = 0.0
+    _heard_at: float = 0.0
+    _before: dict[int, Activity] = field(default_factory=dict)
+    _looked_at: float = 0.0
+
+    def hear(self, beat: float, now: float, pid: int) -> float:
+        """Note the last sign of life; return the seconds since the last call, as far as the supervisor was awake."""
+        gap, self._heard_at = min(now - self._heard_at, LONGEST_GAP_SECONDS), now
+        if beat != self.beat:
+            self.beat, self.seconds, self.since, self.helped_at = beat, 0.0, beat, 0.0
+            self._before = {}
+        else:
+            self.seconds += gap
+        if self.seconds > LOOK_CLOSER_SECONDS and not self._before:
+            self._before, self._looked_at = activities(pid), now
+        return gap
+
+    def gil_holders(self, pid: int, threads: set[int], now: float) -> set[int]:
+        """Return those of `threads` that may hold the GIL."""
+        return gil_holders(self._before, activities(pid), threads, max(0.0, now - self._looked_at))
+
+
+@dataclass(slots=True)
+class Child:
+    """
+    A process, or the place for one.
+
+    Attributes:
+        handlers: the handlers of the process, in its own order.
+        has_worked: the process has entered its lifespan, and owes signs of life since.
+        failures: how many processes in a row have died here at their start.
+        crashes: how many of them ended by themselves; the others were killed from outside.
+        complained: for how many seconds the process, awake, has made no claim round.
+        overrun_seconds: for how long handlers have overrun their timeouts, as far as the supervisor was awake.
+        done: no other process is to be started here.
+        is_killed: the supervisor has killed the process.
+        is_helped: the supervisor is about to renew its leases, or does so.
+        end_reason: why the supervisor has ended the process, in one word; empty when it ended by itself.
+        charged: the rows whose messages pay for its end; None when nobody knows, and all that had started pay.
+    """
+
+    number: int
+    folder: Path
+    pulse: Pulse
+    handlers: Sequence[Handler]
+    process: subprocess.Popen[str] | None = None
+    board: BoardView | None = None
+    silence: Silence = field(default_factory=Silence)
+    started_at: float = -RESTART_SECONDS
+    failures: int = 0
+    crashes: int = 0
+    complained: float = 0.0
+    overrun_seconds: float = 0.0
+    has_worked: bool = False
+    done: bool = False
+    is_killed: bool = False
+    is_helped: bool = False
+    end_reason: str = ""
+    charged: list[Row] | None = None
+
+    @property
+    def report(self) -> Path:
+        """The file in which the process names what it could not finish."""
+        return self.folder / f"report-{self.number}"
+
+    @property
+    def pid(self) -> int:
+        """The id of the process, 0 when there is none."""
+        return 0 if self.process is None else self.process.pid
+
+    def start(self, plan: ChildPlan) -> None:
+        """Start a process with `plan`; its standard input stays open as long as the supervisor lives."""
+        path = self.folder / f"board-{self.number}"
+        figures = str(self.folder / METRICS_FOLDER) if plan.metrics else ""
+        self.board = BoardView(path, [one.queue.name for one in self.handlers], plan.concurrency)
+        self.pulse.note(None)
+        command, environment = command_of("reliq.supervisor.main")
+        if figures:
+            environment[METRICS_VARIABLE] = figures
+        # SIGUSR1 is held back until the process has a handler for it: its default is to end the process.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        try:
+            self.process = subprocess.Popen(  # noqa: S603  ours
+                command, stdin=subprocess.PIPE, text=True, process_group=0, env=environment
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self.process.stdin is not None:
+            own = replace(plan, board=str(path), report=str(self.report), pulse=str(self.pulse.path), figures=figures)
+            self.process.stdin.write(own.as_line())
+            self.process.stdin.flush()
+
+    def has_ended(self) -> bool:
+        """Say whether there was a process that runs no more."""
+        return self.process is not None and self.process.poll() is not None
+
+    def note_end(self, returncode: int) -> None:
+        """Count the end of a process at its start; one that has worked, if for a moment, begins the count anew."""
+        self.note_work()
+        if self.has_worked:
+            self.failures = self.crashes = 0
+            return
+        self.failures += 1
+        self.crashes += (returncode > 0 and returncode != EXIT_CONFIG) or -returncode in CRASHES
+
+    def may_start(self) -> bool:
+        """Say whether it is time to start a process."""
+        wait = min(RESTART_SECONDS * float(2 ** max(0, self.failures - 1)), SLOWEST_RESTART_SECONDS)
+        return time.monotonic() >= self.started_at + wait
+
+    def leaves(self) -> bool:
+        """Say whether the process claims no more and only lets its handlers finish."""
+        return self.process is not None and self.board is not None and self.board.leaves
+
+    def ask_to_leave(self, reason: str) -> None:
+        """Have the process claim no more, let its handlers finish and end."""
+        self.end_reason = reason
+        if self.board is not None:
+            self.board.ask_to_leave()
+
+    def hear(self, now: float) -> None:
+        """Note a sign of life, or a silence, once the process works."""
+        if self.board is None:
+            return
+        self.note_work()
+        if not self.has_worked:
+            return
+        gap = self.silence.hear(self.board.beat, now, self.pid)
+        self.overrun_seconds = self.overrun_seconds + gap if self.overran(now) else 0.0
+        complains = self.pulse.is_ready and not self.board.leaves and self.pulse.complaint(now)
+        self.complained = self.complained + gap if complains and not self.silence.seconds > HARD_LIMIT_SECONDS else 0.0
+
+    def rows(self, *, is_silent: bool = False) -> list[Row]:
+        """Return what the process runs."""
+        return [] if self.board is None else self.board.rows(is_silent=is_silent)
+
+    @contextmanager
+    def stopped(self) -> Iterator[bool]:
+        """Let the process not run within a `with` block; yield whether it has stood still since its silence began."""
+        self.signal(signal.SIGSTOP)
+        try:
+            yield self._is_stopped() and self.board is not None and self.board.beat == self.silence.beat
+        finally:
+            self.signal(signal.SIGCONT)
+
+    def overran(self, now: float, *, since: float = 0.0) -> list[Row]:
+        """Return the rows that overran a timeout after `since`, and that the process had the time to end itself."""
+        silent = self.silence.seconds > HARD_LIMIT_SECONDS
+        return [
+            row
+            for row in self.rows(is_silent=silent)
+            if row.timeout_at > since
+            and now
+            > row.timeout_at + HARD_LIMIT_SECONDS + (CANCEL_SECONDS if row.queue in self._async and not silent else 0)
+        ]
+
+    def is_half_lease_over(self, overran: Sequence[Row]) -> bool:
+        """Say whether half of the shortest lease among `overran` has passed since a timeout was over."""
+        queues = {row.queue for row in overran}
+        shortest = min((one.lease_seconds for one in self.handlers if one.queue.name in queues), default=math.inf)
+        return self.overrun_seconds + HARD_LIMIT_SECONDS > shortest / 2
+
+    def gil_holders(self, now: float) -> list[Row]:
+        """Return the rows whose handlers may hold the GIL, or overran their timeouts."""
+        rows, late = self.rows(is_silent=True), self.overran(now)
+        threads = self.silence.gil_holders(self.pid, {row.thread for row in rows}, now)
+        return [row for row in rows if row.thread in threads or row in late]
+
+    def is_charged(self, queue: str, id: str) -> bool:
+        """Say whether a message pays for the end of the process."""
+        rows = self.rows() if self.charged is None else self.charged
+        return self.has_started(rows, queue, id)
+
+    def has_started(self, rows: Sequence[Row], queue: str, id: str) -> bool:
+        """Say whether a message is among `rows`, or may be: a row of coroutines or of a batch names no message."""
+        if any(row.queue == queue and row.id in ("", id) for row in rows):
+            return True
+        return queue in self._async and any(not row.queue for row in rows)
+
+    def kill(self, reason: str, charged: list[Row] | None = None) -> None:
+        """Kill the process, and note why and which rows pay for it."""
+        self.end_reason, self.charged, self.is_killed = reason, charged, True
+        self.signal(signal.SIGKILL)
+
+    def why(self, returncode: int) -> str:
+        """Return in one word why the process ended, for the metrics."""
+        if self.end_reason:
+            return self.end_reason
+        known = {0: "jobs", EXIT_REPLACE: "jobs", EXIT_HUNG: "hung"}
+        return known.get(returncode, "killed" if returncode < 0 else "crashed")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal if the process lives."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def collect(self) -> subprocess.Popen[str] | None:
+        """Return the dead process, and kill whatever its handlers have started: all of it is in the process's group."""
+        process, self.process = self.process, None
+        if process is None:
+            return None
+        with suppress(OSError):  # nothing of the group is left
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.stdin is not None:
+            with suppress(OSError):  # it may have died before it read its plan
+                process.stdin.close()
+        return process
+
+    def remove_files(self) -> None:
+        """Remove the files of a process that is dead, but for its pulse, which a successor may go on with."""
+        for path in (self.folder / f"board-{self.number}", self.report, self.report.with_suffix(".half")):
+            path.unlink(missing_ok=True)
+
+    def memory_bytes(self) -> int:
+        """Return the process's resident memory, 0 when it is gone."""
+        try:
+            return 0 if self.process is None else int(psutil.Process(self.process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    def _is_stopped(self) -> bool:
+        """Say whether every thread of the process stands still, a moment after SIGSTOP; what is dead does, too."""
+        until = time.monotonic() + STOPPED_SECONDS
+        while self.process is not None and self.process.poll() is None and time.monotonic() < until:
+            if os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+                return True
+            time.sleep(STOPPED_SECONDS / 100)
+        return self.process is None
+
+    def note_work(self) -> None:
+        """Note whether the process has come through its start."""
+        self.has_worked = self.has_worked or self.pulse.is_ready or bool(self.rows())
+
+    @property
+    def _async(self) -> set[str]:
+        """The queues whose handlers are coroutines."""
+        return {one.queue.name for one in self.handlers if one.is_async}

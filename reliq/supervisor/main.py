@@ -1,0 +1,232 @@
+"""The end of a supervisor or of one of its processes, which no thread of the application can hold up."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from reliq.consumer import EXIT_HUNG, Consumer, SignalNotes, end_at_once, load_consumer, take
+from reliq.errors import ConfigurationError, LoginError
+from reliq.logs import configure_logging, limiter
+from reliq.metrics.store import file_of
+from reliq.settings import WorkerSettings
+from reliq.supervisor.child import EXIT_CONFIG, EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan, find_modules, fingerprint
+from reliq.supervisor.status import spare_the_collector, watch
+from reliq.text import printable
+from reliq.worker.upkeep import awaiting
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from reliq.worker.slots import HandlerCall
+
+
+#: The functions of atexit have 3 s to flush logs, spans and reports of errors.
+ATEXIT_SECONDS = 3.0
+
+
+def leave(exit_code: int) -> NoReturn:
+    """Call what atexit has, and end this process although a thread of it may run on."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
+    last = threading.Thread(target=_finish, daemon=True)
+    last.start()
+    last.join(ATEXIT_SECONDS)
+    os._exit(exit_code)
+
+
+def _finish() -> None:
+    atexit._run_exitfuncs()  # noqa: SLF001  there is no public way
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # closed, here or at its other end
+            stream.flush()
+
+
+logger = logging.getLogger("reliq.child")
+
+#: The stop-watch looks twice a second whether a stop has begun.
+STOP_LOOK_SECONDS = 0.5
+#: Running handlers have 5 s when the supervisor is gone: its guard ends what is left 3 s later.
+ALONE_SECONDS = 5.0
+
+
+def main() -> int:
+    """Work as the plan on standard input says; return the exit code."""
+    take(signal.SIGINT, _pass)  # the supervisor speaks for the terminal
+    take(signal.SIGTERM, end_at_once)
+    stack_requests = SignalNotes()
+    take(signal.SIGUSR1, stack_requests.note)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor has held it back until now
+    _let_threads_print()
+    plan = ChildPlan.of(sys.stdin.readline())
+    find_modules(plan.folder)
+    supervisor = _take_standard_input()
+    alone = threading.Event()
+    threading.Thread(
+        target=_notice_its_end, args=(supervisor, alone), name="reliq-supervisor-watch", daemon=True
+    ).start()
+    try:
+        try:
+            consumer = load_consumer(plan.consumer)
+        finally:  # not before, so that an application that configures logging itself is seen to
+            configure_logging(plan.log_level, plan.log_format)
+        if plan.handlers not in ("", fingerprint(consumer.handlers)):
+            logger.error("the code has changed since this worker started; restart the worker, its processes do not fit")
+            return EXIT_CRASHED
+        spare_the_collector()
+        return _work(consumer, plan, stack_requests, alone)
+    except (ConfigurationError, LoginError) as error:
+        logger.error("%s", error)  # noqa: TRY400  what to do is in the message; a trace would hide it
+        return EXIT_CONFIG
+    except Exception:
+        logger.exception("this process cannot work")
+        return EXIT_CRASHED
+    finally:
+        limiter.flush()
+
+
+def _let_threads_print() -> None:
+    """
+    Have texts handed on at once to the buffer of bytes, which many threads may fill.
+
+    A buffer of texts loses lines and writes freed memory when threads fill it at once: gh-119506, before Python 3.12.4.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # it is none where its descriptor is closed
+            stream.reconfigure(write_through=True)
+
+
+def _pass(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing; a program that a handler starts inherits SIG_IGN, but not this."""
+
+
+def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes, alone: threading.Event) -> int:
+    """Run the consumer, watched, and beside it what notices the end of the supervisor and bounds the stop."""
+    settings = WorkerSettings(
+        concurrency=plan.concurrency,
+        grace=plan.grace,
+        max_jobs=plan.max_jobs,
+        burst=plan.burst,
+        allow_eviction=plan.allow_eviction,
+        log_error_text=plan.log_error_text,
+    )
+    watch(
+        consumer,
+        plan.concurrency,
+        Path(plan.board),
+        queues=plan.queues,
+        pulse=Path(plan.pulse) if plan.pulse else None,
+        figures=file_of(Path(plan.figures), os.getpid()) if plan.metrics else None,
+        error_text=plan.log_error_text,
+    )
+    for name, look in (
+        ("stacks", lambda: _write_stacks(consumer, stack_requests)),
+        ("stop-watch", lambda: _bound_the_stop(consumer, plan)),
+        ("end-watch", lambda: _end_when_alone(consumer, alone)),
+    ):
+        threading.Thread(target=look, name=f"reliq-{name}", daemon=True).start()
+    try:
+        return consumer.run(settings, queues=plan.queues, patient=True)
+    finally:
+        _report_unfinished(consumer, Path(plan.report))
+
+
+def _take_standard_input() -> int:
+    """Return what was standard input; programs that handlers start get an empty one, not the supervisor's."""
+    supervisor = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return supervisor
+
+
+def _notice_its_end(supervisor: int, alone: threading.Event) -> None:
+    """Notice when the supervisor is gone, for its pipe ends with it; a process that still starts ends at once."""
+    while os.read(supervisor, 4096):
+        pass
+    alone.set()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_when_alone(consumer: Consumer, alone: threading.Event) -> None:
+    """Stop in peace when the supervisor is gone."""
+    alone.wait()
+    consumer.longest_grace = ALONE_SECONDS
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _bound_the_stop(consumer: Consumer, plan: ChildPlan) -> None:
+    """End this process when a stop of its own choice does not end; the supervisor watches the stops that it orders."""
+    while not consumer.is_stopping:
+        time.sleep(STOP_LOOK_SECONDS)
+    time.sleep(plan.grace + STOP_MARGIN_SECONDS)
+    logger.error("the stop has taken %.0f s longer than its grace; ending this process", STOP_MARGIN_SECONDS)
+    _report_unfinished(consumer, Path(plan.report))
+    os._exit(EXIT_HUNG)
+
+
+def _report_unfinished(consumer: Consumer, path: Path) -> None:
+    """Name the deliveries that the stop cut off: the supervisor gives them back once this process is dead."""
+    if consumer.unfinished is None:
+        return  # no stop has come so far, and the board knows more
+    rows = [
+        {"queue": held.queue, "shard": held.keys.shard, **msgspec.structs.asdict(held.delivery.claimed)}
+        for held in consumer.unfinished
+        if not held.abandoned
+    ]
+    half = path.with_suffix(".half")
+    with suppress(OSError):  # somebody has cleaned up the folder
+        half.write_text(json.dumps(rows))
+        half.replace(path)
+
+
+def _write_stacks(consumer: Consumer, stack_requests: SignalNotes) -> None:
+    """Write every stack to the log at each SIGUSR1."""
+    while stack_requests.wait():
+        logger.warning("stacks:\n%s", stacks(consumer))
+
+
+def stacks(consumer: Consumer) -> str:
+    """Return every thread's and every task's stack, with the message it works on."""
+    running = consumer.running()
+    of_thread = {run.thread: run for run in running if run.task is None}
+    frames = sys._current_frames()  # noqa: SLF001  the documented way to see other threads
+    parts = []
+    for thread in threading.enumerate():
+        ident = thread.ident or 0
+        frame, run = frames.get(ident), of_thread.get(ident)
+        where = f" on {_named(run)}" if run else ""
+        parts.append(f"thread {thread.name}{where}\n{''.join(traceback.format_stack(frame))}")
+    for one in running:
+        if one.task is not None:
+            awaited = [(frame, frame.f_lineno) for frame in awaiting(one.task)]
+            lines = "".join(traceback.StackSummary.extract(awaited).format())
+            parts.append(f"task on {_named(one)}\n{lines}")
+    return "\n".join(parts)
+
+
+def _named(run: HandlerCall) -> str:
+    """Return the queue and the id that a call works on; of a batch the first id, and how many more there are."""
+    more = f" and {len(run.deliveries) - 1} more" if len(run.deliveries) > 1 else ""
+    return f"{run.handler.queue.name} {printable(run.deliveries[0].delivery.id)}{more}"
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except BaseException:
+        traceback.print_exc()
+        code = EXIT_CRASHED
+    leave(code)

@@ -1,0 +1,285 @@
+"""The first process of a container inherits orphans: somebody must collect those that have died."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from reliq.errors import RedisUnavailableError, ReliqError
+from reliq.keys import Keys
+from reliq.lua import transitions
+from reliq.message import Claimed
+from reliq.redis import commands
+from reliq.redis.client import Client
+from reliq.redis.cluster import ManyWire
+from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS
+from reliq.settings import BATCH_LIMIT
+from reliq.text import printable, some
+from reliq.wire_format import Held, read_count
+from reliq.worker.claims import Served
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from reliq.consumer import Consumer
+    from reliq.handlers.handler import Handler
+    from reliq.keys import Keys
+    from reliq.redis.server import Connection
+    from reliq.supervisor.child import Child
+
+
+#: The number of a container's first process.
+FIRST_PROCESS = 1
+
+
+def reap_orphans(own: Collection[int]) -> None:
+    """Collect the dead processes whose parents are gone, but for `own`, if this is a container's first process."""
+    if os.getpid() != FIRST_PROCESS:
+        return
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in own:
+            os.waitpid(ended.si_pid, 0)
+
+
+#: A call is tried for 1 s while Redis is away: other processes may wait for the same help.
+CALL_SECONDS = 1.0
+
+
+class Leases:
+    """
+    The leases of a consumer's queues, each shard by its keys; every method may raise ReliqError.
+
+    Attributes:
+        call_seconds: for how long a call is tried while Redis is away.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer, self._served = consumer, Served(consumer.handlers)
+        self.call_seconds = CALL_SECONDS
+
+    @property
+    def has_many_servers(self) -> bool:
+        """Whether one server may be away while others answer."""
+        return isinstance(self._connection().wire(PUBLISH_TIMEOUT_SECONDS), ManyWire)
+
+    def shards(self, names: Sequence[str]) -> list[Keys]:
+        """Return the shards of queues; while Redis is away, the first of each."""
+        self._served = Served([self._handler(name) for name in names])
+        with suppress(ReliqError):
+            self._client().run_all(self._served.questions())
+        return list(self._served.shards())
+
+    def shard(self, name: str, number: int) -> Keys:
+        """Return one shard of queue `name`."""
+        return self._handler(name).queue.known_shards.keys(number)
+
+    def held(self, keys: Keys, lane: str) -> list[Claimed]:
+        """Return the messages of a shard that are held by the consumer that claims as `lane`."""
+        return list(self._held(keys, lane))
+
+    def extend(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
+        """Extend the leases of these messages of a shard to a whole one from now."""
+        lease_ms = self._handler(keys.name).settings.lease_ms
+        for piece in _pieces(claimed):
+            self._client().run(transitions.extend(keys, piece, lease_ms=lease_ms), for_seconds=self.call_seconds)
+
+    def end(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
+        """Have the leases of these messages of a shard be over now: who held them is dead, and they pay for it."""
+        for piece in _pieces(claimed):
+            self._client().run(transitions.extend(keys, piece, lease_ms=1), for_seconds=self.call_seconds)
+
+    def release(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
+        """Give these messages of a shard back, unspent and in their order."""
+        for piece in reversed(_pieces(claimed)):  # each piece goes before the last one: the first must come last
+            self._client().run(transitions.release(keys, piece), for_seconds=self.call_seconds)
+
+    def hand_on(self, names: Sequence[str]) -> None:
+        """Have others look at every shard of queues: a token that a dead process took, or its watch, is nobody's."""
+        shards = self.shards(names)
+        requests = [commands.drop_watch(keys) for keys in shards]
+        self._client().run_all(requests + [token for keys in shards for token in commands.push_wake_token(keys)])
+
+    def _held(self, keys: Keys, lane: str) -> Iterator[Claimed]:
+        """Yield the messages in unack whose receipts are of `lane`; each call reads a bounded part of it."""
+        at, client, is_keyed = 0, self._client(), self._served.is_keyed(keys.name)
+        while rows := client.run(commands.held(keys, at), for_seconds=self.call_seconds):
+            ids = [id for id, _ in rows]
+            words, lefts = client.run(commands.state_words(keys, ids)), client.run(commands.retries_left(keys, ids))
+            for id, word, left in zip(ids, words, lefts, strict=True):
+                number, key = read_count(left)
+                if isinstance(word, Held) and word.lane == lane and number is not None:
+                    yield Claimed(id, word.nonce, number, word.deaths, key=key if is_keyed or key else None)
+            at += BATCH_LIMIT
+
+    def _handler(self, name: str) -> Handler:
+        (handler,) = self._consumer.chosen([name])
+        return handler
+
+    def _connection(self) -> Connection:
+        return self._consumer.connection(self._consumer.handlers)
+
+    def _client(self) -> Client:
+        return Client.to(self._connection(), PUBLISH_TIMEOUT_SECONDS)
+
+
+def _pieces(claimed: Sequence[Claimed]) -> list[Sequence[Claimed]]:
+    return [claimed[at : at + BATCH_LIMIT] for at in range(0, len(claimed), BATCH_LIMIT)]
+
+
+logger = logging.getLogger(__name__)
+
+#: The leases of a silent process are renewed after a third of the shortest, as it would itself, at most twice a second.
+RENEW_PART, SHORTEST_RENEWAL_SECONDS = 3, 0.5
+#: A message that was held, but not started, by a process that died goes back unspent twice.
+FREE_RELEASES = 2
+#: The last 10,000 such messages are remembered.
+REMEMBERED_LIMIT = 10_000
+
+
+class Recovery:
+    """Settles for worker processes what they cannot: leases are extended, or messages given back unspent."""
+
+    def __init__(self, consumer: Consumer, concurrency: int) -> None:
+        self._leases, self._concurrency = Leases(consumer), concurrency
+        self._released: dict[tuple[str, str], int] = {}  # (queue, id) -> how often; the latest at last
+
+    def help(self, child: Child) -> None:
+        """
+        Renew the leases of a silent process, as it would itself if it could.
+
+        Messages that wait behind the only handler of a process are given back once their own leases, as the process
+        knows them, are over: then it starts them no more.
+        """
+        silence, shortest = child.silence, min(one.lease_seconds for one in child.handlers)
+        if silence.seconds - silence.helped_at < max(SHORTEST_RENEWAL_SECONDS, shortest / RENEW_PART):
+            return
+        silence.helped_at = silence.seconds
+        late = child.overran(time.monotonic())
+        lease_of = {one.queue.name: one.lease_seconds for one in child.handlers}
+
+        def settle(keys: Keys, claimed: list[Claimed]) -> None:
+            waiting: list[Claimed] = []
+            if self._concurrency == 1 and silence.seconds > lease_of[keys.name] + SHORTEST_RENEWAL_SECONDS:
+                waiting = self._give_back_waiting(child, keys, claimed)
+            given_up = [*waiting, *(one for one in claimed if child.has_started(late, keys.name, one.id))]
+            self._leases.extend(keys, [one for one in claimed if one not in given_up])
+
+        self._of_each(child, settle)
+
+    def give_back(self, child: Child, pid: int) -> None:
+        """Release, unspent, what a dead process reports; without a report, all messages that do not pay for its end."""
+        try:
+            by_shard = _cut_off(child.report.read_text())
+            child.report.unlink()
+        except FileNotFoundError:
+            by_shard = None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            logger.exception("what a process could not finish is unknown; what it had started will end with its lease")
+            by_shard = None
+        if by_shard is None:
+            self._of_each(child, lambda keys, claimed: self._release(child, keys, claimed))
+            with suppress(ReliqError):  # who looks now and then finds the rest
+                self._leases.hand_on([one.queue.name for one in child.handlers])
+            return
+
+        def release(keys: Keys) -> None:
+            self._leases.release(keys, of_shard[keys])
+            logger.warning(
+                "process %d ended before its handlers; given back to %s: %s", pid, keys.name, _named(of_shard[keys])
+            )
+
+        of_shard = {self._leases.shard(*where): claimed for where, claimed in by_shard.items()}
+        self._each(list(of_shard), release)
+
+    def _give_back_waiting(self, child: Child, keys: Keys, claimed: list[Claimed]) -> list[Claimed]:
+        """Release and return the messages that have not started; none when the process wakes, for it may start them."""
+
+        def waiting() -> list[Claimed]:
+            rows = child.rows()
+            return [one for one in claimed if not child.has_started(rows, keys.name, one.id)]
+
+        if not waiting():
+            return []
+        with child.stopped() as is_silent:
+            released = waiting() if is_silent else []
+            self._leases.release(keys, released)
+        return released
+
+    def _release(self, child: Child, keys: Keys, claimed: list[Claimed]) -> None:
+        """
+        Release the messages that pay nothing for the end of the process.
+
+        A message may kill its process before it starts, by a body that is too large to read, and no board names it.
+        One that was held by several processes that died of unknown causes keeps its lease, and pays when that ends.
+        """
+        name = keys.name
+        innocent = [one for one in claimed if not child.is_charged(name, one.id)]
+        suspects = (
+            [] if child.end_reason else [one for one in innocent if self._releases_of(name, one.id) > FREE_RELEASES]
+        )
+        if suspects:
+            logger.warning(
+                "%s: processes died one after another that held these, which had not started; their leases will end: %s",
+                name,
+                _named(suspects),
+            )
+        self._leases.release(keys, [one for one in innocent if one not in suspects])
+        # Nothing of a dead process can come late. What dies again keeps its lease, lest it end one process after another;
+        # but a key does not wait for it.
+        paying = [one for one in claimed if one not in innocent or one in suspects]
+        self._leases.end(keys, [one for one in paying if not one.deaths or one.key is not None])
+
+    def _releases_of(self, name: str, id: str) -> int:
+        """Return how many processes, this one included, have died that held the message and had not started it."""
+        count = self._released[name, id] = self._released.pop((name, id), 0) + 1
+        while len(self._released) > REMEMBERED_LIMIT:
+            del self._released[next(iter(self._released))]
+        return count
+
+    def _of_each(self, child: Child, settle: Callable[[Keys, list[Claimed]], None]) -> None:
+        """Call `settle` with the messages of each shard that the process holds."""
+        lanes = {} if child.board is None else child.board.lanes
+        shards = self._leases.shards(list(lanes))
+        self._each(shards, lambda keys: settle(keys, self._leases.held(keys, lanes[keys.name])))
+
+    def _each(self, shards: Sequence[Keys], step: Callable[[Keys], None]) -> None:
+        """
+        Take `step` for each shard, and log what Redis refuses.
+
+        When Redis is away the others are not tried: other processes may wait for the same help. Where there are many
+        servers they are, but once only.
+        """
+        self._leases.call_seconds = CALL_SECONDS
+        for at, keys in enumerate(shards):
+            try:
+                step(keys)
+            except ReliqError as error:
+                is_away = isinstance(error, RedisUnavailableError)
+                is_over = is_away and not self._leases.has_many_servers
+                queues = ", ".join(dict.fromkeys(one.name for one in (shards[at:] if is_over else [keys])))
+                logger.warning("%s: what a process held could not be settled, its leases will end: %s", queues, error)
+                if is_over:
+                    return
+                if is_away:
+                    self._leases.call_seconds = 0.0
+            except Exception:
+                logger.exception("%s: what a process held could not be settled, its leases will end", keys.name)
+
+
+def _cut_off(report: str) -> dict[tuple[str, int], list[Claimed]]:
+    """Return the receipts in a child's report, by queue and number of the shard."""
+    by_shard: dict[tuple[str, int], list[Claimed]] = defaultdict(list)
+    rows: list[dict[str, Any]] = json.loads(report)
+    for row in rows:
+        by_shard[row.pop("queue"), row.pop("shard")].append(Claimed(**row))
+    return by_shard
+
+
+def _named(claimed: Sequence[Claimed]) -> str:
+    return printable(some([one.id for one in claimed]))

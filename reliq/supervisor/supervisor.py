@@ -1,0 +1,447 @@
+"""The datagrams by which a worker or a relay tells the service manager, such as systemd, how it is: sd_notify(3)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+from reliq.consumer import EXIT_SECOND_SIGNAL, STOPS, SignalNotes, take
+from reliq.errors import ConfigurationError
+from reliq.events import ProcessEnded, notify
+from reliq.logs import Background
+from reliq.supervisor.child import (
+    EXIT_CONFIG,
+    HARD_LIMIT_SECONDS,
+    METRICS_FOLDER,
+    STALL_SECONDS,
+    STOP_MARGIN_SECONDS,
+    Child,
+    Folder,
+    Guard,
+    fingerprint,
+)
+from reliq.supervisor.recovery import Recovery, reap_orphans
+from reliq.supervisor.status import board_bytes
+from reliq.worker import health
+from reliq.worker.health import Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from reliq.consumer import Consumer
+    from reliq.events import Observer
+    from reliq.supervisor.child import ChildPlan
+    from reliq.supervisor.status import Row
+    from reliq.worker.health import Pulse
+
+
+#: A start that goes on as it should asks every 5 s for 30 s more: Redis may be away for long.
+EXTEND_EVERY_SECONDS, EXTEND_SECONDS = 5.0, 30.0
+#: Two signs of life are sent within the time after which the manager restarts a service.
+SIGNS = 2
+#: A worker that has stopped needs a few seconds more, to end what atexit has and to remove its files.
+EXIT_SECONDS = 5.0
+
+
+class ServiceManager:
+    """
+    Tells the service manager, if there is one, that the process is ready, alive or stopping.
+
+    Its variables leave the environment: a program that a handler starts must not speak for the worker.
+    """
+
+    def __init__(self) -> None:
+        self._address = _address(os.environ.pop("NOTIFY_SOCKET", ""))
+        self._every = _watchdog_seconds(os.environ.pop("WATCHDOG_USEC", ""), os.environ.pop("WATCHDOG_PID", "")) / SIGNS
+        self._is_ready = False
+        self._extended_at = self._alive_at = float("-inf")
+
+    def look(self, pulses: Sequence[Pulse]) -> None:
+        """Tell what is due: once that every process has started, until then that a healthy start takes longer."""
+        if not self._address:
+            return
+        now = time.monotonic()
+        if not self._is_ready:
+            self._tell_start(pulses, now)
+        if self._every and now - self._alive_at >= self._every and self._send("WATCHDOG=1"):
+            self._alive_at = now
+
+    def stop(self, seconds: float) -> None:
+        """Tell that the worker stops, and that this may take `seconds`: the manager then kills it no earlier."""
+        if self._address:
+            self._send("STOPPING=1", _extension(seconds + EXIT_SECONDS), "STATUS=stopping")
+
+    def _tell_start(self, pulses: Sequence[Pulse], now: float) -> None:
+        waits_for = health.ready(pulses, lambda: True)
+        if not waits_for:
+            self._is_ready = self._send("READY=1", f"STATUS=processes: {len(pulses)}")
+        elif now - self._extended_at >= EXTEND_EVERY_SECONDS and not health.live(pulses):
+            self._extended_at = now
+            self._send(_extension(EXTEND_SECONDS), f"STATUS={waits_for}")
+
+    def _send(self, *lines: str) -> bool:
+        """Send one datagram and say whether it was taken; a manager that takes none does not hold the worker up."""
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as spoken:
+            spoken.setblocking(False)
+            spoken.sendto("\n".join(lines).encode(), self._address)
+            return True
+        return False
+
+
+def _address(text: str) -> str:
+    """Return the address of a socket: a path, or a name in Linux's own namespace, which begins with @; else nothing."""
+    return "\0" + text[1:] if text.startswith("@") else text if text.startswith("/") else ""
+
+
+def _watchdog_seconds(microseconds: str, pid: str) -> float:
+    """Return after how long without a sign of life this process is restarted, 0.0 for never."""
+    is_meant = not pid or pid == str(os.getpid())
+    return int(microseconds) / 1e6 if is_meant and microseconds.isdecimal() else 0.0
+
+
+def _extension(seconds: float) -> str:
+    return f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}"
+
+
+logger = logging.getLogger(__name__)
+
+#: A worker gives up when each of its processes has crashed four times in a row at its start.
+START_TRIES = 4
+EXIT_NO_START = 1
+#: The supervisor looks at its processes ten times a second, and once a second at their memory.
+WATCH_SECONDS, MEMORY_SECONDS = 0.1, 1.0
+#: A process that is awake and has not done what it owes for 5 s is ended.
+COMPLAINT_SECONDS = 5.0
+#: A process that starts is told to stop once a second: Python drops an exception that a signal raises within a `__del__`.
+AGAIN_SECONDS = 1.0
+#: A killed process ends within 5 s, unless the system itself holds it.
+KILL_SECONDS = 5.0
+#: The messages of the last dead processes are given back within 2 s (0.5 s after a second signal), or when their leases end.
+GIVE_BACK_SECONDS, HASTY_SECONDS = 2.0, 0.5
+
+
+class Supervisor:
+    """
+    Runs `processes` children by one plan.
+
+    Its thread starts, signals and reaps processes, and does nothing that may block: it calls Redis in another thread.
+
+    Attributes:
+        observers: get an event for each process that has ended.
+        children: a place for each process that is to run.
+
+    Args:
+        max_memory: bytes of resident memory at which a child is replaced, None for no limit.
+        stall: seconds without a sign of life after which a child of several handlers is ended.
+
+    Raises:
+        ConfigurationError: there is no place for temporary files.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        plan: ChildPlan,
+        *,
+        processes: int,
+        max_memory: int | None = None,
+        stall: float = STALL_SECONDS,
+    ) -> None:
+        self.observers: list[Observer] = []
+        self._plan = replace(plan, handlers=fingerprint(consumer.handlers))
+        self._max_memory, self._stall = max_memory, stall
+        self._handlers = consumer.chosen(plan.queues) if consumer.handlers else []
+        self._folder, self._numbers = Folder(), count()
+        self.children = [self._place() for _ in range(processes)]
+        self._leaving: list[Child] = []  # they finish what they run; others have their places
+        self._recovery, self._background = Recovery(consumer, plan.concurrency), Background("reliq-recovery")
+        self._has_worked = False  # some process has come through its start
+        self._guard: Guard | None = None
+        self._signals = SignalNotes()
+        self._exit_code = 0
+        self._memory_at = 0.0
+
+    def run(self) -> int:
+        """Keep the children running until a signal, or until all are done; return the exit code."""
+        for number in (*STOPS, signal.SIGHUP, signal.SIGUSR1):
+            take(number, self._signals.note)
+        manager, self._guard = ServiceManager(), Guard()
+        try:
+            while not self._stopping and not all(child.done for child in self.children):
+                self._look()
+                manager.look(self.pulses())
+                self._signals.wait(WATCH_SECONDS)
+            manager.stop(self._plan.grace + STOP_MARGIN_SECONDS)
+            self._stop()
+        finally:
+            self._kill()
+            self._background.wait(HASTY_SECONDS if self._exit_code == EXIT_SECOND_SIGNAL else GIVE_BACK_SECONDS)
+            self._background.close()
+            self._guard.close()
+            self._folder.remove()
+        return self._exit_code
+
+    def stop(self) -> bool:
+        """Have `run` stop in peace, as after a signal; return False when it stops already. Any thread may call it."""
+        if self._stopping:
+            return False
+        self._signals.note(signal.SIGTERM)
+        return True
+
+    @property
+    def folder(self) -> Path:
+        """The folder that is removed with the supervisor."""
+        return self._folder.path
+
+    def pids(self) -> dict[str, int]:
+        """Return the processes that run now, this one included, by a label that a successor takes over."""
+        places = {str(at): child.pid for at, child in enumerate(self.children)}
+        leaving = {f"leaving-{at}": child.pid for at, child in enumerate(self._leaving)}
+        return {"supervisor": os.getpid(), **{label: pid for label, pid in {**places, **leaving}.items() if pid}}
+
+    def pulses(self) -> Sequence[Pulse]:
+        """Return the pulse of each child that is to run."""
+        return [child.pulse for child in self.children if not child.done]
+
+    @property
+    def _all(self) -> list[Child]:
+        return [*self.children, *self._leaving]
+
+    @property
+    def _stopping(self) -> bool:
+        return self._asked > 0 or self._exit_code != 0
+
+    @property
+    def _asked(self) -> int:
+        """How many signals to stop have come."""
+        return sum(number != signal.SIGUSR1 for number in self._signals.numbers)
+
+    @contextmanager
+    def _guarded(self, child: Child) -> Iterator[None]:
+        """Log what goes wrong with one child: the others need their supervisor."""
+        try:
+            yield
+        except ConfigurationError:
+            raise
+        except Exception:
+            logger.exception("process %d: its supervisor failed to look after it; trying again", child.pid)
+
+    def _place(self) -> Child:
+        return Child(next(self._numbers), self.folder, Pulse(), self._handlers)
+
+    def _replace(self, child: Child) -> None:
+        """Put the place of a successor where `child` was."""
+        place = self._place()
+        place.started_at, place.failures, place.crashes = child.started_at, child.failures, child.crashes
+        if child.process is None:  # a process that dies again and again before it claims leaves an old pulse
+            place.pulse = child.pulse
+        self.children[self.children.index(child)] = place
+
+    def _look(self) -> None:
+        """Look at every child once: replace the dead and those that leave, end those that hang or have grown."""
+        self._forward_stack_requests()
+        reap_orphans([child.pid for child in self._all])
+        self._look_at_each()
+        is_full = len(self._leaving) >= len(self.children)
+        for child in list(self.children):
+            with self._guarded(child):
+                if child.leaves():
+                    self._leaving.append(child)
+                    self._replace(child)
+                elif child.process is None and not child.done and not self._stopping and child.may_start():
+                    self._start(child)
+                elif child.board is not None:
+                    child.board.let_stay(is_full)
+        if not is_full:
+            self._look_at_memory()
+
+    def _look_at_each(self) -> None:
+        for child in self._all:
+            with self._guarded(child):
+                if child.has_ended():
+                    self._reap(child)
+                elif child.process is not None and not child.is_killed:
+                    self._check(child)
+
+    def _check(self, child: Child) -> None:
+        """End a process whose handler overran its timeout or lets nothing else run; help one that is silent."""
+        now = time.monotonic()
+        child.hear(now)
+        self._has_worked = self._has_worked or child.has_worked
+        overran, silent = child.overran(now), child.silence.seconds
+        if self._plan.concurrency == 1 and overran:
+            self._end(child, "overran", "its handler overran its timeout", overran)
+        elif self._plan.concurrency > 1 and self._ends_for_its_neighbours(child, overran, now):
+            return
+        elif child.complained > COMPLAINT_SECONDS:
+            self._end(child, "hung", child.pulse.complaint(now))
+        elif silent and not child.is_helped:
+            child.is_helped = True
+            self._background.put(lambda: self._help(child))
+
+    def _help(self, child: Child) -> None:
+        try:
+            self._recovery.help(child)
+        except Exception:
+            logger.exception("process %d: could not renew its leases; trying again", child.pid)
+        finally:
+            child.is_helped = False
+
+    def _ends_for_its_neighbours(self, child: Child, overran: list[Row], now: float) -> bool:
+        """
+        End a process of several handlers, one of which harms the others, and say whether it was.
+
+        A thread that overran its timeout ends only with its process. The process claims no more, its successor works
+        already, and the neighbours have half of a lease to finish. The other half is to spare: the message goes to
+        another process only when it runs no more in this one.
+        """
+        silent = child.silence.seconds
+        if silent > HARD_LIMIT_SECONDS and child.overran(now, since=child.silence.since):
+            self._end(
+                child, "overran", "a handler that holds the interpreter overran its timeout", child.gil_holders(now)
+            )
+        elif silent > self._stall:
+            self._end(child, "hung", f"a handler has held the interpreter for {silent:.0f} s", child.gil_holders(now))
+        elif overran and child.is_half_lease_over(overran) and not self._stopping:
+            self._end(child, "overran", "a handler overran its timeout", overran)
+        else:
+            if overran and not (child.end_reason or self._stopping):
+                ran = ", ".join(map(str, overran))
+                logger.warning("process %d: a handler overran its timeout: %s; replacing the process", child.pid, ran)
+                child.ask_to_leave("overran")
+            return False
+        return True
+
+    def _end(self, child: Child, reason: str, why: str, charged: list[Row] | None = None) -> None:
+        """Kill a process, and say why and what it ran."""
+        running = child.rows() if charged is None else charged
+        logger.warning("process %d: %s; killed. It ran: %s", child.pid, why, ", ".join(map(str, running)) or "nothing")
+        child.kill(reason, charged)
+
+    def _start(self, child: Child) -> None:
+        """Start a process, and try again a second later if the system refuses; without room the first start is the last."""
+        child.started_at = time.monotonic()
+        try:
+            self._folder.restore(METRICS_FOLDER if self._plan.metrics else "")
+            child.folder = self.folder
+            if child.pulse.path is None or not child.pulse.path.exists():
+                child.pulse = Pulse(self.folder / f"pulse-{child.number}")
+            child.start(self._plan)
+        except OSError as error:
+            child.signal(signal.SIGKILL)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not self._has_worked:
+                size = board_bytes(self._plan.concurrency, len(self._handlers)) // 1024 + 1
+                raise ConfigurationError(
+                    f"each worker process needs {size} KiB for temporary files in {self.folder.parent}: {error.strerror}; "
+                    "free space there, or set TMPDIR to another folder"
+                ) from error
+            logger.warning("a process could not be started; trying again: %s", error)
+        if self._guard is not None and child.pid:
+            self._guard.began(child.pid)
+
+    def _reap(self, child: Child) -> None:
+        """Have the messages of a dead process given back, and say what its end means for the worker."""
+        process = child.collect()
+        if process is None:
+            return
+        code, has_reported = process.returncode, child.report.exists()
+        child.note_work()
+        self._has_worked = self._has_worked or child.has_worked
+        self._background.put(lambda: self._recover(child, process.pid))
+        if self._guard is not None:
+            self._guard.ended(process.pid)
+        reason = ""
+        if code == EXIT_CONFIG and not self._has_worked:
+            self._exit_code = EXIT_CONFIG
+        elif code == 0 and self._plan.burst and has_reported:  # else a handler has ended it
+            child.done = True
+        elif not self._stopping:
+            reason = child.why(code)
+            level = logging.INFO if reason == "jobs" else logging.WARNING
+            logger.log(level, "process %d ended with %d (%s); starting another", process.pid, code, reason)
+            child.note_end(code)
+            self._give_up_if_none_starts()
+        if child in self._leaving:
+            self._leaving.remove(child)
+            if child.pulse.path is not None:
+                child.pulse.path.unlink(missing_ok=True)
+        elif not child.done:
+            self._replace(child)
+        notify(self.observers, [ProcessEnded("", process.pid, reason)])
+
+    def _recover(self, child: Child, pid: int) -> None:
+        try:
+            self._recovery.give_back(child, pid)
+        except Exception:
+            logger.exception("process %d: its messages could not be given back; their leases will end", pid)
+        child.remove_files()
+
+    def _give_up_if_none_starts(self) -> None:
+        """End the worker when every process has crashed at its start, again and again."""
+        if all(one.crashes >= START_TRIES for one in self.children):
+            logger.error("no process has come through its start in %d tries; giving up, see above why", START_TRIES)
+            self._exit_code = EXIT_NO_START
+
+    def _look_at_memory(self) -> None:
+        """Have each process replaced that has grown over --max-memory."""
+        now = time.monotonic()
+        if self._max_memory is None or now - self._memory_at < MEMORY_SECONDS:
+            return
+        self._memory_at = now
+        for child in self.children:
+            if child.process is not None and not child.end_reason and child.memory_bytes() > self._max_memory:
+                logger.warning("process %d has grown over --max-memory; replacing it", child.process.pid)
+                child.ask_to_leave("memory")
+
+    def _stop(self) -> None:
+        """Let every child stop in peace, and have its messages given back; a second signal ends them at once."""
+        for child in self._all:
+            with self._guarded(child):
+                child.signal(signal.SIGTERM)
+        asked, told_at = self._asked, time.monotonic()
+        until = told_at + self._plan.grace + STOP_MARGIN_SECONDS - GIVE_BACK_SECONDS
+        while time.monotonic() < until:
+            if time.monotonic() >= told_at + AGAIN_SECONDS:
+                told_at += AGAIN_SECONDS
+                for child in self._all:
+                    if not child.has_worked:
+                        child.signal(signal.SIGTERM)
+            if self._asked > max(1, asked):
+                self._exit_code = EXIT_SECOND_SIGNAL
+                for child in self._all:
+                    child.kill("stopped", charged=[])
+                return
+            if all(child.process is None for child in self._all) and self._background.wait(WATCH_SECONDS / 2):
+                return
+            self._forward_stack_requests()
+            self._look_at_each()
+            self._signals.wait(WATCH_SECONDS / 2)
+
+    def _kill(self) -> None:
+        """Kill every process that still runs."""
+        for child in self._all:
+            with self._guarded(child):
+                child.signal(signal.SIGKILL)
+        for child in self._all:
+            with self._guarded(child):
+                if child.process is not None:
+                    with suppress(subprocess.TimeoutExpired):
+                        child.process.wait(KILL_SECONDS)
+                    self._reap(child)
+
+    def _forward_stack_requests(self) -> None:
+        """Hand each SIGUSR1 on to the processes, which write their stacks."""
+        while signal.SIGUSR1 in self._signals.numbers:
+            self._signals.numbers.remove(signal.SIGUSR1)
+            for child in self._all:
+                child.signal(signal.SIGUSR1)

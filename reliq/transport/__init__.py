@@ -1,1 +1,0 @@
-"""Commands out, replies back: URLs, pools, connections, and one round trip at a time."""

@@ -1,0 +1,165 @@
+"""The contents of messages are taken out of a value before a page gets it, unless its visitor asked for it and may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from reliq.message import BARE, Header
+from reliq.redis.commands import TICK_LATE_SECONDS
+from reliq.text import partial, spoken
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reliq.admin import CronView, QueueView
+    from reliq.admin.queues import Minute
+
+
+#: The fields that hold what a publisher or a handler wrote.
+CARRIED = {"error", "body", "payload", "headers", "header", "text", "summary"}
+
+
+def redacted(value: Any) -> Any:
+    """Return `value` without bodies, headers and texts of errors, however deep they lie in it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {
+            field.name: _empty(getattr(value, field.name))
+            if field.name in CARRIED
+            else redacted(getattr(value, field.name))
+            for field in fields(value)
+            if field.init
+        }
+        return replace(value, **changes)
+    if isinstance(value, list | tuple):
+        return type(value)(map(redacted, value))
+    if isinstance(value, dict):
+        return {key: redacted(one) for key, one in value.items()}
+    return value
+
+
+def _empty(value: Any) -> Any:
+    """Return the value of that type that says nothing."""
+    if isinstance(value, Header):
+        return BARE
+    if isinstance(value, Mapping):
+        return {}
+    return None if value is None else type(value)()
+
+
+#: A message that has waited for this many seconds is late, and is much too late, as the alerts have it.
+LATE_SECONDS, TOO_LATE_SECONDS = 60.0, 300.0
+#: The share of deliveries that fail from which a queue is marked, and is marked as wrong.
+SOME_FAIL, MOST_FAIL = 0.1, 0.5
+
+
+class QueueMark(NamedTuple):
+    """A few words beside a queue; `bad` is red, `warn` asks for a look, and "" only tells."""
+
+    level: Literal["bad", "warn", ""]
+    text: str
+
+
+def is_unwatched(view: QueueView) -> bool:
+    """Return whether messages wait in a queue that nobody works on: no worker is there, and nothing is acked."""
+    return view.workers == 0 and view.alive > 0 and not (view.rates and view.rates.acked)
+
+
+def marks(view: QueueView) -> list[QueueMark]:
+    """Return why a queue wants a look, the gravest first; nothing for a queue that is well."""
+    found = [QueueMark("bad", "nobody works on it")] if is_unwatched(view) else []
+    if view.away:
+        found.append(QueueMark("bad", partial(view.away)))
+    if view.pause is not None:
+        found.append(QueueMark("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
+    elif (view.late or 0.0) >= LATE_SECONDS:
+        found.append(
+            QueueMark("bad" if (view.late or 0.0) >= TOO_LATE_SECONDS else "warn", f"{spoken(view.late or 0)} late")
+        )
+    failing = failed_share(view)
+    if failing >= SOME_FAIL:
+        found.append(QueueMark("bad" if failing >= MOST_FAIL else "warn", f"{failing:.0%} of deliveries fail"))
+    if view.workers is None:
+        found.append(QueueMark("warn", "workers unknown"))
+    elif view.workers and (view.busy or 0) >= (view.slots or 0) > 0:
+        found.append(QueueMark("warn", "all slots busy"))
+    return found
+
+
+def failed_share(view: QueueView) -> float:
+    """Return which part of the deliveries failed; 0 while nothing was counted."""
+    if view.rates is None or view.rates.failed <= 0:
+        return 0.0
+    return view.rates.failed / (view.rates.failed + view.rates.acked)
+
+
+def cron_marks(view: CronView) -> list[QueueMark]:
+    """Return why a periodic entry wants a look; nothing for one that ticks."""
+    found = []
+    if not view.is_served:
+        found.append(QueueMark("bad", "no worker has it"))
+    elif view.late > TICK_LATE_SECONDS:
+        found.append(QueueMark("bad", f"its tick is {spoken(view.late)} late"))
+    if view.next is None:
+        found.append(QueueMark("warn", "its schedule cannot be read here"))
+    if view.pause is not None:
+        found.append(QueueMark("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
+    return found
+
+
+#: A curve is drawn in a box of this many units; the picture is stretched to its place.
+WIDTH, HEIGHT = 240.0, 60.0
+#: The box shows an hour. Notes that lie further apart than this were not made by workers alive in between: a gap.
+HOUR_SECONDS, GAP_SECONDS = 3600.0, 150.0
+
+
+class Curve:
+    """
+    A number of each minute, and where it lies in a box whose right edge is now.
+
+    Args:
+        minutes: the oldest first; those that nobody noted are missing.
+        numbers: one for each of them; None where nobody knows.
+        now: in unix seconds.
+        top: the number that touches the upper edge.
+    """
+
+    def __init__(self, minutes: Sequence[Minute], numbers: Sequence[float | None], now: float, top: float) -> None:
+        self._noted = [
+            (minute.at, number)
+            for minute, number in zip(minutes, numbers, strict=True)
+            if number is not None and now - minute.at <= HOUR_SECONDS
+        ]
+        self._now, self._top = now, top or 1.0
+
+    def lines(self) -> list[str]:
+        """Return the points of a line for each stretch without a gap."""
+        stretches, last = list[list[str]](), float("-inf")
+        for at, number in self._noted:
+            if at - last > GAP_SECONDS:
+                stretches.append([])
+            stretches[-1].append(self._point(at, number))
+            last = at
+        return [" ".join(points) for points in stretches]
+
+    def areas(self) -> list[str]:
+        """Return the points around the area below each line."""
+        return [
+            f"{line.split(',')[0]},{HEIGHT:g} {line} {line.split()[-1].split(',')[0]},{HEIGHT:g}"
+            for line in self.lines()
+        ]
+
+    def _point(self, at: float, number: float) -> str:
+        across = WIDTH * min(1.0, 1 - (self._now - at) / HOUR_SECONDS)
+        return f"{across:.1f},{HEIGHT - 1 - (HEIGHT - 2) * min(1.0, number / self._top):.1f}"
+
+
+def ages(minutes: Sequence[Minute]) -> list[float | None]:
+    """Return for each minute how long the oldest message had waited: 0 when none did, None when nobody knows."""
+    return [minute.oldest if minute.waiting else 0.0 for minute in minutes]
+
+
+def share(part: float, whole: float) -> float:
+    """Return how many of 100 `part` is of `whole`."""
+    return round(min(100.0, 100 * part / whole), 1) if whole > 0 else 0.0
