@@ -24,7 +24,6 @@ from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, noti
 from reliq.handlers.handler import check_lifespan
 from reliq.handlers.registration import Registration
 from reliq.message import Answer
-from reliq.outbox.relay import OutboxMover
 from reliq.redis.client import Clients
 from reliq.settings import RECONNECT, WorkerSettings, seconds, seconds_after
 from reliq.text import some
@@ -38,13 +37,10 @@ if TYPE_CHECKING:
 
     from reliq.events import Observer
     from reliq.handlers.handler import Job
-    from reliq.handlers.registration import Registration
     from reliq.message import Duration
     from reliq.metrics.serving import Registry
     from reliq.outbox.relay import Relay
     from reliq.redis.url import Target
-    from reliq.settings import WorkerSettings
-    from reliq.worker.engine import Engine
     from reliq.worker.health import EngineStats
     from reliq.worker.runner import ErrorHook, NoteStep
     from reliq.worker.slots import HandlerCall, HeldDelivery
@@ -357,7 +353,11 @@ class Consumer(Registration):
     ) -> Engine:
         if self._engine is not None:
             raise ConfigurationError("this consumer has been started; stop it first")
-        chosen = self.chosen(queues)
+        chosen, relay = self.chosen(queues), None
+        if self.relay is not None:
+            from reliq.outbox.relay import OutboxMover  # noqa: PLC0415  a satellite
+
+            relay = OutboxMover(self.relay, Clients(self.redis(chosen), self.observers))
         engine = Engine(
             chosen,
             self.connection(chosen),
@@ -367,7 +367,7 @@ class Consumer(Registration):
             observers=tuple(self.observers),
             on_error=(*self.error_hooks, *hooks),
             periodic=self.ticked_beside(chosen),
-            relay=None if self.relay is None else OutboxMover(self.relay, Clients(self.redis(chosen), self.observers)),
+            relay=relay,
         )
         with ExitStack() as locked:
 

@@ -22,6 +22,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
+#: The exit code of a process that cannot work as it is set up: another would fail, too (sysexits.h: EX_CONFIG).
+EXIT_CONFIG = 78
+
 
 class ReliqError(Exception):
     """The base class of all errors of reliq."""

@@ -18,7 +18,6 @@ from reliq.keys import Keys, Layout, check_id, home
 from reliq.lua import transitions
 from reliq.lua.transitions import Lanes
 from reliq.message import Counts, Letter, Pause
-from reliq.outbox.transactions import TransactionalPublishes
 from reliq.publish.messages import BulkTally, ShardCalls, Writer, check_bulk, when
 from reliq.publish.publisher import Sender, begun
 from reliq.receive.receiver import Receiver, areceiving, receiving
@@ -31,6 +30,7 @@ from reliq.redis.url import check_target
 from reliq.settings import (
     BATCH_LIMIT,
     MIB,
+    OUTBOX_PREFIX,
     Durability,
     LimitOptions,
     QueueSettings,
@@ -51,23 +51,21 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
     from reliq.events import Observer
-    from reliq.keys import Keys
     from reliq.lua.transitions import AskStatus, PublishAnswer, RedriveStatus
     from reliq.message import (
         BulkResult,
         CancelStatus,
         Duration,
-        Letter,
         Outgoing,
         PublishOptions,
         Receipt,
         RescheduleStatus,
     )
+    from reliq.outbox.transactions import AsyncTransaction, Transaction
     from reliq.receive.receiver import Received
     from reliq.redis.commands import Call, Command, Request, T
-    from reliq.redis.shards import Shards
     from reliq.redis.url import Target
-    from reliq.settings import Limits, QueueSettings
+    from reliq.settings import Limits
 
 
 #: One call of a redrive writes back at most this many bytes of bodies: a script holds all others up.
@@ -523,7 +521,7 @@ class QueueOptions(SettingsAndLimits, total=False):
 _KEYWORDS = frozenset({"body", *QueueOptions.__annotations__})
 
 
-class Queue(Control, TransactionalPublishes[B], Generic[B]):
+class Queue(Control, Generic[B]):
     """
     A queue of bodies of one type. Making one does not connect to Redis.
 
@@ -707,6 +705,57 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
                 calls.sent()
                 tally.add(await self._sender.asend(orders, tally.confirmed, durability))
         return tally.result()
+
+    def publish_in(
+        self,
+        tx: Transaction,
+        body: B,
+        *,
+        prefix: str = OUTBOX_PREFIX,
+        durability: Durability | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> str:
+        """
+        Write one message to the outbox in the transaction `tx`, and return its id; a relay publishes it after the commit.
+
+        Args:
+            tx: a Session or Connection of SQLAlchemy 2, a connection of Django, a Connection of psycopg 3 or sqlite3.
+            body: a value of the queue's type.
+            prefix: what the names of the tables begin with; `schema.prefix` names a schema too.
+            durability: who must have the message before the relay notes it as sent, None for the queue's.
+            options: as `publish` has them; a `delay` counts from now on, by the database's clock.
+
+        Raises:
+            ConfigurationError: an option is not allowed, `tx` is no transaction or would commit the row by itself, or
+                the table is not there.
+            BodyError: the body cannot be encoded or is too large.
+
+        Example:
+            with Session(engine) as session, session.begin():
+                session.add(order)
+                orders.publish_in(session, Order(order.id))
+        """
+        from reliq.outbox import transactions as outbox  # noqa: PLC0415  a satellite
+
+        message = self._writer.order(body, options, call="publish_in")
+        outbox.write(tx, outbox.publishing(message, self.keys, self._durability(durability), prefix))
+        return message.id
+
+    async def apublish_in(
+        self,
+        tx: AsyncTransaction,
+        body: B,
+        *,
+        prefix: str = OUTBOX_PREFIX,
+        durability: Durability | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> str:
+        """As `publish_in`, in async code: `tx` is an AsyncSession or AsyncConnection, of SQLAlchemy or of psycopg 3."""
+        from reliq.outbox import transactions as outbox  # noqa: PLC0415  a satellite
+
+        message = self._writer.order(body, options, call="apublish_in")
+        await outbox.awrite(tx, outbox.publishing(message, self.keys, self._durability(durability), prefix))
+        return message.id
 
     @contextmanager
     def receive(self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0) -> Iterator[list[Received[B]]]:

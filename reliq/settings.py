@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
@@ -21,7 +21,6 @@ from tenacity import (
     wait_random,
     wait_random_exponential,
 )
-from tenacity.wait import wait_base
 
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.message import RETRIES_LIMIT, Duration
@@ -29,7 +28,9 @@ from reliq.text import checking_keywords
 from reliq.wire_format import check_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import MutableMapping, Sequence
+
+    from tenacity.wait import wait_base
 
     from reliq.keys import Keys
 
@@ -102,6 +103,8 @@ class Tries:
             self._maybe_ran = self._maybe_ran or error.maybe_ran
 
 
+#: What the names of the outbox's tables begin with.
+OUTBOX_PREFIX = "reliq_"
 DAY_SECONDS = 86_400.0
 LONGEST_SECONDS = 3650 * DAY_SECONDS
 MIB = 1_048_576
@@ -179,7 +182,7 @@ class Durability:
     local: bool = False
     timeout: Duration = 0.5
 
-    NONE: ClassVar["Durability"]
+    NONE: ClassVar[Durability]
 
     @classmethod
     def replicas(cls, count: int, timeout: Duration = 0.5) -> Self:
@@ -211,7 +214,7 @@ class Durability:
         object.__setattr__(self, "timeout", seconds("timeout", self.timeout, least=0.001, most=60.0))
 
     @classmethod
-    def checked(cls, given: Any) -> "Durability":
+    def checked(cls, given: Any) -> Durability:
         """Return `given` when it is a Durability; raise ConfigurationError for anything else."""
         if not isinstance(given, Durability):
             raise ConfigurationError(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import wraps
 from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 
 #: The last second of the year 9999: a date cannot say more.
@@ -105,7 +103,6 @@ def count_of(number: int, one: str, more: str = "") -> str:
 #: JSON nested deeper is shown as text: a reader of our JSON may take no more levels.
 DEEPEST = 100
 
-_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
 
 
@@ -141,9 +138,11 @@ def rate(per_second: float) -> str:
 
 def pretty(body: bytes) -> Iterator[str]:
     """Yield the lines of a body: JSON laid out, text as it is, else its bytes escaped."""
+    import msgspec  # noqa: PLC0415  completion of a command does not wait for it
+
     try:
         text = msgspec.json.format(body, indent=2).decode()
-    except _NOT_JSON:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = body.decode("utf-8", "backslashreplace")
     else:
         text = _UNUSUAL_IN_BODY.sub(lambda one: one[0] if one[0].isprintable() else json.dumps(one[0])[1:-1], text)
@@ -152,9 +151,11 @@ def pretty(body: bytes) -> Iterator[str]:
 
 def as_value(body: bytes) -> Any:
     """Return a body as JSON where it is JSON, else as text, else as bytes, which become base 64."""
+    import msgspec  # noqa: PLC0415  as above
+
     try:
         value = msgspec.json.decode(body)
-    except _NOT_JSON:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     else:
         if not _is_deep(value):

@@ -149,8 +149,8 @@ def url(redis_server: EmbeddedRedis) -> str:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is away is given up after a tenth of a second: for tests of what is said then."""
     monkeypatch.setattr(Shards, "_patience", lambda _shards, _for_seconds: 0.1)  # of the first read of a map
-    for place in ("control", "publish.durability", "publish.sender"):
-        monkeypatch.setattr(f"reliq.{place}.PUBLISH_SECONDS", 0.1)
+    for module in ("queue", "publish.publisher"):
+        monkeypatch.setattr(f"reliq.{module}.PUBLISH_SECONDS", 0.1)
 
 
 @pytest.fixture

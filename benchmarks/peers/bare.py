@@ -3,8 +3,7 @@
 from datetime import UTC, datetime
 
 from benchmarks.peers import kit
-from reliq.bench import Scale, bench
-from reliq.bench.bench import Stage
+from reliq.bench.bench import Scale, Stage, bench
 from reliq.message import Outgoing
 
 

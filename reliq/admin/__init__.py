@@ -27,12 +27,11 @@ if TYPE_CHECKING:
         RedriveResult as RedriveResult,
     )
     from reliq.admin.doctor import Finding as Finding, Verdict as Verdict
+    from reliq.admin.filters import Filter as Filter, LetterFilter as LetterFilter
     from reliq.admin.keys import KeyPage as KeyPage, KeysView as KeysView
     from reliq.admin.messages import (
         Entry as Entry,
         EntryMark as EntryMark,
-        Filter as Filter,
-        LetterFilter as LetterFilter,
         MessagePage as MessagePage,
         OnLetters as OnLetters,
         OnLook as OnLook,
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
         Trend as Trend,
         Watcher as Watcher,
     )
+    from reliq.admin.resharding import Leftover as Leftover
     from reliq.admin.shards import ShardsView as ShardsView
     from reliq.admin.show import (
         End as End,
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
         StackReport as StackReport,
         Worker as Worker,
     )
-    from reliq.redis.resharding import Leftover as Leftover
     from reliq.redis.shards import MapState as MapState, ShardMap as ShardMap
     from reliq.wire_format import FailureNote as FailureNote
 
@@ -87,7 +86,8 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.dead": "DeadGroup DeadGroups GroupBy OnRedriven RedriveOptions RedriveResult",
             "reliq.admin.doctor": "Finding Verdict",
             "reliq.admin.keys": "KeyPage KeysView",
-            "reliq.admin.messages": "Entry EntryMark Filter LetterFilter MessagePage OnLetters OnLook SearchResult",
+            "reliq.admin.filters": "Filter LetterFilter",
+            "reliq.admin.messages": "Entry EntryMark MessagePage OnLetters OnLook SearchResult",
             "reliq.admin.publish": "FilePublished OnBytes OnError",
             "reliq.admin.queues": "Account Failure Minute Moment Overview QueueView Rates Trend Watcher",
             "reliq.admin.shards": "ShardsView",
@@ -95,7 +95,7 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.workers": "Running WorkerView",
             "reliq.lua.transitions": "KeyLine KeyLines",
             "reliq.redis.commands": "HandlerStack Slot StackReport Worker",
-            "reliq.redis.resharding": "Leftover",
+            "reliq.admin.resharding": "Leftover",
             "reliq.redis.shards": "MapState ShardMap",
             "reliq.wire_format": "FailureNote",
         },

@@ -1,7 +1,8 @@
 """The least Redis ACL rule for a role, made of the scripts and commands that it needs (`roles`).
 
 From Redis 7.0 on, selectors bind each command to the keys it is run on: a producer may SET a body and GET a marker,
-and still GET no body. Redis 6.2 knows no selectors; there a user may run each of its commands on each of its keys."""
+and still GET no body. Redis 6.2 knows no selectors; there a user may run each of its commands on each of its keys.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ import hashlib
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from reliq.admin import calls
+from reliq.admin.calls import ROLES, Role
 from reliq.admin.check_state import CHECK, CHECK_KEYS
 from reliq.errors import ConfigurationError, RedisRefusedError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, stack_request_key, stacks_key, worker_key
 from reliq.lua import Script, script, script_names
-from reliq.redis import commands, shards
+from reliq.redis import commands, crons, shards
 from reliq.redis.commands import USES, Call
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from reliq.admin.session import Session
     from reliq.keys import Keys
-    from reliq.lua import Script, Use
+    from reliq.lua import Use
     from reliq.redis.commands import Request
 
 
@@ -171,9 +173,6 @@ def _pattern(key: str) -> str:
     return re.sub(r"[ \"']", "?", _OF_SHARD.sub("#*}", pattern(key)))
 
 
-Role = Literal["producer", "consumer", "operator", "viewer", "exporter"]
-ROLES: tuple[Role, ...] = get_args(Role)
-
 #: Commands that change nothing.
 ONLY_READ = frozenset(
     {
@@ -230,7 +229,19 @@ _TO_LOOK = (
     *(commands.body_start, commands.state_words, commands.retries_left, commands.scores, commands.first_score),
     *(commands.held_sample, commands.end_of, commands.due_count),
     *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
-    *(shards.shard_map, shards.fence, shards.declaration, commands.cron_states),
+    *(shards.shard_map, shards.fence, shards.declaration, crons.cron_states),
+)
+#: Calls about the server and its users, which `reliq doctor` and `reliq acl` make when they may.
+_OF_THE_SERVER = (
+    *(
+        calls.delete_keys,
+        calls.parameter,
+        calls.cluster_facts,
+        calls.slow_scripts,
+        calls.eval_nothing,
+        calls.load_script,
+    ),
+    *(calls.user_name, calls.user_rule, calls.commands_in),
 )
 COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
     "producer": _TO_PUBLISH,
@@ -250,15 +261,15 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(commands.worker_ids, commands.worker_records),
         shards.map_text,
         *(commands.pause, commands.paused, commands.resume_queue),
-        *(made for made in USES if made.__module__ in (calls.__name__, calls.__name__, calls.__name__)),
-        *(calls.keys_scanned, calls.type_of_key, commands.noted, commands.request, commands.look),
+        *(made for made in USES if made.__module__ == calls.__name__ and made not in _OF_THE_SERVER),
+        *(commands.noted, commands.request, commands.look),
         *(
-            commands.pause_cron,
-            commands.resume_cron,
-            commands.ask_run,
-            commands.asked_run,
-            commands.withdraw_run,
-            commands.forget_cron,
+            crons.pause_cron,
+            crons.resume_cron,
+            crons.ask_run,
+            crons.asked_run,
+            crons.withdraw_run,
+            crons.forget_cron,
         ),
     ),
     "exporter": _TO_LOOK,

@@ -11,6 +11,7 @@ from reliq.admin.check import check
 from reliq.admin.crons import CronView, crons_of, forget_cron, pause_cron, resume_cron, run_cron
 from reliq.admin.dead import DeadGroups, GroupBy, dead_groups, redrive
 from reliq.admin.doctor import examine
+from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, ignore
 from reliq.admin.keys import (
     KeyPage,
     KeysView,
@@ -23,16 +24,11 @@ from reliq.admin.keys import (
     set_limits,
 )
 from reliq.admin.messages import (
-    EVERY_LETTER,
-    EVERYTHING,
     Entry,
-    Filter,
-    LetterFilter,
     MessagePage,
     OnLetters,
     OnLook,
     SearchResult,
-    ignore,
     messages_of,
     page_of,
     search_in,
@@ -76,11 +72,11 @@ if TYPE_CHECKING:
     from reliq.admin.check_state import OnProgress
     from reliq.admin.dead import OnRedriven, RedriveOptions, RedriveResult
     from reliq.admin.doctor import Finding
+    from reliq.admin.resharding import Leftover
     from reliq.admin.shards import ShardsView
     from reliq.lua.transitions import KeyLine
     from reliq.message import CancelStatus, Duration, Letter, Pause, PublishOptions, Receipt, RescheduleStatus
     from reliq.redis.commands import StackReport, Worker
-    from reliq.redis.resharding import Leftover
     from reliq.redis.url import Target
     from reliq.settings import Limits
 

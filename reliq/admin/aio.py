@@ -11,7 +11,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from reliq.admin.admin import Admin
-from reliq.admin.messages import ignore
+from reliq.admin.filters import ignore
 from reliq.keys import Layout
 
 if TYPE_CHECKING:

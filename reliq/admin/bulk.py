@@ -3,7 +3,8 @@
 From pending and garbage a message is taken by its id. From a list only the oldest can be taken: to find one in the
 middle, Redis would have to look through the whole list at once. Such a message is cancelled: its body goes at once,
 and the worker that meets its id drops it. Each is counted once: as purged when it was taken out, as cancelled
-when it is dropped."""
+when it is dropped.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ from reliq.wire_format import Delayed, StateWord, open_envelope, read_count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from reliq.admin.messages import Entry, Filter
+    from reliq.admin.filters import Filter
+    from reliq.admin.messages import Entry
     from reliq.admin.session import QueueSession
     from reliq.message import BulkResult, CancelStatus, Duration
     from reliq.queue import Queue

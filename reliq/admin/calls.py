@@ -76,6 +76,11 @@ class LinePlace:
 Spot = Place | LinePlace
 
 
+#: Redis users, each with the rights of one kind of process.
+Role = Literal["producer", "consumer", "operator", "viewer", "exporter"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
 def is_list(spot: Spot) -> bool:
     """Say whether messages lie there in the order of their claims."""
     return isinstance(spot, LinePlace) or spot in ("ready", "retry")

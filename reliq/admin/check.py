@@ -27,11 +27,11 @@ from reliq.admin.check_state import (
     place_of,
     read_state,
 )
+from reliq.admin.resharding import ShardChange
 from reliq.errors import RedisUnavailableError
 from reliq.lua import transitions
 from reliq.redis import commands
 from reliq.redis.commands import LISTS, id_text
-from reliq.redis.resharding import ShardChange
 from reliq.redis.shards import fence
 from reliq.settings import seconds
 from reliq.text import chunked, whole_number

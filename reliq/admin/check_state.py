@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from reliq.admin import calls
 from reliq.admin.calls import MOVING_MS, LinePlace
-from reliq.keys import Keys
 from reliq.lua import script
 from reliq.lua.transitions import bounded, clock_arg
 from reliq.redis.commands import LISTS, Arg, Call
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from reliq.admin.calls import Index
     from reliq.admin.session import QueueSession
+    from reliq.keys import Keys
     from reliq.redis.commands import Command, List
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import structs
 
 from reliq.admin import calls
-from reliq.admin.messages import LONGEST_SEARCH, Sum, ignore, in_turn, letters_in, span_of, walk_letters
+from reliq.admin.filters import ignore
+from reliq.admin.messages import LONGEST_SEARCH, Sum, in_turn, letters_in, span_of, walk_letters
 from reliq.admin.publish import taker
 from reliq.errors import ConfigurationError
 from reliq.keys import check_id, first_published
@@ -28,9 +29,9 @@ from reliq.text import count_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from reliq.admin.messages import LetterFilter
+    from reliq.admin.filters import LetterFilter
     from reliq.admin.session import QueueSession
-    from reliq.message import Header, Letter
+    from reliq.message import Header
     from reliq.queue import Queue
 
 

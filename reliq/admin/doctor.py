@@ -29,7 +29,7 @@ from reliq.text import count_of, spoken, typed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from reliq.admin.acl import Role
+    from reliq.admin.calls import Role
     from reliq.admin.session import Session
     from reliq.keys import Keys
     from reliq.redis.commands import Call, Command, Request

@@ -22,11 +22,10 @@ from reliq.settings import BATCH_LIMIT, DAY_SECONDS, LARGEST_BODY, MIB, QueueSet
 from reliq.text import chunked_by_size, count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
     from typing import BinaryIO
 
-    from reliq.message import Outgoing, PublishOptions, Receipt
+    from reliq.message import PublishOptions, Receipt
     from reliq.queue import Queue
 
 

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from reliq.admin.crons import CronView
     from reliq.admin.session import QueueSession, Session
     from reliq.admin.show import End
-    from reliq.keys import Keys
     from reliq.lua.transitions import KeyLines
-    from reliq.metrics.snapshot import Chosen, QueueSnapshot, ShardMaps, Waits
+    from reliq.metrics.snapshot import QueueSnapshot, ShardMaps
     from reliq.redis.commands import Request, T, Worker
 
 

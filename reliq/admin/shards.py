@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq.admin import calls
+from reliq.admin.resharding import Leftover, ShardChange
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
 from reliq.redis import commands
 from reliq.redis.commands import answered
-from reliq.redis.resharding import Leftover, ShardChange
 from reliq.redis.shards import LATEST_EPOCH, ShardMap
 from reliq.text import typed
 

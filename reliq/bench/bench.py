@@ -12,20 +12,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from statistics import median
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from reliq.admin import calls
-from reliq.consumer import Consumer
+from reliq.bench import PARTS
 from reliq.distribution import command_of
 from reliq.errors import ConfigurationError, ReliqError
-from reliq.handlers.handler import Job
 from reliq.keys import Keys, new_id, pattern, token
 from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber
@@ -42,8 +40,11 @@ from reliq.text import count_of
 from reliq.wire_format import envelope_rest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
 
+    from reliq.consumer import Consumer
+    from reliq.handlers.handler import Job
     from reliq.redis.connection import PooledWire
 
 
@@ -97,7 +98,6 @@ def register(consumer: Consumer, queue: Queue[dict[str, Any]], kind: str, diary:
 
 
 #: The parts of a benchmark, in the order in which they are measured.
-PARTS = ("drain", "publish", "lateness", "pickup", "idle", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

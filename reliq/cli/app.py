@@ -7,11 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from reliq import distribution
-from reliq.cli.options import LazyGroup, Place, options_of
+from reliq.cli.lazy import LazyGroup, Place, options_of
 from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
 from reliq.cli.settings import FOUND, URL, settings_found
-from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, ReliqError
-from reliq.supervisor.child import EXIT_CONFIG
+from reliq.errors import EXIT_CONFIG, BodyError, ConfigurationError, RedisUnavailableError, ReliqError
 
 #: Exit codes of commands: 0 done, 1 failed, 2 wrong usage, 3 nothing was published or work is left, 78 the set-up cannot work, 130
 #: interrupted.
@@ -71,8 +70,20 @@ SUMMARIES = {
         "bench": "Measure reliq on your Redis: drain, publish, lateness, pickup, idle cost, memory.",
     },
 }
-#: The commands that do not have a module of their own name, or are not called as it is.
-ANOTHER_NAME = {"list": ("list", "list_messages"), "resume": ("pause", "resume")}
+#: Module of this package -> the commands in it, where it is not the module of the command's own name.
+MODULES = {
+    "checks": "check doctor acl scripts",
+    "init": "init demo",
+    "keys": "limits keys shards",
+    "messages": "list show cancel purge move publish",
+    "queues": "queues ends pause resume forget account workers running",
+    "relay": "relay outbox",
+    "serve": "exporter health web",
+    "worker": "worker config",
+}
+#: Commands whose function has another name.
+FUNCTIONS = {"list": "list_messages"}
+HOMES = {command: module for module, commands in MODULES.items() for command in commands.split()}
 
 
 #: The command whose options may stand in the environment or in pyproject.toml.
@@ -83,7 +94,7 @@ class Commands(LazyGroup):
     """The commands of `reliq`."""
 
     places = {  # noqa: RUF012  of the class
-        name: Place(panel, summary, *ANOTHER_NAME.get(name, (name, name)))
+        name: Place(panel, summary, HOMES.get(name, name), FUNCTIONS.get(name, name))
         for panel, commands in SUMMARIES.items()
         for name, summary in commands.items()
     }

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from reliq.bench.bench import PARTS, Figure, Report
+from reliq.bench import PARTS
 from reliq.cli.options import Json, Url, Yes
-from reliq.cli.output import confirm, console, print_json, print_table
+from reliq.cli.output import confirm, console, print_json
+from reliq.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from reliq.bench import Bench
+    from reliq.bench.bench import Bench, Figure, Report
 
 #: Smaller figures are shown with decimals.
 _WHOLE_FROM = 100
@@ -32,7 +33,7 @@ def bench(
 
     Example: reliq bench --url redis://127.0.0.1:6379/0 --quick
     """
-    measure, parts = import_module("reliq.bench"), [part.strip() for part in only.split(",")] if only else []
+    measure, parts = import_module("reliq.bench.bench"), [part.strip() for part in only.split(",")] if only else []
     plan: Bench = measure.Bench(url, only=parts, scale=measure.QUICK if quick else measure.FULL)
     if others := plan.in_use():
         confirm(
@@ -48,7 +49,7 @@ def bench(
         _print(report, quick=quick)
 
 
-def _run(plan: "Bench") -> Report:
+def _run(plan: "Bench") -> "Report":
     """Run with a progress bar, on the error output, if that is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
@@ -56,7 +57,7 @@ def _run(plan: "Bench") -> Report:
         return plan.run(lambda name, done, of: bar.update(task, description=name, completed=done, total=of))
 
 
-def _plain(report: Report, *, quick: bool) -> dict[str, object]:
+def _plain(report: "Report", *, quick: bool) -> dict[str, object]:
     """Return the report as JSON has it, with each figure's share beside it."""
     figures = [
         {"part": one.part, "name": one.name, "value": one.value, "unit": one.unit, "bare": one.bare, "share": one.share}
@@ -65,13 +66,13 @@ def _plain(report: Report, *, quick: bool) -> dict[str, object]:
     return {"redis": report.redis, "place": report.place, "quick": quick, "figures": figures}
 
 
-def _print(report: Report, *, quick: bool) -> None:
+def _print(report: "Report", *, quick: bool) -> None:
     rows = [(one.part, one.name, _number(one.value), one.unit, *_beside(one)) for one in report.figures]
     title = f"reliq on Redis {report.redis}, {report.place}" + (" (quick: rough figures)" if quick else "")
     print_table(("part", "what", "figure", "unit", "bare Redis", "share"), rows, title=title)
 
 
-def _beside(figure: Figure) -> tuple[str, str]:
+def _beside(figure: "Figure") -> tuple[str, str]:
     if figure.bare is None or figure.share is None:
         return "", ""
     if figure.unit == "ms":

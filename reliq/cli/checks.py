@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.admin.acl import ROLES, acl_rule
+from reliq.admin.calls import ROLES
 from reliq.cli.options import DEFAULT_LAYOUT, Desk, Json, LayoutText, QueueName, Url, WholeDesk, admin
 from reliq.cli.output import console, print_json, say
 from reliq.keys import Keys, Layout
@@ -142,6 +142,8 @@ def acl(
     else:
         queues = [Keys(name, Layout.parse(layout)) for name in queue]
         is_seven = server is Server.seven
+        from reliq.admin.acl import acl_rule  # noqa: PLC0415  completion does not wait for it
+
         rule = acl_rule(role, queues, user=user, selectors=is_seven, without_eval=without_eval)
     if json:
         print_json(rule)

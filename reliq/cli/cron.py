@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reliq.cli.lazy import OptionsOf
 from reliq.cli.messages import when_text
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, OptionsOf, Url, WholeDesk, admin_of_whole, queue_names
-from reliq.cli.output import print_json, print_table, say
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, WholeDesk, admin_of_whole, queue_names
+from reliq.cli.output import print_json, say
 from reliq.cli.queues import pause_text
+from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
-from reliq.redis.commands import TICK_LATE_SECONDS
+from reliq.redis.crons import TICK_LATE_SECONDS
 from reliq.text import spoken, typed
 
 if TYPE_CHECKING:

@@ -9,21 +9,12 @@ import typer
 
 import reliq.admin
 from reliq.admin import LetterFilter
-from reliq.admin.messages import duration
+from reliq.admin.filters import duration
 from reliq.cli.messages import JSON_BODY, TABLE_BODY, TABLE_ERROR, when_text
 from reliq.cli.options import All, Desk, DryRun, Json, QueueName, WhichLetters, Yes, queue_names
-from reliq.cli.output import (
-    EXIT_UNKNOWN_ID,
-    complain,
-    confirm,
-    print_facts,
-    print_found,
-    print_json,
-    print_table,
-    progress_bar,
-    say,
-)
+from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_facts, print_found, print_json, say
 from reliq.cli.queues import clock
+from reliq.cli.tables import print_table, progress_bar
 from reliq.errors import ConfigurationError
 from reliq.message import Letter
 from reliq.settings import whole

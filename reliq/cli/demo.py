@@ -12,12 +12,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated
 
 import psutil
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -26,13 +23,19 @@ from reliq.bench.bench import Cleaner
 from reliq.cli.demo_jobs import ERRANDS, FOLDER_VARIABLE, JOURNAL, LIFELINE_VARIABLE, LOG, Errand, Mood, consumer
 from reliq.cli.output import console as terminal
 from reliq.consumer import SignalNotes, take
-from reliq.errors import ConfigurationError, PublishFailed, RedisRefusedError, RedisUnavailableError, ReliqError
+from reliq.errors import (
+    EXIT_CONFIG,
+    ConfigurationError,
+    PublishFailed,
+    RedisRefusedError,
+    RedisUnavailableError,
+    ReliqError,
+)
 from reliq.message import Outgoing
 from reliq.redis.client import Client
 from reliq.redis.server import URL_VARIABLE, Connection
 from reliq.redis.url import check_url, masked
-from reliq.settings import whole
-from reliq.supervisor.child import EXIT_CONFIG, ChildPlan
+from reliq.supervisor.plan import ChildPlan
 from reliq.supervisor.supervisor import EXIT_NO_START, Supervisor
 from reliq.testing.server import EmbeddedRedis
 from reliq.text import count_of
@@ -238,24 +241,3 @@ def _kill_one(supervisor: Supervisor, journal: Path) -> int:
             return pid
         process.resume()
     return 0
-
-
-def demo(
-    jobs: Annotated[int, typer.Option(help="How many jobs to publish.")] = 5000,
-    url: Annotated[
-        str | None,
-        typer.Option(help="A Redis to use instead of a private one, such as redis://127.0.0.1:6379/0."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
-) -> None:
-    """
-    Run thousands of jobs in two processes, kill one while it runs jobs, and show that none is lost.
-
-    The demo starts a Redis of its own and ignores RELIQ_URL. With --url it uses a queue named demo there, which must
-    not exist, and deletes it at the end. Exit codes: 0 nothing was lost, 1 a job was lost or did not run again, 2 wrong
-    usage or a Redis that cannot be used, 130 interrupted.
-
-    Example: reliq demo --jobs 20000
-    """
-    whole("--jobs", jobs, least=100, most=100_000)
-    raise typer.Exit(0 if import_module("reliq.cli.demo").run(jobs, url, seed) else 1)

@@ -7,8 +7,9 @@ import typer
 
 import reliq.admin
 from reliq.cli.options import Json, QueueName, WholeDesk, Yes, state_option
-from reliq.cli.output import EXIT_UNFINISHED, confirm, print_facts, print_json, print_table, say
+from reliq.cli.output import EXIT_UNFINISHED, confirm, print_facts, print_json, say
 from reliq.cli.queues import asleep_text, clock
+from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.message import PRIORITY_LINES
 from reliq.text import count_of, partial, typed

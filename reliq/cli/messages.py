@@ -11,7 +11,7 @@ import typer
 
 import reliq.admin
 from reliq.admin.calls import CANCELLABLE, MOVABLE, PLACES, check_place
-from reliq.admin.messages import duration, headers_of
+from reliq.admin.filters import duration, headers_of
 from reliq.cli.keys import why_waits
 from reliq.cli.options import (
     Desk,
@@ -25,18 +25,9 @@ from reliq.cli.options import (
     queue_names,
     state_option,
 )
-from reliq.cli.output import (
-    EXIT_UNKNOWN_ID,
-    complain,
-    confirm,
-    print_facts,
-    print_found,
-    print_json,
-    print_table,
-    progress_bar,
-    say,
-)
+from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_facts, print_found, print_json, say
 from reliq.cli.queues import clock, why
+from reliq.cli.tables import print_table, progress_bar
 from reliq.errors import ConfigurationError
 from reliq.message import PublishOptions
 from reliq.settings import LARGEST_BODY

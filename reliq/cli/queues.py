@@ -1,14 +1,14 @@
 """`reliq ends`: how the last messages of a queue ended."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.admin.messages import duration
+from reliq.admin.filters import duration
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
     Desk,
@@ -22,7 +22,8 @@ from reliq.cli.options import (
     admin,
     queue_names,
 )
-from reliq.cli.output import complain, confirm, print_json, print_table, say, say_age
+from reliq.cli.output import complain, confirm, print_json, say
+from reliq.cli.tables import print_table, say_age
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.message import Pause
@@ -30,7 +31,7 @@ from reliq.settings import seconds
 from reliq.text import amount, count_of, partial, rate, spoken, typed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from reliq.admin import Account, Admin, End, Overview, QueueView, Running, StackReport
 

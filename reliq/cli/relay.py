@@ -1,102 +1,26 @@
-"""The work of `reliq relay`, once its options are read."""
+"""`reliq relay`: messages of `publish_in` from a database to Redis."""
 
-from contextlib import nullcontext
 from enum import StrEnum
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from reliq.admin.messages import duration
+from reliq.admin.filters import duration
 from reliq.cli.options import Database, Json, Prefix, Url, asking
-from reliq.cli.output import EXIT_UNFINISHED, complain, print_json, print_table, say
-from reliq.consumer import STOPS, SignalNotes, take
+from reliq.cli.output import print_json, say
+from reliq.cli.tables import print_table
 from reliq.logs import configure_logging
-from reliq.logs.observer import LogObserver
-from reliq.metrics.serving import of_relay
-from reliq.outbox.relay import OutboxMover, Relay
 from reliq.outbox.store import Store, database as opened
-from reliq.outbox.tables import DEFAULT_PREFIX, ddl
-from reliq.redis.client import Clients
-from reliq.supervisor.child import STOP_MARGIN_SECONDS
-from reliq.supervisor.supervisor import ServiceManager
+from reliq.outbox.tables import ddl
+from reliq.settings import OUTBOX_PREFIX
 from reliq.text import count_of, spoken
-from reliq.worker import health
-from reliq.worker.health import DEFAULT_HOST, PATIENT_SECONDS, Pulse
-from reliq.worker.loop import Loop
-
-#: Port and address of the page of figures.
-Page = tuple[int, str]
-
-#: How often the main thread looks whether a service manager is to be told something.
-TELL_SECONDS = 0.5
-
-
-def move(database: str, *, once: bool, again_ms: int, page: Page | None, **settings: Any) -> None:
-    """Move the rows that there are, or all that come until a signal; `settings` are those of a `Relay`."""
-    observers: list[Any] = [LogObserver()]
-    relay = Relay(database, **settings)
-    clients = Clients(relay.url, observers)
-    mover = OutboxMover(relay, clients)
-    with asking(mover.store.database):
-        mover.check()
-        if again_ms:
-            say(f"{count_of(mover.store.again(again_ms), 'row is', 'rows are')} sent again")
-        if once:
-            say(f"moved {count_of(mover.move_all(), 'row')}")
-            left = mover.store.look().waiting
-            mover.close()
-            if left:
-                complain(
-                    f"{count_of(left, 'row remains', 'rows remain')}: `reliq outbox refused` lists refused rows; for others, see "
-                    "the errors of their queues above"
-                )
-                raise typer.Exit(EXIT_UNFINISHED)
-    if not once:
-        # A round may wait for the confirmation of each of its calls: only one of minutes hangs.
-        pulse = Pulse(rounds="round", seconds=PATIENT_SECONDS)
-        serving = (
-            of_relay(*page, observers, pulse=pulse, connection=clients.connection(), complaint=mover.complaint)
-            if page
-            else nullcontext()
-        )
-        with serving:
-            _run(mover, observers, pulse)
-
-
-def _run(mover: OutboxMover, observers: list[Any], pulse: Pulse) -> None:
-    """Move rows until a signal comes."""
-    signals = SignalNotes()
-    for number in STOPS:
-        take(number, signals.note)
-
-    def step() -> float:
-        try:
-            return mover.step()
-        finally:  # also one that found Redis away: a restart would not help
-            pulse.beat()
-
-    loop = Loop("relay", step, observers)
-    manager = ServiceManager()
-    loop.start()
-    while not signals.wait(TELL_SECONDS):
-        tell(manager, pulse)
-    manager.stop(STOP_MARGIN_SECONDS)
-    loop.stop()
-    mover.poke()
-    loop.join()
-    mover.close()
-
-
-def tell(manager: ServiceManager, pulse: Pulse) -> None:
-    """Tell a service manager what is due; one that watches hears nothing of a relay whose round does not end."""
-    if not health.live([pulse]):
-        manager.look([pulse])
+from reliq.worker.health import DEFAULT_HOST
 
 
 def relay(
     database: Database,
-    prefix: Prefix = DEFAULT_PREFIX,
+    prefix: Prefix = OUTBOX_PREFIX,
     batch: Annotated[int, typer.Option(help="The most rows of one round.")] = 500,
     keep: Annotated[str, typer.Option(metavar="TIME", help="How long sent rows stay: 0s, 10m, 1h.")] = "1h",
     once: Annotated[bool, typer.Option("--once", help="Move what is there, then end.")] = False,
@@ -120,7 +44,7 @@ def relay(
     Example: reliq relay --database postgresql://shop@127.0.0.1/shop
     """
     configure_logging("info")
-    import_module("reliq.cli.relay").move(
+    import_module("reliq.outbox.process").move(
         database,
         prefix=prefix,
         batch=batch,
@@ -149,7 +73,7 @@ class DialectName(StrEnum):
 @outbox.command()
 def sql(
     dialect: Annotated[DialectName, typer.Option(help="Of which database.")],
-    prefix: Prefix = DEFAULT_PREFIX,
+    prefix: Prefix = OUTBOX_PREFIX,
 ) -> None:
     """
     Print the statements that make the tables, where they are not there yet.
@@ -163,7 +87,7 @@ def sql(
 @outbox.command()
 def refused(
     database: Database,
-    prefix: Prefix = DEFAULT_PREFIX,
+    prefix: Prefix = OUTBOX_PREFIX,
     limit: Annotated[int, typer.Option(help="The most to show.")] = 100,
     json: Json = False,
 ) -> None:
@@ -188,7 +112,7 @@ def refused(
 
 
 @outbox.command()
-def retry(database: Database, prefix: Prefix = DEFAULT_PREFIX, json: Json = False) -> None:
+def retry(database: Database, prefix: Prefix = OUTBOX_PREFIX, json: Json = False) -> None:
     """
     Have relays try all refused rows again, after you have removed the reason.
 
@@ -211,7 +135,7 @@ def retry(database: Database, prefix: Prefix = DEFAULT_PREFIX, json: Json = Fals
 @outbox.command()
 def clean(
     database: Database,
-    prefix: Prefix = DEFAULT_PREFIX,
+    prefix: Prefix = OUTBOX_PREFIX,
     keep: Annotated[str, typer.Option(metavar="TIME", help="Delete rows that were sent longer ago: 10m, 1h.")] = "1h",
     json: Json = False,
 ) -> None:

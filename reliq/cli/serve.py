@@ -1,8 +1,7 @@
-"""The work of `reliq exporter`, once its options are read."""
+"""`reliq exporter`: the figures of queues for Prometheus, with no worker alive."""
 
 import http.client
 import secrets
-from collections.abc import Sequence
 from enum import StrEnum
 from http import HTTPStatus
 from importlib import import_module
@@ -12,24 +11,10 @@ import typer
 
 from reliq.cli.options import DEFAULT_LAYOUT, LayoutText, Url, admin
 from reliq.cli.output import say
-from reliq.consumer import STOPS, SignalNotes, take
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout
 from reliq.logs import configure_logging
-from reliq.metrics.serving import of_queues
-from reliq.redis.server import Connection
-from reliq.redis.url import Target, is_near
 from reliq.worker.health import DEFAULT_HOST
-
-
-def export(redis: Target | None, queues: Sequence[Keys], port: int, host: str) -> None:
-    """Serve the figures of queues until a signal."""
-    signals = SignalNotes()
-    for number in STOPS:
-        take(number, signals.note)
-    with of_queues(port, host, connection=Connection.to(redis), queues=queues):
-        signals.wait()
-
 
 DEFAULT_PORT = 9465
 
@@ -50,7 +35,7 @@ def exporter(
     """
     configure_logging("info")
     queues = [Keys(name, Layout.parse(layout)) for name in queue or ()]
-    import_module("reliq.cli.serve").export(url, queues, port, host)
+    import_module("reliq.metrics.serving").export(url, queues, port, host)
 
 
 TIMEOUT_SECONDS = 5.0
@@ -128,6 +113,8 @@ def web(
 
     Exit codes: 0 it was stopped, 2 a wrong option, a port that is taken, or the extra `web` is missing.
     """
+    from reliq.redis.url import is_near  # noqa: PLC0415  completion does not wait for it
+
     if not token and not is_near(host):
         raise ConfigurationError(f"--host {host} is reached from other machines: give a token, in {TOKEN_VARIABLE}")
     page, server = _parts()

@@ -15,14 +15,13 @@ from rich.cells import cell_len, set_cell_size
 from rich.live import Live
 from rich.text import Text
 
-from reliq.admin.messages import duration
+from reliq.admin.filters import duration
 from reliq.cli.messages import when_text
 from reliq.cli.options import Json, WholeDesk, queue_names
 from reliq.cli.output import complain, console, print_json, say
 from reliq.cli.queues import pause_text, why
-from reliq.consumer import STOPS, take
 from reliq.errors import ConfigurationError, ReliqError
-from reliq.redis.commands import TICK_LATE_SECONDS
+from reliq.redis.crons import TICK_LATE_SECONDS
 from reliq.text import amount, count_of, printable, rate, spoken
 
 if TYPE_CHECKING:
@@ -331,6 +330,8 @@ def watch(
     if seconds < LEAST_SECONDS:
         raise ConfigurationError(f"interval must be at least {LEAST_SECONDS} seconds, not {interval}")
     watcher, interrupts = desk.watch(queues or ()), Interrupts()
+    from reliq.consumer import STOPS, take  # noqa: PLC0415  completion does not wait for it
+
     before = {number: take(number, interrupts.take) for number in STOPS}
     try:
         if json or not sys.stdout.isatty():
@@ -352,14 +353,14 @@ class Interrupts:
     def __init__(self) -> None:
         self._is_drawing = self._came = False
 
-    def take(self, _number: int, _frame: "FrameType | None") -> None:
+    def take(self, _number: int, _frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt, now or when the drawing is done; this is a handler for `signal.signal`."""
         self._came = True
         if not self._is_drawing:
             raise KeyboardInterrupt
 
     @contextmanager
-    def held_back(self) -> "Iterator[None]":
+    def held_back(self) -> Iterator[None]:
         """Draw something within this block."""
         self._is_drawing = True
         try:
@@ -370,7 +371,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-def show(watcher: "Watcher", place: str, seconds: float, interrupts: Interrupts) -> None:
+def show(watcher: Watcher, place: str, seconds: float, interrupts: Interrupts) -> None:
     """Draw each moment over the last one; while Redis is away the last one stays, and says so."""
     moment = watcher.look()  # an error at the start is shown without the full screen
     trouble = ""
@@ -391,7 +392,7 @@ def show(watcher: "Watcher", place: str, seconds: float, interrupts: Interrupts)
             live.stop()
 
 
-def _write(watcher: "Watcher", seconds: float, *, json: bool) -> None:
+def _write(watcher: Watcher, seconds: float, *, json: bool) -> None:
     moment = watcher.look()
     while True:
         print_json(_told(moment)) if json else say(line_of(moment))
@@ -403,7 +404,7 @@ def _write(watcher: "Watcher", seconds: float, *, json: bool) -> None:
             complain(error)
 
 
-def _told(moment: "Moment") -> dict[str, object]:
+def _told(moment: Moment) -> dict[str, object]:
     overview = moment.overview
     return {
         "at": round(time.time(), 3),
@@ -416,7 +417,7 @@ def _told(moment: "Moment") -> dict[str, object]:
     }
 
 
-def line_of(moment: "Moment") -> str:
+def line_of(moment: Moment) -> str:
     """Return a moment in one line: sums over the queues, and the newest failure."""
     views = moment.overview.queues
     workers = moment.overview.workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import (
     TYPE_CHECKING,
@@ -22,15 +22,15 @@ from typing import (
 
 from reliq.codec import Codec, type_name
 from reliq.errors import ConfigurationError, Stopped
+from reliq.handlers.effects import Effects
 from reliq.keys import first_published, made_at
-from reliq.outbox.inbox import Effects
 from reliq.queue import Queue
 from reliq.settings import LINGER_SECONDS, HandlerSettings, seconds
 from reliq.text import count_of
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from tenacity.wait import wait_base
 

@@ -21,12 +21,11 @@ from reliq.settings import DAY_SECONDS, HandlerSettings, check_is_one_of, millis
 from reliq.text import check_keywords
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
     from reliq.handlers.handler import Job, Options, Register, RegisterBatch
     from reliq.message import Duration
-    from reliq.queue import Queue
     from reliq.redis.url import Target
 
 

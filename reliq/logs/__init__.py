@@ -9,14 +9,16 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from reliq.text import count_of, printable, some
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Background:

@@ -1,7 +1,8 @@
 """Every move a message can make, as a `Call` that has not happened yet.
 
 One function for each script, by the same name. `clock` is Redis' own unless a test gives unix
-microseconds. A receipt is a `Claimed`; one that no longer holds changes nothing."""
+microseconds. A receipt is a `Claimed`; one that no longer holds changes nothing.
+"""
 
 import os
 import threading

@@ -10,6 +10,7 @@ import socket
 import socketserver
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,13 +18,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client import CollectorRegistry
 
+from reliq.consumer import STOPS, SignalNotes, take
 from reliq.errors import ConfigurationError
+from reliq.keys import Keys
 from reliq.metrics.exposition import Page
 from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.queues import SCRAPE_REPLY_SECONDS, Build, Processes, QueueCollector, Usage
 from reliq.metrics.snapshot import HeldUp, SnapshotReader
 from reliq.metrics.store import Children, Files
 from reliq.redis.client import Client
+from reliq.redis.server import Connection
 from reliq.settings import whole
 from reliq.wire_format import port_refusal
 from reliq.worker import health
@@ -35,8 +39,8 @@ if TYPE_CHECKING:
 
     from reliq.events import Observer
     from reliq.keys import Keys
-    from reliq.metrics.exposition import Collector, Page
-    from reliq.redis.server import Connection
+    from reliq.metrics.exposition import Collector
+    from reliq.redis.url import Target
     from reliq.worker.health import EngineStats
 
 
@@ -360,3 +364,12 @@ def of_relay(
             yield endpoint
     finally:
         observers.remove(metrics)
+
+
+def export(redis: Target | None, queues: Sequence[Keys], port: int, host: str) -> None:
+    """Serve the figures of queues until a signal."""
+    signals = SignalNotes()
+    for number in STOPS:
+        take(number, signals.note)
+    with of_queues(port, host, connection=Connection.to(redis), queues=queues):
+        signals.wait()

@@ -12,8 +12,9 @@ from reliq.keys import Keys, made_at
 from reliq.lua import transitions
 from reliq.lua.transitions import KeyLines
 from reliq.message import Counts
-from reliq.redis import commands
-from reliq.redis.commands import LISTS, CronState
+from reliq.redis import commands, crons
+from reliq.redis.commands import LISTS
+from reliq.redis.crons import CronState
 from reliq.redis.shards import UNSHARDED, WITNESSES, ShardMap, shard_map, witnesses
 from reliq.text import typed
 from reliq.wire_format import DUE_BYTES, envelope_due
@@ -21,7 +22,6 @@ from reliq.wire_format import DUE_BYTES, envelope_due
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from reliq.keys import Keys
     from reliq.redis.client import Client
     from reliq.redis.commands import Call, Command, Request
 
@@ -41,11 +41,11 @@ def facts_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """
     fullest: Mapping[str, str] = max(servers, key=_fullness, default={})
     found = dict(fullest)
-    for field in _SUMS & fullest.keys():
-        found[field] = str(sum(_number(one, field) for one in servers))
-    for field, best in _BEST.items():
-        worse = [one[field] for one in servers if one.get(field, best) != best]
-        found.update(zip([field], worse, strict=False))
+    for name in _SUMS & fullest.keys():
+        found[name] = str(sum(_number(one, name) for one in servers))
+    for name, best in _BEST.items():
+        worse = [one[name] for one in servers if one.get(name, best) != best]
+        found.update(zip([name], worse, strict=False))
     return found
 
 
@@ -255,7 +255,7 @@ class QueueLook:
 
     def first_requests(self) -> list[Request[Any]]:
         """Return what can be asked at once."""
-        periodic = [] if self.keys.shard else [commands.cron_states(self.keys)]
+        periodic = [] if self.keys.shard else [crons.cron_states(self.keys)]
         return [*self._questions().values(), *periodic, *self._waits.questions(self.keys)]
 
     def take_first(self, answers: Sequence[Any], now_ms: float) -> None:

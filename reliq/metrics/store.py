@@ -1,6 +1,7 @@
 """The files in which handlers' own metrics of Prometheus' client are: added up for a scrape, folded when their process died.
 
-A file of a dead process is folded into one of its kind, so a thousand restarts leave no more files than one."""
+A file of a dead process is folded into one of its kind, so a thousand restarts leave no more files than one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from reliq.metrics import exemplars as kept, names
 from reliq.metrics.exposition import Collector, Family
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from prometheus_client.core import Metric

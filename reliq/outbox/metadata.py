@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import distribution
 from reliq.errors import ConfigurationError
-from reliq.outbox.tables import DEFAULT_PREFIX, Tables
+from reliq.outbox.tables import Tables
+from reliq.settings import OUTBOX_PREFIX
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
 
 
-def metadata(prefix: str = DEFAULT_PREFIX) -> MetaData:
+def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
     """
     Return the tables as SQLAlchemy's MetaData, for `create_all` or for Alembic's `target_metadata`.
 

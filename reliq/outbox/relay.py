@@ -16,24 +16,31 @@ from reliq.keys import SHARDS_LIMIT, Keys, check_id, home, made_at, token
 from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber, Lane, PublishAnswer
 from reliq.outbox.store import AGAIN, OVERDUE_LIMIT, OutboxLook, Store, StoredRow, database
-from reliq.outbox.tables import DEFAULT_PREFIX, RowTerms, Tables, missing
+from reliq.outbox.tables import RowTerms, Tables, missing
 from reliq.publish.messages import Order
 from reliq.publish.publisher import Confirmer, Registrar, check_one_shard
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.redis.shards import Shards
 from reliq.redis.url import check_target
-from reliq.settings import BATCH_LIMIT, READ_BYTES, RECONNECT, milliseconds, seconds, seconds_after, whole
+from reliq.settings import (
+    BATCH_LIMIT,
+    OUTBOX_PREFIX,
+    READ_BYTES,
+    RECONNECT,
+    milliseconds,
+    seconds,
+    seconds_after,
+    whole,
+)
 from reliq.text import chunked_by_size, count_of
 from reliq.wire_format import ENVELOPE_START, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from reliq.keys import Keys
-    from reliq.lua.transitions import AskStatus, Lane, PublishAnswer
+    from reliq.lua.transitions import AskStatus
     from reliq.message import Duration, Header
     from reliq.outbox.store import StoredRow
-    from reliq.outbox.tables import RowTerms
     from reliq.redis.client import Clients
     from reliq.redis.commands import Call
     from reliq.redis.url import Target
@@ -362,7 +369,7 @@ class Relay:
     """
 
     database: Any
-    prefix: str = DEFAULT_PREFIX
+    prefix: str = OUTBOX_PREFIX
     batch: int = 500
     keep: Duration = 3600.0
     poll: Duration = 1.0
@@ -372,7 +379,7 @@ class Relay:
         self,
         database: Any,
         *,
-        prefix: str = DEFAULT_PREFIX,
+        prefix: str = OUTBOX_PREFIX,
         batch: int = 500,
         keep: Duration = 3600.0,
         poll: Duration = 1.0,

@@ -3,7 +3,8 @@
 outbox         a message to be published; `sent_ms` when it was, `note` is `again`, or which version refused it and why
 outbox_calls   the calls of relays that publish rows, by `seqs`, until these are noted as sent; from `again_ms` on any
                relay makes the call again, and while `failures` is not 0 no more rows of its queue are taken
-inbox          a message whose effects are committed"""
+inbox          a message whose effects are committed
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 
 from reliq.errors import ConfigurationError
-from reliq.settings import Durability
+from reliq.settings import OUTBOX_PREFIX, Durability
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 Dialect = Literal["postgresql", "sqlite"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
-DEFAULT_PREFIX = "reliq_"
 
 #: Perhaps a schema, then what the names of the tables begin with; PostgreSQL cuts names off at 63 characters,
 #: and folds capitals unless a name is quoted.
@@ -99,13 +99,13 @@ def check_dialect(dialect: str) -> Dialect:
     raise ConfigurationError(f"the outbox works in {' and '.join(DIALECTS)}, not in {str(dialect)[:40]!r}")
 
 
-def names(prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
+def names(prefix: str = OUTBOX_PREFIX) -> tuple[str, ...]:
     """Return the names of the tables."""
     tables = Tables.of(prefix)
     return tables.outbox, tables.calls, tables.inbox
 
 
-def ddl(dialect: Dialect, prefix: str = DEFAULT_PREFIX) -> list[str]:
+def ddl(dialect: Dialect, prefix: str = OUTBOX_PREFIX) -> list[str]:
     """Return the statements that make the tables and their indexes, where they are not there yet."""
     tables = Tables.of(prefix)
     return [
@@ -252,13 +252,7 @@ def percent(sql: str) -> str:
     return _NAMED.sub(r"%(\1)s", sql)
 
 
-def publishing(row: OutboxRow, prefix: str = DEFAULT_PREFIX) -> Statement:
-    """Return the statement that writes a message to the outbox."""
-    values = {"queue": row.queue, "id": row.id, "value": row.value, "terms": row.terms.text()}
-    return Statement("publish", Tables.of(prefix), values)
-
-
-def taking_note(queue: str, id: str, incarnation: int, keep_ms: int, prefix: str = DEFAULT_PREFIX) -> Statement:
+def taking_note(queue: str, id: str, incarnation: int, keep_ms: int, prefix: str = OUTBOX_PREFIX) -> Statement:
     """Return the statement that writes to the inbox that the effects of a message are being committed."""
     values = {"queue": queue, "id": id, "incarnation": incarnation, "keep_ms": keep_ms}
     return Statement("once", Tables.of(prefix), values)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack
+import sqlite3
+from typing import TYPE_CHECKING, Any, Protocol
 
 from reliq.errors import ConfigurationError
-from reliq.outbox.tables import DEFAULT_PREFIX, OutboxRow, RowTerms, missing, publishing
-from reliq.settings import Durability, milliseconds
+from reliq.outbox.tables import RowTerms, Statement, Tables, check_dialect, missing, percent
+from reliq.settings import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from reliq.message import PublishOptions
-    from reliq.outbox.tables import Statement
-    from reliq.publish.messages import Order, Writer
-    from reliq.settings import QueueSettings
+    from reliq.keys import Keys
+    from reliq.publish.messages import Order
+    from reliq.settings import Durability
 
 
-#: The library of a transaction's class -> the module that knows it, which imports the library.
-_KNOWN = {
-    "sqlalchemy": "reliq.outbox.on_sqlalchemy",
-    "django": "reliq.outbox.on_django",
-    "psycopg": "reliq.outbox.on_psycopg",
-    "sqlite3": "reliq.outbox.on_sqlite",
-}
 _ACCEPTED = (
     "a Session or Connection of SQLAlchemy 2, a connection of Django, a psycopg 3 or sqlite3 Connection, in async code "
     "an AsyncSession or AsyncConnection of SQLAlchemy, or an AsyncConnection of psycopg"
@@ -60,7 +52,7 @@ def write(tx: Transaction, statement: Statement) -> int:
             its database has no such table.
     """
     try:
-        written: int = _adapter(tx).write(tx, statement)
+        written: int = _adapter(tx, is_async=False)(tx, statement)
     except Exception as error:
         if why := missing(error, statement.table):
             raise why from error
@@ -71,7 +63,7 @@ def write(tx: Transaction, statement: Statement) -> int:
 async def awrite(tx: AsyncTransaction, statement: Statement) -> int:
     """As `write`, in async code."""
     try:
-        written: int = await _adapter(tx).awrite(tx, statement)
+        written: int = await _adapter(tx, is_async=True)(tx, statement)
     except Exception as error:
         if why := missing(error, statement.table):
             raise why from error
@@ -91,87 +83,146 @@ def autocommit(how: str) -> ConfigurationError:
     )
 
 
-def _adapter(tx: Any) -> Any:
-    """Return the module that knows the class of `tx`, or one that it inherits from."""
+def _adapter(tx: Any, *, is_async: bool) -> Any:
+    """Return the function that writes to what `tx` is, or inherits from."""
     for kind in type(tx).__mro__:
-        if name := _KNOWN.get(kind.__module__.partition(".")[0]):
-            return import_module(name)
+        if found := _WRITERS.get(kind.__module__.partition(".")[0]):
+            return found[is_async]
     raise wrong_kind(tx, _ACCEPTED)
 
 
-B = TypeVar("B")
+def _write_sqlite(tx: Any, statement: Statement) -> int:
+    if not isinstance(tx, sqlite3.Connection):
+        raise wrong_kind(tx, "the sqlite3.Connection")
+    mode = getattr(tx, "autocommit", -1)  # from Python 3.12 on; -1 means that isolation_level decides, as before
+    begins_by_itself = mode is False or (mode is not True and tx.isolation_level is not None)
+    if not (tx.in_transaction or begins_by_itself):
+        raise autocommit("execute BEGIN IMMEDIATE first, and COMMIT at the end")
+    return tx.execute(statement.sql("sqlite"), statement.values).rowcount
 
 
-class TransactionalPublishes(Generic[B]):
-    """The publishes of a queue in transactions of a database."""
+async def _awrite_sqlite(tx: Any, _statement: Statement) -> int:
+    raise wrong_kind(tx, "one of async code, such as an AsyncSession; for sqlite3 leave out the `a` of the method")
 
-    settings: QueueSettings
-    _writer: Writer
 
-    def publish_in(
-        self,
-        tx: Transaction,
-        body: B,
-        *,
-        prefix: str = DEFAULT_PREFIX,
-        durability: Durability | None = None,
-        **options: Unpack[PublishOptions],
-    ) -> str:
-        """
-        Write one message to the outbox in the transaction `tx`, and return its id; a relay publishes it after the commit.
+def _write_django(tx: Any, statement: Statement) -> int:
+    if not hasattr(tx, "in_atomic_block"):
+        raise wrong_kind(tx, "a connection of Django, such as django.db.connection or connections['default']")
+    dialect = check_dialect(tx.vendor)
+    # The block that a TestCase opens around each test does not exist in production.
+    own_blocks = [block for block in tx.atomic_blocks if not block._from_testcase]  # noqa: SLF001  as durable=True
+    if not own_blocks and (tx.in_atomic_block or tx.get_autocommit()):
+        raise autocommit("write `with transaction.atomic():` around it")
+    with tx.cursor() as cursor:
+        cursor.execute(percent(statement.sql(dialect)), dict(statement.values))
+        rows: int = cursor.rowcount
+    return rows
 
-        Args:
-            tx: a Session or Connection of SQLAlchemy 2, a connection of Django, a Connection of psycopg 3 or sqlite3.
-            body: a value of the queue's type.
-            prefix: what the names of the tables begin with; `schema.prefix` names a schema too.
-            durability: who must have the message before the relay notes it as sent, None for the queue's.
-            options: as `publish` has them; a `delay` counts from now on, by the database's clock.
 
-        Raises:
-            ConfigurationError: an option is not allowed, `tx` is no transaction or would commit the row by itself, or
-                the table is not there.
-            BodyError: the body cannot be encoded or is too large.
+async def _awrite_django(tx: Any, _statement: Statement) -> int:
+    raise wrong_kind(tx, "one of async code; Django has none there: call the method without `a` in sync_to_async")
 
-        Example:
-            with Session(engine) as session, session.begin():
-                session.add(order)
-                orders.publish_in(session, Order(order.id))
-        """
-        row = self._row(self._writer.order(body, options, call="publish_in"), durability)
-        write(tx, publishing(row, prefix))
-        return row.id
 
-    async def apublish_in(
-        self,
-        tx: AsyncTransaction,
-        body: B,
-        *,
-        prefix: str = DEFAULT_PREFIX,
-        durability: Durability | None = None,
-        **options: Unpack[PublishOptions],
-    ) -> str:
-        """As `publish_in`, in async code: `tx` is an AsyncSession or AsyncConnection, of SQLAlchemy or of psycopg 3."""
-        row = self._row(self._writer.order(body, options, call="apublish_in"), durability)
-        await awrite(tx, publishing(row, prefix))
-        return row.id
+def _write_psycopg(tx: Any, statement: Statement) -> int:
+    import psycopg  # noqa: PLC0415  who has such a connection has imported it
 
-    def _row(self, order: Order, durability: Durability | None) -> OutboxRow:
-        """Return the row of an order, which is checked and encoded."""
-        wanted = self.settings.durability if durability is None else Durability.checked(durability)
-        confirmation = (wanted.kind, wanted.count, wanted.local, milliseconds(wanted.timeout))
-        terms = order.terms
-        return OutboxRow(
-            self._writer.keys.entry,
-            order.id,
-            order.value,
-            RowTerms(
-                ttl_ms=terms.ttl_ms,
-                retries=terms.retries,
-                delay_ms=terms.delay_ms,
-                at_ms=terms.at_ms,
-                window_ms=terms.window_ms,
-                replace=terms.replace,
-                durability=None if wanted.kind == "none" else confirmation,
-                keyed=bool(order.line),
-            ),
+    if not isinstance(tx, psycopg.Connection):
+        raise wrong_kind(tx, "a psycopg.Connection; in async code use the method whose name begins with `a`")
+    sql = _psycopg_sql(tx, statement, "with connection.transaction():")
+    # The connection's own cursor class may want other parameters.
+    return _known_rows(psycopg.Cursor(tx).execute(sql, dict(statement.values)).rowcount)
+
+
+async def _awrite_psycopg(tx: Any, statement: Statement) -> int:
+    import psycopg  # noqa: PLC0415  as above
+
+    if not isinstance(tx, psycopg.AsyncConnection):
+        raise wrong_kind(tx, "a psycopg.AsyncConnection; in blocking code leave out the `a` of the method")
+    sql = _psycopg_sql(tx, statement, "async with connection.transaction():")
+    return _known_rows((await psycopg.AsyncCursor(tx).execute(sql, dict(statement.values))).rowcount)
+
+
+def _psycopg_sql(tx: Any, statement: Statement, begin: str) -> bytes:
+    """Return the statement in psycopg's words; raise ConfigurationError outside a transaction."""
+    from psycopg.pq import TransactionStatus  # noqa: PLC0415  as above
+
+    if tx.autocommit and tx.info.transaction_status == TransactionStatus.IDLE:
+        raise autocommit(f"write `{begin}` around it")
+    two_phase = bool(getattr(tx, "_tpc", None))  # set by tpc_begin; psycopg has no public name for it
+    return percent(statement.sql("postgresql", two_phase=two_phase)).encode()
+
+
+def _known_rows(rows: int) -> int:
+    """Return how many rows were written; raise ConfigurationError in a pipeline, where that is not known yet."""
+    if rows < 0:
+        raise ConfigurationError("in a pipeline of psycopg nobody knows yet whether a row was written: leave it before")
+    return rows
+
+
+def _write_sqlalchemy(tx: Any, statement: Statement) -> int:
+    from sqlalchemy import Connection, text  # noqa: PLC0415  who has such a session has imported it
+    from sqlalchemy.exc import UnboundExecutionError  # noqa: PLC0415
+    from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415
+
+    if not isinstance(tx, Session | scoped_session | Connection):
+        raise wrong_kind(
+            tx, "a Session or Connection of SQLAlchemy; for one of async code use the method that begins with `a`"
         )
+    try:
+        connection = tx if isinstance(tx, Connection) else tx.connection()
+    except UnboundExecutionError:
+        raise ConfigurationError(
+            "the Session has no default bind, so reliq cannot choose its database: give the connection of a mapped class, "
+            "session.connection(bind_arguments={'mapper': Order})"
+        ) from None
+    if not connection.in_transaction():
+        connection.begin()
+    driver: Any = connection.connection.dbapi_connection
+    if isinstance(driver, sqlite3.Connection) or connection.dialect.name == "sqlite":
+        within = getattr(driver, "driver_connection", driver)  # of aiosqlite
+        commits_by_itself = driver.isolation_level is None and not getattr(within, "in_transaction", True)
+    else:
+        commits_by_itself = bool(getattr(driver, "autocommit", False))
+    if commits_by_itself:
+        raise autocommit("take an engine or connection whose isolation_level is not AUTOCOMMIT")
+    dialect = check_dialect(connection.dialect.name)
+    two_phase = hasattr(connection.get_transaction(), "prepare")
+    return connection.execute(text(statement.sql(dialect, two_phase=two_phase)), dict(statement.values)).rowcount
+
+
+async def _awrite_sqlalchemy(tx: Any, statement: Statement) -> int:
+    # The async part of SQLAlchemy needs greenlet; who has an async session has that.
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session  # noqa: PLC0415
+
+    if isinstance(tx, async_scoped_session):
+        tx = tx()
+    if not isinstance(tx, AsyncSession | AsyncConnection):
+        raise wrong_kind(tx, "an AsyncSession or AsyncConnection of SQLAlchemy; in blocking code leave out the `a`")
+    return await tx.run_sync(_write_sqlalchemy, statement)
+
+
+#: The library of a transaction's class -> what writes to it in blocking code, and in async code.
+_WRITERS: dict[str, tuple[Any, Any]] = {
+    "sqlalchemy": (_write_sqlalchemy, _awrite_sqlalchemy),
+    "django": (_write_django, _awrite_django),
+    "psycopg": (_write_psycopg, _awrite_psycopg),
+    "sqlite3": (_write_sqlite, _awrite_sqlite),
+}
+
+
+def publishing(message: Order, keys: Keys, durability: Durability, prefix: str) -> Statement:
+    """Return the statement that writes a message, which is checked and encoded, to the outbox."""
+    terms = message.terms
+    confirmation = (durability.kind, durability.count, durability.local, milliseconds(durability.timeout))
+    stored = RowTerms(
+        ttl_ms=terms.ttl_ms,
+        retries=terms.retries,
+        delay_ms=terms.delay_ms,
+        at_ms=terms.at_ms,
+        window_ms=terms.window_ms,
+        replace=terms.replace,
+        durability=None if durability.kind == "none" else confirmation,
+        keyed=bool(message.line),
+    )
+    values = {"queue": keys.entry, "id": message.id, "value": message.value, "terms": stored.text()}
+    return Statement("publish", Tables.of(prefix), values)

@@ -28,12 +28,12 @@ from reliq.text import check_keywords
 from reliq.wire_format import ENVELOPE_START, MAGIC, NUMBER_LIMIT, check_key, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from reliq.codec import Codec
     from reliq.keys import Keys
     from reliq.lua.transitions import Messages
-    from reliq.message import Counts, Header, Outgoing, Receipt
+    from reliq.message import Counts, Header
     from reliq.redis.commands import Call
     from reliq.redis.shards import ShardMap, Shards
     from reliq.settings import QueueSettings

@@ -29,12 +29,10 @@ if TYPE_CHECKING:
     from reliq.events import Observer
     from reliq.keys import Keys
     from reliq.lua.transitions import AskStatus, Lane, Lanes, PublishAnswer
-    from reliq.message import Confirmed, Receipt
     from reliq.publish.messages import Order, Writer
     from reliq.redis.client import AsyncClient, Client, Clients
     from reliq.redis.commands import Call, Command, Request, T
     from reliq.redis.shards import Shards
-    from reliq.settings import Durability
 
 
 #: A process names a queue in a Redis once in this many seconds; a queue is forgotten only after such a time.

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Handled, notify
 from reliq.handlers import settlement
+from reliq.handlers.effects import Effects, inbox_keep_ms
 from reliq.handlers.settlement import EXPIRED, RELEASED, Ending, rate_limit_seconds
 from reliq.keys import first_published
 from reliq.lua import transitions
 from reliq.lua.transitions import Lanes
 from reliq.message import BARE, Ack, Delivery, Nack, RateLimited, Reject, Snooze
-from reliq.outbox.inbox import Effects, inbox_keep_ms
 from reliq.receive.listener import Listener
 from reliq.redis import commands
 from reliq.redis.shards import declaration
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from reliq.handlers.settlement import Ended
     from reliq.keys import Keys
     from reliq.lua.transitions import CallNumber, FoundBody, Settled
-    from reliq.message import Claimed, Delivery, Duration
-    from reliq.receive.listener import Found, Listener
+    from reliq.message import Claimed, Duration
+    from reliq.receive.listener import Found
     from reliq.redis.client import AsyncClient, Client
     from reliq.redis.commands import Call, Command, Request
     from reliq.redis.shards import Shards

@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, 
 
 import msgspec
 
-from reliq.errors import ConfigurationError, ProtocolError, RedisUnavailableError
-from reliq.events import Event
+from reliq.errors import ProtocolError, RedisUnavailableError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, stack_request_key, stacks_key, worker_key
-from reliq.lua import Script
 from reliq.message import Confirmed, Letter, Pause
-from reliq.schedule import Schedule
 from reliq.settings import BATCH_LIMIT, milliseconds
 from reliq.text import LAST_SECOND, moment, whole_number
 from reliq.wire_format import FailureNote, StateWord, open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from reliq.events import Event
     from reliq.keys import Keys
-    from reliq.lua import Use
-    from reliq.message import Letter, Pause
+    from reliq.lua import Script, Use
     from reliq.settings import Durability
 
 
@@ -128,7 +125,7 @@ class Call(Generic[T]):
         """The command with the script's text, for a server that does not know it yet."""
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
 
-    def at(self, us: int) -> "Call[T]":
+    def at(self, us: int) -> Call[T]:
         """Return the call at that moment, in unix microseconds, instead of Redis' own; one that names a moment keeps it."""
         return replace(self, args=(us, *self.args[1:])) if self.args[0] == "" else self
 
@@ -160,7 +157,7 @@ class Command(Generic[T]):
         """The same: a command needs no text."""
         return self.command
 
-    def at(self, _us: int) -> "Command[T]":
+    def at(self, _us: int) -> Command[T]:
         """Return the same: a command goes by Redis' own clock."""
         return self
 
@@ -592,132 +589,6 @@ def confirmation(durability: Durability) -> Command[Confirmed]:
         return Confirmed(replicas >= count and local is not False, replicas, local)
 
     return Command(("WAITAOF", int(durability.local), count, timeout_ms), on_disk)
-
-
-#: A schedule that no process has named for longer than this many seconds is in force nowhere; as in register.lua.
-UNSERVED_SECONDS = 30
-#: A tick that is later than this many seconds is told: workers look every few of them.
-TICK_LATE_SECONDS = 5.0
-#: Reasons for which a tick is skipped.
-SKIPS = ("paused", "overlap")
-
-_FIELDS = ("schedule", "seen", "last", "ticked", "id", "missed", *SKIPS, "pause", "asked", "former", "former_seen")
-
-
-@dataclass(frozen=True, slots=True)
-class CronState:
-    """
-    A periodic entry as Redis has it; times are unix seconds by its clock.
-
-    Attributes:
-        schedule: as text.
-        seen: when a process with that schedule last said that it is there; 0 when none did.
-        last: the tick up to which all is done.
-        ticked: the last tick that was published; None when none was.
-        id: of the last message; empty when there was none.
-        missed: how many ticks nobody published in time.
-        skipped: why -> how many ticks were skipped: `paused`, `overlap`.
-        pause: None when it is not paused.
-    """
-
-    entry: str
-    schedule: str
-    seen: int
-    last: int
-    ticked: int | None
-    id: str
-    missed: int
-    skipped: Mapping[str, int]
-    pause: Pause | None
-
-    @property
-    def next(self) -> int | None:
-        """The first tick that is not done; None when the schedule cannot be read here, or never comes again."""
-        try:
-            return Schedule.parse(self.schedule).next_after(self.last)
-        except ConfigurationError:
-            return None
-
-    def ticks(self, until: int, *, most: int) -> list[int]:
-        """Return the ticks until a moment that are not done; none when the schedule cannot be read here."""
-        try:
-            return Schedule.parse(self.schedule).ticks(self.last, until, most=most)
-        except ConfigurationError:
-            return []
-
-    def is_served(self, now: float) -> bool:
-        """Say whether a process with this schedule was there a moment before `now`."""
-        return now - self.seen <= UNSERVED_SECONDS
-
-
-@runs("cron:HGETALL")
-def cron_states(keys: Keys) -> Command[list[CronState]]:
-    """Read the periodic entries of a queue, by name."""
-    return Command(("HGETALL", keys.cron), _states)
-
-
-@runs("cron:HSET")
-def pause_cron(keys: Keys, entry: str, pause: Pause) -> Command[None]:
-    """Have the ticks of an entry skipped until it is resumed."""
-    return Command(("HSET", keys.cron, f"{entry} pause", msgspec.json.encode(pause)), read_nothing)
-
-
-@runs("cron:HDEL")
-def resume_cron(keys: Keys, entry: str) -> Command[bool]:
-    """Have the next tick of an entry published; say whether it was paused."""
-    return Command(("HDEL", keys.cron, f"{entry} pause"), bool)
-
-
-@runs("cron:HSET")
-def ask_run(keys: Keys, entry: str, now_ms: int) -> Command[None]:
-    """Ask the processes of an entry to publish its message at once."""
-    return Command(("HSET", keys.cron, f"{entry} asked", now_ms), read_nothing)
-
-
-@runs("cron:HGET")
-def asked_run(keys: Keys, entry: str) -> Command[int | None]:
-    """Read when somebody asked for a run that is not published yet, in unix ms; None when nobody did."""
-    return Command(("HGET", keys.cron, f"{entry} asked"), lambda reply: whole_number(reply or b""))
-
-
-@runs("cron:HDEL")
-def withdraw_run(keys: Keys, entry: str) -> Command[bool]:
-    """Ask for no run any more; say whether one was asked for that is not published."""
-    return Command(("HDEL", keys.cron, f"{entry} asked"), bool)
-
-
-@runs("cron:HDEL")
-def forget_cron(keys: Keys, entry: str) -> Command[int]:
-    """Remove what is known of an entry."""
-    return Command(("HDEL", keys.cron, *(f"{entry} {field}" for field in _FIELDS)), int)
-
-
-def _states(reply: Any) -> list[CronState]:
-    """Return the entries of the hash; what has no schedule is none of ours."""
-    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-    rows: dict[str, dict[str, bytes]] = {}
-    for name, value in pairs:
-        entry, _, field = name.decode("utf-8", "replace").rpartition(" ")
-        rows.setdefault(entry, {})[field] = value
-    return [_state(entry, row) for entry, row in sorted(rows.items()) if entry and "schedule" in row]
-
-
-def _state(entry: str, row: Mapping[str, bytes]) -> CronState:
-    def number(field: str) -> int | None:
-        found = whole_number(row.get(field, b""))
-        return None if found is None else max(0, min(found, LAST_SECOND))
-
-    return CronState(
-        entry=entry,
-        schedule=row["schedule"].decode("utf-8", "replace"),
-        seen=number("seen") or 0,
-        last=number("last") or 0,
-        ticked=number("ticked"),
-        id=id_text(row.get("id", b"")),
-        missed=number("missed") or 0,
-        skipped={why: number(why) or 0 for why in SKIPS},
-        pause=read_pause(row["pause"]) if "pause" in row else None,
-    )
 
 
 #: Minutes that are kept, and the ms of one.

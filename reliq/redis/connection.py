@@ -1,7 +1,8 @@
 """Wires: commands out, replies back, in one round trip and without a retry.
 
 For a single server, a Unix socket, whatever Sentinel calls the primary, and one node of a Cluster; `many.py` has the wires
-to several. Nothing above a wire knows the difference."""
+to several. Nothing above a wire knows the difference.
+"""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any

@@ -6,7 +6,6 @@ import re
 import select
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from reliq.lua import text_of
 from reliq.redis.commands import Arg, read_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 #: Errors after which a connection is of no more use.

@@ -13,7 +13,8 @@ Without a map a queue has one shard, and the epoch is 0. The string `epoch` of a
 map raises it, and into a closed shard nothing is published.
 
 A map is written before the first fence of its epoch. So a fence with a later epoch than the map means that Redis has
-lost the map; the fence has all of it but `most`. Shards that are no more keep the fence that closed them, which has `most`."""
+lost the map; the fence has all of it but `most`. Shards that are no more keep the fence that closed them, which has `most`.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
     from reliq.keys import Keys, Layout
     from reliq.redis.client import Clients
-    from reliq.redis.commands import Command
 
 
 MapState = Literal["steady", "growing", "shrinking", "lost"]

@@ -2,7 +2,8 @@
 
 `redis://`, `rediss://` (TLS) and `unix://` as redis-py has them; `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB` and
 `rediss+sentinel://` ask Sentinel for the primary; `redis+cluster://HOST:PORT,HOST:PORT` and `rediss+cluster://` name nodes
-of a Cluster."""
+of a Cluster.
+"""
 
 import re
 import ssl

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -12,94 +11,25 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import psutil
 
 from reliq.consumer import EXIT_HUNG, EXIT_REPLACE
-from reliq.distribution import VERSION, command_of
-from reliq.errors import ConfigurationError
+from reliq.distribution import command_of
+from reliq.errors import EXIT_CONFIG, ConfigurationError
 from reliq.supervisor import guard_main
 from reliq.supervisor.status import BoardView, Row
 from reliq.worker.slots import CANCEL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from reliq.handlers.handler import Handler
+    from reliq.supervisor.plan import ChildPlan
     from reliq.worker.health import Pulse
-
-
-#: The exit code of a process that cannot work as it is set up: another would fail, too (sysexits.h: EX_CONFIG).
-EXIT_CONFIG = 78
-EXIT_CRASHED = 1
-#: The default of --stall: a handler may hold the interpreter for 30 s where others run beside it.
-STALL_SECONDS = 30.0
-#: A stop may take 10 s beyond its grace, to settle and to leave the lifespan.
-STOP_MARGIN_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildPlan:
-    """
-    The settings of a worker process, as its supervisor sends them in one line.
-
-    Attributes:
-        consumer: `module:name`.
-        queues: some of the handlers' queues, none for all.
-        handlers: the fingerprint of the supervisor's handlers, empty when there is no supervisor.
-        folder: where the modules of the application are, empty when they are installed.
-        board: the file in which the process writes what it runs.
-        report: the file in which the process names what it could not finish.
-        pulse: the file in which the process notes that it claims.
-        metrics: whether the processes keep figures for their supervisor.
-        figures: the folder in which they do.
-    """
-
-    consumer: str
-    queues: tuple[str, ...]
-    concurrency: int
-    grace: float
-    max_jobs: int | None
-    burst: bool | Literal["delayed"]
-    allow_eviction: bool
-    log_level: str
-    handlers: str = ""
-    folder: str = ""
-    board: str = ""
-    report: str = ""
-    pulse: str = ""
-    metrics: bool = False
-    figures: str = ""
-    log_format: str = "auto"
-    log_error_text: bool = False
-
-    def as_line(self) -> str:
-        """Return the plan as it is sent."""
-        return json.dumps(asdict(self)) + "\n"
-
-    @classmethod
-    def of(cls, line: str) -> ChildPlan:
-        """Return the plan in a line."""
-        fields: dict[str, Any] = json.loads(line)
-        return cls(**{**fields, "queues": tuple(fields["queues"])})
-
-
-def fingerprint(handlers: Sequence[Handler]) -> str:
-    """Return a text that differs when reliq, or the handlers that a supervisor and its processes must agree on, differ."""
-    from hashlib import sha256  # noqa: PLC0415  a command's --help needs none
-
-    rows = sorted((one.queue.name, one.is_async, one.is_batch, one.settings.lease) for one in handlers)
-    return sha256(repr((VERSION, rows)).encode()).hexdigest()
-
-
-def find_modules(folder: str) -> None:
-    """Have this process find the modules of an application in `folder`."""
-    if folder and folder not in sys.path:
-        sys.path.insert(0, folder)
 
 
 try:

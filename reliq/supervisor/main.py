@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from reliq.consumer import EXIT_HUNG, Consumer, SignalNotes, end_at_once, load_consumer, take
-from reliq.errors import ConfigurationError, LoginError
+from reliq.errors import EXIT_CONFIG, ConfigurationError, LoginError
 from reliq.logs import configure_logging, limiter
 from reliq.metrics.store import file_of
 from reliq.settings import WorkerSettings
-from reliq.supervisor.child import EXIT_CONFIG, EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan, find_modules, fingerprint
+from reliq.supervisor.plan import EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan, find_modules, fingerprint
 from reliq.supervisor.status import spare_the_collector, watch
 from reliq.text import printable
 from reliq.worker.upkeep import awaiting

@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from reliq.wire_format import Held, read_count
 from reliq.worker.claims import Served
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from reliq.consumer import Consumer
     from reliq.handlers.handler import Handler

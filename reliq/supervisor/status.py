@@ -1,7 +1,8 @@
 """The board of a worker process: memory, shared with its supervisor, that says what the process runs.
 
 A handler may hold the interpreter, and its process then says nothing more: the board was written before. From it the
-supervisor knows since when the process is silent, what had started, and under which names its leases stand in Redis."""
+supervisor knows since when the process is silent, what had started, and under which names its leases stand in Redis.
+"""
 
 from __future__ import annotations
 

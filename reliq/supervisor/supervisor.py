@@ -15,20 +15,11 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from reliq.consumer import EXIT_SECOND_SIGNAL, STOPS, SignalNotes, take
-from reliq.errors import ConfigurationError
+from reliq.errors import EXIT_CONFIG, ConfigurationError
 from reliq.events import ProcessEnded, notify
 from reliq.logs import Background
-from reliq.supervisor.child import (
-    EXIT_CONFIG,
-    HARD_LIMIT_SECONDS,
-    METRICS_FOLDER,
-    STALL_SECONDS,
-    STOP_MARGIN_SECONDS,
-    Child,
-    Folder,
-    Guard,
-    fingerprint,
-)
+from reliq.supervisor.child import HARD_LIMIT_SECONDS, METRICS_FOLDER, Child, Folder, Guard
+from reliq.supervisor.plan import STALL_SECONDS, STOP_MARGIN_SECONDS, fingerprint
 from reliq.supervisor.recovery import Recovery, reap_orphans
 from reliq.supervisor.status import board_bytes
 from reliq.worker import health
@@ -40,9 +31,8 @@ if TYPE_CHECKING:
 
     from reliq.consumer import Consumer
     from reliq.events import Observer
-    from reliq.supervisor.child import ChildPlan
+    from reliq.supervisor.plan import ChildPlan
     from reliq.supervisor.status import Row
-    from reliq.worker.health import Pulse
 
 
 #: A start that goes on as it should asks every 5 s for 30 s more: Redis may be away for long.

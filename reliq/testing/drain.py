@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from reliq.message import Claimed, Duration
     from reliq.redis.client import Client
     from reliq.redis.commands import Call, Request
-    from reliq.worker.runner import Returned, Runner
-    from reliq.worker.slots import HandlerCall, HeldDelivery
+    from reliq.worker.runner import Returned
+    from reliq.worker.slots import HeldDelivery
 
 
 class Calls:

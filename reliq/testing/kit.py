@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 from reliq.errors import ConfigurationError
 from reliq.message import Claimed, Delivery, Outgoing
 from reliq.metrics.snapshot import registered
-from reliq.outbox.tables import DEFAULT_PREFIX
 from reliq.publish.messages import Writer
 from reliq.redis.client import Client
 from reliq.redis.commands import drop_watch, push_wake_token
 from reliq.redis.server import Connection, redirected
 from reliq.redis.shards import shard_map
-from reliq.settings import whole
+from reliq.settings import OUTBOX_PREFIX, whole
 from reliq.testing.drain import (
     LONG_LEASE_MS,
     AsyncCalls,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.message import Duration, Priority, PublishOptions
     from reliq.queue import Queue
-    from reliq.testing.drain import TestClock
     from reliq.worker.runner import Returned
     from reliq.worker.slots import HeldDelivery
 
@@ -333,7 +331,7 @@ class Reliq:
                     await self.arelay(outbox)
         return drain.done
 
-    def relay(self, outbox: Any, *, prefix: str = DEFAULT_PREFIX) -> int:
+    def relay(self, outbox: Any, *, prefix: str = OUTBOX_PREFIX) -> int:
         """
         Move the messages of `publish_in` to the test's Redis, and return how many.
 
@@ -347,7 +345,7 @@ class Reliq:
         """
         return move(outbox, prefix)
 
-    async def arelay(self, outbox: Any, *, prefix: str = DEFAULT_PREFIX) -> int:
+    async def arelay(self, outbox: Any, *, prefix: str = OUTBOX_PREFIX) -> int:
         """As `relay`, in async code, with an AsyncSession or AsyncConnection of SQLAlchemy too."""
         return await amove(outbox, prefix)
 

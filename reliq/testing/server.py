@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import redis
@@ -23,6 +22,8 @@ from reliq.testing import published
 from reliq.text import count_of
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from reliq.redis.client import Client
 
 

@@ -13,7 +13,7 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(distribution.missing("reliq.web", "starlette and jinja2", "web")) from missing
 
 from reliq.web.access import Access, Visitor
-from reliq.web.app import app
+from reliq.web.application import app
 
 __all__ = ["Access", "Visitor", "app"]
 

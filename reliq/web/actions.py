@@ -19,7 +19,7 @@ from reliq.text import count_of, printable
 from reliq.web.request import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from starlette.responses import Response
 

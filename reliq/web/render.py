@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reliq.message import BARE, Header
-from reliq.redis.commands import TICK_LATE_SECONDS
+from reliq.redis.crons import TICK_LATE_SECONDS
 from reliq.text import partial, spoken
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.responses import HTMLResponse, RedirectResponse
 
-from reliq.admin.messages import Filter, LetterFilter, duration, headers_of
+from reliq.admin.filters import Filter, LetterFilter, duration, headers_of
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.web.access import Access

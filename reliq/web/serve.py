@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from reliq.web.app import Application
+    from reliq.web.application import Application
 
 #: Connections that wait to be accepted.
 WAITING_CONNECTIONS = 128

@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from reliq.admin.session import QueueSession
 from reliq.errors import ConfigurationError, LoginError, RedisUnavailableError, ReliqError
 from reliq.events import WorkerStopping, notify
 from reliq.handlers.settlement import RELEASED
@@ -46,13 +45,11 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.message import Counts
     from reliq.outbox.relay import OutboxMover
-    from reliq.redis.client import Client
     from reliq.redis.commands import StackReport
     from reliq.redis.server import Connection
     from reliq.settings import WorkerSettings
-    from reliq.worker.claims import Served
-    from reliq.worker.runner import AsyncExecutor, ErrorHook, NoteStep
-    from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
+    from reliq.worker.runner import ErrorHook, NoteStep
+    from reliq.worker.slots import HandlerCall, HeldDelivery
 
 
 #: An async lifespan has this long to end, because a handler may hold its event loop.
@@ -383,7 +380,7 @@ class Engine:
             "settler": self._settler.step,
             "renewer": self._renewer.step,
             "scheduler": self._scheduler.step,
-            "janitor": Janitor(self._client, self._served, self._session, self._heartbeat.workers).step,
+            "janitor": Janitor(self._client, self._served, self._connection, self._heartbeat.workers).step,
             "heartbeat": self._heartbeat.step,
             "fetcher": self._fetcher.step,
         }
@@ -410,9 +407,6 @@ class Engine:
         if self._relay and not self._loops["relay"].is_running:
             self._relay.close()
         self._heartbeat.leave()
-
-    def _session(self, keys: Keys) -> QueueSession:
-        return QueueSession(self._connection.wire(), keys, self._connection.clock)
 
     def _collect_soon(self) -> None:
         self._loops["janitor"].wake()

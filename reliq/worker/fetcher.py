@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from reliq.redis.client import Client
     from reliq.redis.commands import Request
     from reliq.worker.claims import Offer, Served
-    from reliq.worker.loop import QueueBackoff
     from reliq.worker.scheduler import Scheduler
     from reliq.worker.slots import HeldDelivery, Inflight
     from reliq.worker.upkeep import Heartbeat

@@ -6,19 +6,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reliq.errors import LoginError, RedisRefusedError, RedisUnavailableError
 from reliq.events import Event, Observer, RedisAway, RedisBack, RedisRefused, notify
-from reliq.keys import Keys
 from reliq.settings import RECONNECT, seconds_after
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from reliq.events import Observer
+    from reliq.keys import Keys
 
 
 logger = logging.getLogger(__name__)

@@ -37,11 +37,9 @@ from reliq.text import class_name, printable, spoken
 from reliq.wire_format import described, placed, traceback_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from reliq.events import Observer
-    from reliq.handlers.handler import Job
-    from reliq.handlers.settlement import Outcome
     from reliq.message import Delivery
     from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from reliq.handlers.effects import inbox_keep_ms
 from reliq.handlers.settlement import RELEASED
 from reliq.lua.transitions import Suspects
 from reliq.message import BARE, Delivery
-from reliq.outbox.inbox import inbox_keep_ms
 from reliq.settings import BATCH_LIMIT
 from reliq.worker.claims import Capacity, QueueClaims
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from reliq.handlers.settlement import Outcome
     from reliq.keys import Keys
     from reliq.message import Claimed
-    from reliq.worker.claims import Capacity
 
 
 #: A cancelled coroutine has this long to end before its slot counts as hung.

@@ -18,10 +18,8 @@ from reliq.events import RedisRefused, WentBack, notify
 from reliq.handlers.settlement import burial
 from reliq.keys import SHARDS_LIMIT, token
 from reliq.lua import transitions
-from reliq.metrics.snapshot import SnapshotReader
 from reliq.redis import commands
 from reliq.redis.commands import BEAT_SECONDS, MINUTE_MS, SLOTS_LIMIT, HandlerStack, Slot, StackReport, Totals, Worker
-from reliq.redis.resharding import ShardChange
 from reliq.text import clean_text, printable
 from reliq.worker.claims import write_limits
 from reliq.worker.loop import QueueBackoff
@@ -30,13 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
-    from reliq.admin.session import QueueSession
+    from reliq.admin.resharding import Leftover
     from reliq.keys import Keys
     from reliq.metrics.snapshot import QueueSnapshot
     from reliq.queue import Queue
     from reliq.redis.client import Client
-    from reliq.redis.commands import Command, Request, StackReport
-    from reliq.redis.resharding import Leftover
+    from reliq.redis.commands import Command, Request
+    from reliq.redis.server import Connection
     from reliq.worker.claims import Served
     from reliq.worker.slots import HandlerCall, Inflight
 
@@ -50,6 +48,8 @@ class MinuteNotes:
     """
 
     def __init__(self, client: Client, shards: Callable[[], Iterable[Keys]]) -> None:
+        from reliq.metrics.snapshot import SnapshotReader  # noqa: PLC0415  a satellite
+
         self._client, self._shards = client, shards
         self._unnoted = list[Any]()
         self._reader = SnapshotReader(client, lambda: self._unnoted)
@@ -89,15 +89,10 @@ CHANGES_SECONDS = 0.1
 
 
 class ShardChanges:
-    """
-    The changes of the queues of one worker, a little at a time.
+    """The changes of the queues of one worker, a little at a time."""
 
-    Args:
-        session: returns a session of the queue of some keys.
-    """
-
-    def __init__(self, served: Served, session: Callable[[Keys], QueueSession]) -> None:
-        self._served, self._session = served, session
+    def __init__(self, served: Served, connection: Connection) -> None:
+        self._served, self._connection = served, connection
         self._under_way: dict[str, Iterator[Leftover]] = {}
 
     def begin(self, shards: Iterable[Keys]) -> None:
@@ -125,8 +120,11 @@ class ShardChanges:
         return bool(self._under_way)
 
     def _steps(self, shards: list[Keys]) -> Iterator[Leftover]:
-        first = shards[0].of_shard(0)
-        yield from ShardChange(self._session(first)).steps({keys.shard for keys in shards})
+        from reliq.admin.resharding import ShardChange  # noqa: PLC0415  a satellite
+        from reliq.admin.session import QueueSession  # noqa: PLC0415
+
+        session = QueueSession(self._connection.wire(), shards[0].of_shard(0), self._connection.clock)
+        yield from ShardChange(session).steps({keys.shard for keys in shards})
 
 
 #: An application that seeds `random` keeps its numbers: this one has none of its state.
@@ -147,7 +145,7 @@ class Janitor:
     The workers of a sharded queue share its shards: in a round each takes the next of them.
 
     Args:
-        session: returns a session of the queue of some keys, for changes of the number of its shards.
+        connection: makes sessions for changes of the number of shards.
         workers: returns how many worker processes there are.
     """
 
@@ -155,11 +153,11 @@ class Janitor:
         self,
         client: Client,
         served: Served,
-        session: Callable[[Keys], QueueSession],
+        connection: Connection,
         workers: Callable[[], int] = lambda: 1,
     ) -> None:
         self._client, self._served, self._workers = client, served, workers
-        self._changes = ShardChanges(served, session)
+        self._changes = ShardChanges(served, connection)
         self._next = _chance.randrange(SHARDS_LIMIT)  # the shard of each queue to go on with
         self._cursors: dict[Keys, tuple[int, int]] = {}
         self._minutes = MinuteNotes(client, self._shards)

@@ -25,7 +25,8 @@ import reliq
 from reliq import Queue
 from reliq.errors import ConfigurationError
 from reliq.lua.transitions import CallNumber
-from reliq.supervisor.child import Child, ChildPlan, Folder
+from reliq.supervisor.child import Child, Folder
+from reliq.supervisor.plan import ChildPlan
 from reliq.supervisor.status import BoardView
 from reliq.supervisor.supervisor import Supervisor
 
@@ -160,7 +161,7 @@ def work(body):
 def test_processes_of_changed_code_leave_and_the_worker_says_what_to_do(tmp_path, url):
     module, queue = tmp_path / "shop.py", Queue("old", url=url)
     module.write_text(JOBS.format("old"))
-    change = f"{AT_ONCE}; import reliq.process.supervisor as supervisor; supervisor.START_TRIES = 1"
+    change = f"{AT_ONCE}; import reliq.supervisor.supervisor as supervisor; supervisor.START_TRIES = 1"
     words = "shop:consumer", tmp_path, environment_for(tmp_path, url), "--processes", "2"
     with closing(Worker(*words, change=change)) as worker:
         eventually(lambda: sum("ready" in line for line in worker.lines) == 2, "it works")

@@ -1,6 +1,5 @@
 """`Admin.acl`: users with exactly the printed rule do all of their role, and are refused the rest."""
 
-import ast
 import os
 import subprocess
 import sys
@@ -9,33 +8,16 @@ from pathlib import Path
 import pytest
 import redis
 
+import reliq
 from reliq import Admin, ConfigurationError, PublishFailed, Queue, RedisRefusedError
 from reliq.admin import acl
-from reliq.admin.check_state import CHECK, CHECK_KEYS
 from reliq.keys import Keys
-from reliq.lua import script_names
 from reliq.metrics.snapshot import SnapshotReader
-from reliq.redis import commands
 from reliq.redis.client import Client
-from reliq.redis.commands import USES
 from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
 
-PACKAGE = Path(commands.__file__).parent
-#: The modules and folders that play a role; a viewer has the half of an operator's that changes nothing.
-PLAYERS = {
-    "producer": ("publish", "relay", "client/shards.py"),
-    "consumer": (
-        *("worker", "receive", "process", "settlement.py", "snapshot", "client/shards.py", "client/tokens.py"),
-        *("admin/shard_change.py", "admin/relocate.py"),
-    ),
-    "operator": ("admin", "control.py", "redriving.py", "publish", "snapshot", "client/shards.py"),
-    "exporter": ("snapshot", "metrics", "client/shards.py"),
-}
-#: Modules of these folders whose calls belong to no role.
-NO_ROLE = {"admin/acl/roles.py", "admin/acl/probe.py", "admin/doctor/probe.py", "admin/scripts.py"}
-#: With durability a producer needs +wait or +waitaof too, which not every server knows.
-NO_ROLE |= {"publish/durability.py"}
+PACKAGE = Path(reliq.__file__).parent
 Q = Keys("q")
 BODY = Q.msg("m")
 #: Commands that each role is refused; on Redis 7.0 and newer also those that it may run on other Redis keys only.
@@ -182,37 +164,6 @@ def test_exporter_may_read_every_figure(login, refused, url, layout, claim):
     assert {"pending", "ready", "unack"} <= sight.oldest.keys()
     assert look.facts["maxmemory_policy"]
     assert refused() == []
-
-
-def made_by(path):
-    """Return the scripts and commands that a module names, such as `transitions.ack` and `commands.bodies`."""
-    known = {(made.__module__.rpartition(".")[2], made.__name__) for made in USES}
-    known |= {("transitions", name) for name in script_names()} | {("ids", "check_ids"), ("ids", "check_keys")}
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found.add((node.value.id, node.attr))
-        elif isinstance(node, ast.ImportFrom):
-            found |= {((node.module or "").rpartition(".")[2], alias.name) for alias in node.names}
-            found |= {("shardmap", "fence") for alias in node.names if alias.name == "witnesses"}
-    return found & known
-
-
-def paths_of(role):
-    for player in PLAYERS[role]:
-        root = PACKAGE / player
-        found = [root] if root.suffix else root.rglob("*.py")
-        yield from (path for path in found if str(path.relative_to(PACKAGE)) not in NO_ROLE)
-
-
-def test_each_role_has_exactly_the_calls_of_its_modules():
-    of_check = {CHECK: ("ids", "check_ids"), CHECK_KEYS: ("ids", "check_keys")}
-    for role in PLAYERS:
-        made = {one for path in paths_of(role) for one in made_by(path)}
-        named = {of_check.get(one, ("transitions", one.name)) for one in acl.SCRIPTS[role]}
-        named |= {(one.__module__.rpartition(".")[2], one.__name__) for one in acl.COMMANDS[role]}
-
-        assert named == made, role
 
 
 def test_acl_prints_a_command_that_redis_accepts(command, client, knows_selectors):

@@ -3,7 +3,7 @@
 import pytest
 
 from reliq import Queue
-from reliq.admin.messages import Filter
+from reliq.admin.filters import Filter
 from reliq.keys import Layout
 
 

@@ -140,7 +140,7 @@ def test_page_reads_the_start_of_bodies_and_whole_headers(admin, queue, client):
 
 
 def test_page_of_large_dead_letters_is_limited_in_bytes(admin, queue, fill, monkeypatch):
-    monkeypatch.setattr(page, "LETTERS_BYTES", 30)
+    monkeypatch.setattr(messages, "LETTERS_BYTES", 30)
 
     ids = fill("dead", 9)
 

@@ -14,8 +14,8 @@ import pytest
 import redis
 from waiting import eventually
 
-from reliq.bench import Bench, Scale, bench
-from reliq.bench.bench import COURSES, Stage
+from reliq.bench import bench
+from reliq.bench.bench import COURSES, Bench, Scale, Stage
 from reliq.errors import ConfigurationError, ReliqError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

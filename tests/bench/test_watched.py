@@ -7,7 +7,7 @@ from reliq.bench import child
 from reliq.bench.bench import Diary
 from reliq.consumer import SignalNotes
 from reliq.supervisor import main
-from reliq.supervisor.child import ChildPlan
+from reliq.supervisor.plan import ChildPlan
 from reliq.supervisor.status import Board, BoardView
 
 

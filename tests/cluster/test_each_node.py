@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Queue
-from reliq.admin.doctor import Facts, Finding, findings, together
+from reliq.admin.doctor import Facts, Finding, findings, judged_shards, together
 from reliq.cli.app import app
 from reliq.keys import QUEUES_KEY, Keys
 from reliq.lua import script, script_names
@@ -78,8 +78,8 @@ def test_the_doctor_looks_at_how_shards_are_spread(cluster, admin):
 def test_doctor_warns_of_too_many_shards_on_one_server():
     even, odd = Counter(a=6, b=5, c=5), Counter(a=10, b=6)
 
-    assert judged({"x": even}, 3).verdict == "ok"
-    assert judged({"x": even, "orders": odd}, 3).what == "10 of 16 shards of orders lie on a"
+    assert judged_shards({"x": even}, 3).verdict == "ok"
+    assert judged_shards({"x": even, "orders": odd}, 3).what == "10 of 16 shards of orders lie on a"
 
 
 @pytest.fixture

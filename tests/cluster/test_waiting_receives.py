@@ -44,7 +44,7 @@ def other(cluster):
 def no_looks(monkeypatch):
     """Have a process look once and never again: what it hears is what tokens and due times say."""
     for name in ("EACH_SHARD_SECONDS", "WATCHED_SHARD_SECONDS"):
-        monkeypatch.setattr(f"reliq.receive.watch.{name}", 3600.0)
+        monkeypatch.setattr(f"reliq.receive.listener.{name}", 3600.0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from waiting import eventually
 
 from reliq.cli.app import Commands
 from reliq.metrics.names import ALL
-from reliq.supervisor.child import STOP_MARGIN_SECONDS
+from reliq.supervisor.plan import STOP_MARGIN_SECONDS
 from reliq.testing.server import EmbeddedRedis
 
 WORKLOADS = ("worker.yaml", "exporter.yaml", "relay.yaml")

@@ -7,12 +7,20 @@ import unicodedata
 from pathlib import Path
 
 import reliq
-from reliq.cli.output import console, print_json, print_table, say
+from reliq.cli.output import console, print_json, say
+from reliq.cli.tables import print_table
 from reliq.text import moment, printable, whole_number
 
 PACKAGE = Path(reliq.__file__).parent
 #: The module that prints; commands whose --raw prints bytes; processes that print nothing foreign.
-MAY_WRITE = {"cli/output.py", "cli/show.py", "cli/dead.py", "bench/child.py", "bench/removal.py", "process/main.py"}
+MAY_WRITE = {
+    "cli/output.py",
+    "cli/messages.py",
+    "cli/dead.py",
+    "bench/child.py",
+    "bench/bench.py",
+    "supervisor/main.py",
+}
 
 
 def test_commands_print_only_through_the_module_that_escapes():

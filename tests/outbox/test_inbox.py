@@ -10,7 +10,7 @@ from waiting import eventually
 
 from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue, Reject
 from reliq.admin import Admin, LetterFilter, RedriveOptions
-from reliq.outbox.inbox import inbox_keep_ms
+from reliq.handlers.effects import inbox_keep_ms
 from reliq.settings import HandlerSettings, QueueSettings
 
 DAY_MS = 86_400_000

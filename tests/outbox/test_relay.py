@@ -362,7 +362,7 @@ def test_unreachable_database_is_logged_once_and_tried_until_it_returns(tmp_path
     kinds = [type(one) for one in seen]
     assert kinds.count(events.DatabaseAway) == 2
     assert kinds.count(events.DatabaseBack) == 1
-    said = [one.message for one in caplog.records if one.name.startswith("reliq.relay")]
+    said = [one.message for one in caplog.records if one.name.startswith("reliq.outbox.relay")]
     assert ["failed" in line for line in said] == [True, False]
 
 

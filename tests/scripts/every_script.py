@@ -2,7 +2,7 @@
 
 from importlib.resources import files
 
-import reliq.admin.fsck
+import reliq.admin
 import reliq.lua
 from reliq.admin.check_state import CHECK, CHECK_KEYS
 from reliq.lua import script, script_names
@@ -21,7 +21,7 @@ OF_LIMITS = {"limits", "ring", "held", "asleep", "rates", "line"}
 
 def source(name):
     """The text of a script as it is read, or of a prelude."""
-    package, (bare, _, keyed) = reliq.admin.fsck if name in OF_CHECK else reliq.lua, name.partition(" ")
+    package, (bare, _, keyed) = reliq.admin if name in OF_CHECK else reliq.lua, name.partition(" ")
     if "prelude" in name:
         return files(package).joinpath(f"{name}.lua").read_text("utf-8")
     return reliq.lua._source(bare, package.__name__, keyed=bool(keyed))

@@ -132,7 +132,7 @@ def test_there_is_one_transition_for_each_script():
     transitions = {
         name
         for name, function in inspect.getmembers(t, inspect.isfunction)
-        if function.__module__.startswith(f"{t.__name__}.")
+        if function.__module__ == t.__name__
         and str(function.__annotations__.get("return")).startswith("reliq.redis.commands.Call")
     }
 

@@ -8,7 +8,7 @@ from cutting import cut_after
 
 from reliq import Admin, Outgoing, Queue
 from reliq.admin.dead import RedriveOptions
-from reliq.admin.messages import LetterFilter
+from reliq.admin.filters import LetterFilter
 from reliq.admin.session import QueueSession
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t

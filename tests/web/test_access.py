@@ -10,7 +10,7 @@ from site_page import BEARER, EVERYTHING, TOKEN, serving
 from reliq import ConfigurationError, RedisRefusedError
 from reliq.web import Access, app
 from reliq.web.access import HEADERS, LOGIN_SECONDS, Token
-from reliq.web.app import OTHERS, PAGES
+from reliq.web.application import OTHERS, PAGES
 
 FOREIGN = {"Sec-Fetch-Site": "cross-site", "Origin": "http://evil.example"}
 OURS = {"Sec-Fetch-Site": "same-origin"}

@@ -7,7 +7,7 @@ from streams import events_of
 from reliq import Queue
 from reliq.message import DEATH_REASONS
 from reliq.web import Access
-from reliq.web.app import PAGES
+from reliq.web.application import PAGES
 from reliq.web.render import redacted
 
 #: In a body, a header, and the text of an error.

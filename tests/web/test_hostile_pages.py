@@ -8,7 +8,7 @@ from site_page import crawl
 
 from reliq import Layout, Queue
 from reliq.web.access import Access
-from reliq.web.app import PAGES
+from reliq.web.application import PAGES
 from tests.admin.hostile import NAMES, TEXTS, complaints, spoil
 
 #: Pages that anybody may ask who looks.

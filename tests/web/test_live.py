@@ -16,7 +16,7 @@ from reliq import Admin, Layout, Queue, RedisUnavailableError
 from reliq.admin import session
 from reliq.testing.server import EmbeddedRedis
 from reliq.web import desk, live
-from reliq.web.app import in_thread
+from reliq.web.application import in_thread
 from reliq.web.desk import LastMoment
 from reliq.web.live import EVENTS_LIMIT, Live, Part
 from reliq.web.pages import LIVE

@@ -72,7 +72,7 @@ def test_client_that_reads_no_answers_is_cut_off(url, connect, monkeypatch):
 
 
 def test_form_that_never_ends_is_refused(url, connect, monkeypatch):
-    monkeypatch.setattr("reliq.web.app.FORM_SECONDS", 0.2)
+    monkeypatch.setattr("reliq.web.application.FORM_SECONDS", 0.2)
     head = "POST /login HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: same-origin\r\nContent-Length: 99\r\n\r\ntoken="
     with site_of(url) as site:
         assert b"408" in connect(site, head.encode()).recv(4096)
@@ -124,7 +124,7 @@ def test_failed_logins_are_delayed_and_logged_within_a_limit(url, caplog, monkey
     async def sleep(seconds):
         delays.append(seconds)
 
-    monkeypatch.setattr("reliq.web.app.sleep", sleep)
+    monkeypatch.setattr("reliq.web.application.sleep", sleep)
     with site_of(url) as site:
         browser = site.client(Sec_Fetch_Site="same-origin")
         answers = [browser.post("/login", data={"token": f"guess {n}"}).status_code for n in range(30)]

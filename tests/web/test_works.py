@@ -11,6 +11,7 @@ from streams import viewing
 from waiting import eventually
 
 from reliq import Queue
+from reliq.admin import messages
 from reliq.web import pages
 from reliq.web.actions import REMEMBERED, RUNNING_LIMIT, Work, Works
 
@@ -69,7 +70,7 @@ def test_slow_redrive_shows_its_progress_and_two_visitors_stop_it_between_steps(
 
 def test_page_groups_the_newest_dead_letters_and_more_when_asked(letters, site, monkeypatch):
     monkeypatch.setattr(pages, "GROUPS_SECONDS", 0)
-    monkeypatch.setattr(dead, "FIRST_STEP", 10)
+    monkeypatch.setattr(messages, "FIRST_STEP", 10)
     program = site.program()
 
     some = program.get("/queues/orders/dead").text

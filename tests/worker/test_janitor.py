@@ -13,7 +13,7 @@ from reliq.worker.upkeep import Janitor
 @pytest.fixture
 def look(caller, queue, monkeypatch):
     """Make a round of one janitor."""
-    janitor = Janitor(caller, Served([SimpleNamespace(queue=queue)]), print)
+    janitor = Janitor(caller, Served([SimpleNamespace(queue=queue)]), None)
 
     def make():
         janitor._round_at = 0.0

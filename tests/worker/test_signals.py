@@ -6,7 +6,7 @@ import threading
 
 from reliq import Consumer
 from reliq.consumer import SignalNotes, StopSignals
-from reliq.supervisor.child import ChildPlan
+from reliq.supervisor.plan import ChildPlan
 from reliq.supervisor.supervisor import Supervisor
 
 

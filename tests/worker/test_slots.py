@@ -111,7 +111,7 @@ def test_a_batch_that_lingers_beside_busy_threads_has_one_that_waits_for_it(queu
 
 def test_quick_calls_are_made_by_one_thread_until_one_is_stuck(queue, acking, inflight_of, new_deliveries, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
-    for place in ("inflight", "quick_calls"):
+    for place in ("slots",):
         monkeypatch.setattr(f"reliq.worker.{place}.time", SimpleNamespace(monotonic=lambda: clock.now))
     deliveries, inflight, taken = new_deliveries(6), inflight_of(16), []
     inflight._quick._means[queue.name] = QUICK_SECONDS / 2

@@ -29,7 +29,7 @@ async def user_of(request: Request) -> Any:
     """
     Return the user who is signed in, as `request.user` of a view has it: an `AnonymousUser` when nobody is.
 
-    A resolver of `reliq.web.app` calls it. It reads session and user at each request, in a thread as Django's own.
+    A resolver of `reliq.web.application` calls it. It reads session and user at each request, in a thread as Django's own.
     """
     async with ThreadSensitiveContext():
         return await sync_to_async(_user)(request.cookies.get(conf.settings.SESSION_COOKIE_NAME))

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from reliq.admin import Admin
     from reliq.redis.url import Target
     from reliq.web.desk import Resolver
-    from reliq.web.request import Visit
 
 
 P = ParamSpec("P")
@@ -61,7 +60,7 @@ T = TypeVar("T")
 
 #: Pages that are made at once; who asks for a further one waits.
 PAGES_AT_ONCE = 16
-_limiter: RunVar[CapacityLimiter] = RunVar("reliq.web.app")
+_limiter: RunVar[CapacityLimiter] = RunVar("reliq.web.application")
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:

@@ -10,7 +10,8 @@ and several processes may take the same steps at once:
 3. `leave` removes them where they were. What was cancelled meanwhile, which was answered `running`, is cancelled where
    it is now.
 
-Where a server has replicas one of them confirms a step before the next: a failover takes back no half of a move."""
+Where a server has replicas one of them confirms a step before the next: a failover takes back no half of a move.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.lua.transitions import Departure, LeavingState
     from reliq.redis.commands import Call, List, SortedSet, T
-    from reliq.redis.shards import ShardMap
 
 
 #: A step is confirmed by one replica within this time, or made again later.

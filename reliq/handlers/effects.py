@@ -10,9 +10,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, Unpack
 
 from reliq.errors import ConfigurationError
-from reliq.outbox.tables import DEFAULT_PREFIX, taking_note
-from reliq.outbox.transactions import awrite, write
-from reliq.settings import DAY_SECONDS, milliseconds, seconds, seconds_after
+from reliq.settings import DAY_SECONDS, OUTBOX_PREFIX, milliseconds, seconds, seconds_after
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator, Mapping
@@ -85,7 +83,7 @@ class Effects:
         """Return the number of the next follow-up without a name."""
         raise NotImplementedError
 
-    def once(self, tx: Transaction, *, keep: Duration | None = None, prefix: str = DEFAULT_PREFIX) -> bool:
+    def once(self, tx: Transaction, *, keep: Duration | None = None, prefix: str = OUTBOX_PREFIX) -> bool:
         """
         Return whether the effects of this message are still to be made: False once they are committed.
 
@@ -109,17 +107,23 @@ class Effects:
                     return
                 session.add(Payment(order=body.order))
         """
+        from reliq.outbox.tables import taking_note  # noqa: PLC0415  a satellite
+        from reliq.outbox.transactions import write  # noqa: PLC0415  a satellite
+
         note = taking_note(*self._first, self._keep_ms(keep), prefix)
         if write(tx, note) == 1:
             return True
         write(tx, replace(note, kind="prolong"))  # it may die after this delivery, and be redriven again
         return False
 
-    def aonce(self, tx: AsyncTransaction, *, keep: Duration | None = None, prefix: str = DEFAULT_PREFIX) -> AwaitedBool:
+    def aonce(self, tx: AsyncTransaction, *, keep: Duration | None = None, prefix: str = OUTBOX_PREFIX) -> AwaitedBool:
         """As `once`, in async code."""
         return AwaitedBool(self._aonce(tx, keep, prefix))
 
     async def _aonce(self, tx: AsyncTransaction, keep: Duration | None, prefix: str) -> bool:
+        from reliq.outbox.tables import taking_note  # noqa: PLC0415  a satellite
+        from reliq.outbox.transactions import awrite  # noqa: PLC0415  a satellite
+
         note = taking_note(*self._first, self._keep_ms(keep), prefix)
         if await awrite(tx, note) == 1:
             return True
