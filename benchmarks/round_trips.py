@@ -14,8 +14,8 @@ from typing import Any
 from unittest.mock import patch
 
 from reliq import Consumer, Queue
-from reliq.redis.cluster import ManyWire
-from reliq.redis.connection import PooledWire
+from reliq.redis.cluster import ClusterTransport
+from reliq.redis.connection import PooledConnection
 from reliq.redis.server import Connection
 from reliq.settings import WorkerSettings
 from reliq.testing.server import find_server
@@ -28,28 +28,28 @@ PATIENCE_SECONDS = 300.0
 @contextmanager
 def network(seconds: float, *, one_by_one: bool) -> Iterator[None]:
     """Have each reply come `seconds` after its command was sent, and each command sent alone if so wanted."""
-    sends, receives, exchanges = PooledWire.send, PooledWire.receive, ManyWire.exchange
+    sends, receives, exchanges = PooledConnection.send, PooledConnection.receive, ClusterTransport.exchange
     sent_at: dict[Any, float] = {}
 
-    def send(wire: PooledWire, commands: Any) -> Any:
+    def send(wire: PooledConnection, commands: Any) -> Any:
         connection = sends(wire, commands)
         sent_at[connection] = time.perf_counter()
         return connection
 
-    def receive(wire: PooledWire, connection: Any, *args: Any) -> Any:
+    def receive(wire: PooledConnection, connection: Any, *args: Any) -> Any:
         rest = sent_at[connection] + seconds - time.perf_counter()
         if rest > 0:
             time.sleep(rest)
         return receives(wire, connection, *args)
 
-    def alone(wire: ManyWire, commands: Any) -> Any:
+    def alone(wire: ClusterTransport, commands: Any) -> Any:
         return [exchanges(wire, [one])[0] for one in commands]
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(PooledWire, "send", send))
-        stack.enter_context(patch.object(PooledWire, "receive", receive))
+        stack.enter_context(patch.object(PooledConnection, "send", send))
+        stack.enter_context(patch.object(PooledConnection, "receive", receive))
         if one_by_one:
-            stack.enter_context(patch.object(ManyWire, "exchange", alone))
+            stack.enter_context(patch.object(ClusterTransport, "exchange", alone))
         yield
 
 

@@ -19,7 +19,7 @@ from chromium import chromium
 from made_up import NOW, context, minute, rates, view, worker
 from PIL import Image
 
-from reliq.admin import CronView, HandlerStack, MessageView, Overview, Running, Slot, StackReport, WorkerView
+from reliq.admin import CronView, HandlerStack, MessageView, Overview, Running, RunningJob, StackReport, WorkerView
 from reliq.message import DEATH_REASONS, Pause
 from reliq.web.pages import TEMPLATES, Pages
 
@@ -146,7 +146,7 @@ LETTERS = [
 ]
 FILTER = dict.fromkeys(("reason", "text", "error", "header", "older", "newer"), "") | {"raised": None}
 WORKERS = [
-    worker(id="a", busy=9, running=tuple(Slot("orders", id, 1, NOW - 3) for id in made_ids(9))),
+    worker(id="a", busy=9, running=tuple(RunningJob("orders", id, 1, NOW - 3) for id in made_ids(9))),
     worker(id="b", busy=8),
     worker(id="c", busy=8, slots=8),
     worker(id="d", busy=2, slots=4),

@@ -26,7 +26,7 @@ def installed_by(command: str) -> Iterator[None]:
 
 with installed_by("pip install '.[embedded]'"):
     from reliq import ConfigurationError, Queue
-    from reliq.consumer import STOPS, take
+    from reliq.consumer import STOPS, handle_signal
     from reliq.testing.server import EmbeddedRedis, find_server
 
 
@@ -53,7 +53,7 @@ def ended_by_signals() -> Iterator[None]:
 
     sys.unraisablehook = interrupt_again
     for number in STOPS:
-        take(number, end)
+        handle_signal(number, end)
     try:
         yield
     except KeyboardInterrupt as error:

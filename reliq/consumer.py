@@ -26,7 +26,7 @@ from reliq.handlers.registration import Registration
 from reliq.message import Answer
 from reliq.redis.client import Clients
 from reliq.settings import RECONNECT, WorkerSettings, seconds, seconds_after
-from reliq.text import some
+from reliq.text import join_first
 from reliq.wire_format import placed
 from reliq.worker.engine import Engine
 
@@ -455,7 +455,7 @@ def found(place: str, kind: type[T]) -> T:
     if len(set(map(id, chosen))) != 1:
         wanted = f"a {kind.__name__} named {attribute!r}" if attribute else f"exactly one {kind.__name__}"
         names = list(instances)
-        has = f": {some(names)} (write {module_name}:{names[0]})" if names else " none"
+        has = f": {join_first(names)} (write {module_name}:{names[0]})" if names else " none"
         raise ConfigurationError(f"module {module_name!r} must have {wanted}; it has{has}")
     return chosen[0]
 
@@ -557,7 +557,7 @@ class StopSignals(SignalNotes):
 
     def __enter__(self) -> Self:
         """Take the signals."""
-        self._before = {number: take(number, self.take_note) for number in STOPS}
+        self._before = {number: handle_signal(number, self.take_note) for number in STOPS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -569,7 +569,7 @@ class StopSignals(SignalNotes):
         """Only note signals from now on; set the handlers again, for a lifespan may have set its own."""
         self._works = True
         for number in STOPS:
-            take(number, self.take_note)
+            handle_signal(number, self.take_note)
 
     def take_note(self, number: int, _frame: FrameType | None) -> None:
         """Note a signal, and end the start or the process where that is wanted."""
@@ -588,7 +588,7 @@ def end_at_once(number: int, _frame: FrameType | None) -> None:
 _taken: set[int] = set()
 
 
-def take(number: int, handler: Callable[[int, FrameType | None], Any]) -> Any:
+def handle_signal(number: int, handler: Callable[[int, FrameType | None], Any]) -> Any:
     """
     Have `handler` called at a signal, but not in processes forked from this one; return the handler before.
 

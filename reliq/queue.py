@@ -16,9 +16,9 @@ from reliq.codec import Codec
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.keys import Keys, Layout, check_id, home
 from reliq.lua import transitions
-from reliq.lua.transitions import Lanes
+from reliq.lua.transitions import CallSequences
 from reliq.message import Counts, Letter, Pause
-from reliq.publish.messages import BulkTally, ShardCalls, Writer, check_bulk, when
+from reliq.publish.messages import BulkProgress, ShardCalls, Writer, check_bulk, when
 from reliq.publish.publisher import Sender, begun
 from reliq.receive.receiver import Receiver, areceiving, receiving
 from reliq.redis import commands
@@ -35,10 +35,10 @@ from reliq.settings import (
     LimitOptions,
     QueueSettings,
     SettingsOptions,
+    check_int,
     limits_in,
     milliseconds,
     seconds,
-    whole,
 )
 from reliq.text import check_keywords, chunked_by_size
 from reliq.wire_format import envelope_rest
@@ -106,7 +106,7 @@ class Redriving:
             raise ConfigurationError(
                 f"letters must be a list of dead letters, as `letters()` returns them, not {type(letters).__name__}"
             )
-        whole("number of letters", len(letters), most=BATCH_LIMIT)
+        check_int("number of letters", len(letters), most=BATCH_LIMIT)
         self._shards, self._retries = shards, settings.retries
         self._ttl_ms, self._delay_ms = milliseconds(settings.ttl), milliseconds(seconds("delay", delay))
         self.left, self.redriven = list(letters), 0
@@ -191,7 +191,7 @@ def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
     """Return the command that reads dead letters; raise ConfigurationError for a limit or place not allowed."""
     if not isinstance(after, str) or (after and _LETTER_NAME.fullmatch(after) is None):
         raise ConfigurationError("after must be the `letter` of a dead letter, such as '1700000000000-0', or empty")
-    count, first = whole("limit", limit, least=1, most=BATCH_LIMIT), f"({after}" if after else "-"
+    count, first = check_int("limit", limit, least=1, most=BATCH_LIMIT), f"({after}" if after else "-"
     return commands.letters_between(keys, first, "+", count=count)
 
 
@@ -234,7 +234,7 @@ class Control:
         self.settings = settings
         self.target = target
         self.observers = observers
-        self._lanes = Lanes()
+        self._lanes = CallSequences()
         self._clients = Clients(target, observers)
         #: The shards as this process knows them, without a question to Redis.
         self.known_shards = Shards(keys, self._clients, shards)
@@ -664,7 +664,11 @@ class Queue(Control, Generic[B]):
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
         check_bulk("Queue.publish_many", others)
-        tally, calls, durability = BulkTally(max_backlog), ShardCalls(self._writer, chunk), self._durability(durability)
+        tally, calls, durability = (
+            BulkProgress(max_backlog),
+            ShardCalls(self._writer, chunk),
+            self._durability(durability),
+        )
         # While Redis works on a call, the next one is made.
         with calls.telling_rest(), ThreadPoolExecutor(1, "reliq-publish") as sending:
             under_way: Callable[[], list[Receipt]] = list
@@ -697,7 +701,11 @@ class Queue(Control, Generic[B]):
     ) -> BulkResult:
         """As `publish_many`, in async code."""
         check_bulk("Queue.apublish_many", others)
-        tally, calls, durability = BulkTally(max_backlog), ShardCalls(self._writer, chunk), self._durability(durability)
+        tally, calls, durability = (
+            BulkProgress(max_backlog),
+            ShardCalls(self._writer, chunk),
+            self._durability(durability),
+        )
         with calls.telling_rest():
             for orders in calls.read(items):
                 while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis

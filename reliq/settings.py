@@ -128,7 +128,7 @@ def seconds(name: str, value: Duration, *, least: float = 0.0, most: float = LON
     return float(number)
 
 
-def whole(name: str, value: int, *, least: int = 0, most: int) -> int:
+def check_int(name: str, value: int, *, least: int = 0, most: int) -> int:
     """Return a whole number; raise ConfigurationError naming `name` when it is outside `least`..`most`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"{name} must be a whole number, not {_shown(value)}")
@@ -192,7 +192,7 @@ class Durability:
         Raises:
             ConfigurationError: `count` is not 1 to 100, or `timeout` not 0.001 to 60 seconds.
         """
-        return cls(kind="replicas", count=whole("replicas", count, least=1, most=100), timeout=timeout)
+        return cls(kind="replicas", count=check_int("replicas", count, least=1, most=100), timeout=timeout)
 
     @classmethod
     def aof(cls, *, local: bool = True, replicas: int = 0, timeout: Duration = 2.0) -> Self:
@@ -206,9 +206,9 @@ class Durability:
         """
         if not isinstance(local, bool):
             raise ConfigurationError(f"local must be True or False, not {_shown(local)}")
-        if not local and not whole("replicas", replicas, most=100):
+        if not local and not check_int("replicas", replicas, most=100):
             raise ConfigurationError("durability by aof needs local=True, or replicas=1 or more")
-        return cls(kind="aof", count=whole("replicas", replicas, most=100), local=local, timeout=timeout)
+        return cls(kind="aof", count=check_int("replicas", replicas, most=100), local=local, timeout=timeout)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", seconds("timeout", self.timeout, least=0.001, most=60.0))
@@ -253,10 +253,10 @@ class QueueSettings:
     durability: Durability = Durability.NONE
 
     def __post_init__(self) -> None:
-        whole("retries", self.retries, most=RETRIES_LIMIT)
-        whole("max_body", self.max_body, least=1, most=LARGEST_BODY)
-        whole("letters_max", self.letters_max, most=10_000_000)
-        whole("history", self.history, most=100_000)
+        check_int("retries", self.retries, most=RETRIES_LIMIT)
+        check_int("max_body", self.max_body, least=1, most=LARGEST_BODY)
+        check_int("letters_max", self.letters_max, most=10_000_000)
+        check_int("history", self.history, most=100_000)
         _normalise(self, ttl=0.001, dedup=0.0, letters_ttl=1.0)
         Durability.checked(self.durability)
 
@@ -314,8 +314,8 @@ class HandlerSettings:
         if self.timeout is not None:
             _normalise(self, timeout=0.001)
         if self.concurrency is not None:
-            whole("concurrency", self.concurrency, least=1, most=10_000)
-        whole("weight", self.weight, least=1, most=1000)
+            check_int("concurrency", self.concurrency, least=1, most=10_000)
+        check_int("weight", self.weight, least=1, most=1000)
         for name in ("retry_on", "reject_on"):
             given = getattr(self, name)
             kinds = given if isinstance(given, tuple) else (given,)
@@ -340,7 +340,7 @@ class HandlerSettings:
         if self.batch is None and self.linger is not None:
             raise ConfigurationError("linger is for batches: give batch too, such as batch=100, or leave it out")
         if self.batch is not None:
-            whole("batch", self.batch, least=1, most=BATCH_LIMIT)
+            check_int("batch", self.batch, least=1, most=BATCH_LIMIT)
         if self.linger is not None:
             object.__setattr__(self, "linger", seconds("linger", self.linger, most=LONGEST_LINGER_SECONDS))
 
@@ -370,12 +370,12 @@ class WorkerSettings:
     log_error_text: bool = False
 
     def __post_init__(self) -> None:
-        whole("concurrency", self.concurrency, least=1, most=10_000)
+        check_int("concurrency", self.concurrency, least=1, most=10_000)
         _normalise(self, grace=0.0)
         if self.burst not in (False, True, "delayed"):
             raise ConfigurationError(f"burst must be True, False or 'delayed', not {_shown(self.burst)}")
         if self.max_jobs is not None:
-            whole("max_jobs", self.max_jobs, least=1, most=10**9)
+            check_int("max_jobs", self.max_jobs, least=1, most=10**9)
 
 
 def _normalise(settings: Any, **least: float) -> None:
@@ -427,7 +427,7 @@ class Limits:
             raise ConfigurationError(f"ordered must be True or False, not {self.ordered!r:.40}")
         for name in ("per_key", "concurrency"):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), least=1, most=HELD_LIMIT)
+                check_int(name, getattr(self, name), least=1, most=HELD_LIMIT)
         if self.ordered and self.per_key not in (None, 1):
             raise ConfigurationError(
                 f"ordered=True is one message of a key at a time: leave out per_key, which is {self.per_key}"
@@ -506,7 +506,7 @@ class Limits:
         elif given is not None:
             raise ConfigurationError(f"{burst} is for a rate: give {rate} too, such as {rate}='100/s', or leave it out")
         if given is not None:
-            whole(burst, given, least=1, most=HELD_LIMIT)
+            check_int(burst, given, least=1, most=HELD_LIMIT)
 
     def _rate_fields(self, rate: str, burst: str) -> dict[str, int | None]:
         if getattr(self, rate) is None:
@@ -519,9 +519,10 @@ def _weights(given: object) -> dict[str, int]:
     """Return the weights of keys; raise ConfigurationError for what is none."""
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"key_weights must be a mapping such as {{'vip': 4}}, not a {type(given).__name__}")
-    whole("number of key_weights", len(given), most=WEIGHTS_LIMIT)
+    check_int("number of key_weights", len(given), most=WEIGHTS_LIMIT)
     return {
-        check_key(key): whole(f"weight of {key!r}", value, least=1, most=WEIGHT_LIMIT) for key, value in given.items()
+        check_key(key): check_int(f"weight of {key!r}", value, least=1, most=WEIGHT_LIMIT)
+        for key, value in given.items()
     }
 
 

@@ -32,7 +32,7 @@ def whole_number(text: str | bytes) -> int | None:
     return int(digits) if _WHOLE.fullmatch(digits) else None
 
 
-def moment(seconds: float) -> float:
+def clamp_time(seconds: float) -> float:
     """Return unix seconds that have a date, to the ms: what lies before 1970 or after 9999 is the nearest that does."""
     return round(min(max(float(seconds), 0.0), float(LAST_SECOND)), 3)
 
@@ -69,20 +69,20 @@ def class_name(value: object) -> str:
         return "a class without a name"
 
 
-def partial(away: Sequence[int]) -> str:
+def format_missing(away: Sequence[int]) -> str:
     """Return that figures are partial, because the Redis of these shards is away."""
     return (
         f"partial: without {'shard' if len(away) == 1 else 'shards'} {', '.join(map(str, away))}, whose Redis is away"
     )
 
 
-def some(ids: Sequence[str], count: int = 0) -> str:
+def join_first(ids: Sequence[str], count: int = 0) -> str:
     """Return the first five of `ids` as one text, and how many more there are, of `count` when that are more."""
     left = max(len(ids), count) - min(len(ids), IDS_SHOWN)
     return (", ".join(ids[:IDS_SHOWN]) or "none") + (f" and {left} more" if left else "")
 
 
-def typed(command: str, *names: str, options: Sequence[str] = (), layout: object = "reliq") -> str:
+def shell_command(command: str, *names: str, options: Sequence[str] = (), layout: object = "reliq") -> str:
     """
     Return a command of reliq as a person types it into a shell, for a message that names it.
 
@@ -95,7 +95,7 @@ def typed(command: str, *names: str, options: Sequence[str] = (), layout: object
     return f"reliq {command} {join(words)}"
 
 
-def count_of(number: int, one: str, more: str = "") -> str:
+def pluralize(number: int, one: str, more: str = "") -> str:
     """Return `1 process` or `1,200 processes`; `more` is the plural of what does not take an s."""
     return f"{number:,} {one if number == 1 else more or one + 's'}"
 
@@ -106,7 +106,7 @@ DEEPEST = 100
 _UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
 
 
-def spoken(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return seconds as a person says them, in at most two units: `40ms`, `1.5s`, `12s`, `3m20s`, `5h`, `2d4h`."""
     if 0.0005 <= seconds < 0.9995:  # noqa: PLR2004  what is shown as 1 to 999 ms
         return f"{seconds * 1000:.0f}ms"
@@ -121,7 +121,7 @@ def spoken(seconds: float) -> str:
     return f"{whole}s"
 
 
-def amount(number: float) -> str:
+def format_number(number: float) -> str:
     """Return a number in at most six characters: `999`, `12,345`, `1.2M`."""
     if number < 100_000:  # noqa: PLR2004  below it every digit is shown
         return f"{number:,.0f}"
@@ -131,9 +131,9 @@ def amount(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def rate(per_second: float) -> str:
+def format_rate(per_second: float) -> str:
     """Return a rate: with its tenths while it is small."""
-    return f"{per_second:.1f}".removesuffix(".0") if per_second < 10 else amount(per_second)  # noqa: PLR2004
+    return f"{per_second:.1f}".removesuffix(".0") if per_second < 10 else format_number(per_second)  # noqa: PLR2004
 
 
 def pretty(body: bytes) -> Iterator[str]:

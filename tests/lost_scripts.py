@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 from reliq.lua import script
-from reliq.redis.connection import AsyncPooledWire, PooledWire
+from reliq.redis.connection import AsyncPooledConnection, PooledConnection
 
 _SCRIPTS = ("publish", "limit", "promote", "reclaim", "claim", "ack", "nack", "counts")
 
@@ -30,17 +30,17 @@ class Losing:
 
 @contextmanager
 def _counting(losing, monkeypatch):
-    def send(wire, commands, send=PooledWire.send):
+    def send(wire, commands, send=PooledConnection.send):
         losing.trip()
         return send(wire, commands)
 
-    async def asend(wire, commands, send=AsyncPooledWire.send):
+    async def asend(wire, commands, send=AsyncPooledConnection.send):
         losing.trip()
         return await send(wire, commands)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PooledWire, "send", send)
-        patch.setattr(AsyncPooledWire, "send", asend)
+        patch.setattr(PooledConnection, "send", send)
+        patch.setattr(AsyncPooledConnection, "send", asend)
         yield
 
 

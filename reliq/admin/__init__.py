@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from reliq.lazy_imports import names_of
+from reliq.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from reliq.admin.acl import AclRule as AclRule
-    from reliq.admin.admin import Admin as Admin, Reader as Reader
+    from reliq.admin.admin import Admin as Admin, ReadOnlyAdmin as ReadOnlyAdmin
     from reliq.admin.aio import AsyncAdmin as AsyncAdmin
     from reliq.admin.bulk import (
         MoveResult as MoveResult,
@@ -41,30 +41,30 @@ if TYPE_CHECKING:
     from reliq.admin.queues import (
         Account as Account,
         Failure as Failure,
-        Minute as Minute,
-        Moment as Moment,
+        MinuteStats as MinuteStats,
         Overview as Overview,
+        QueueSample as QueueSample,
         QueueView as QueueView,
+        RateHistory as RateHistory,
         Rates as Rates,
-        Trend as Trend,
         Watcher as Watcher,
     )
-    from reliq.admin.resharding import Leftover as Leftover
+    from reliq.admin.resharding import PendingMigration as PendingMigration
     from reliq.admin.shards import ShardsView as ShardsView
     from reliq.admin.show import (
-        End as End,
-        EndKind as EndKind,
+        FinishedKind as FinishedKind,
+        FinishedMessage as FinishedMessage,
         MessageState as MessageState,
         MessageView as MessageView,
-        Story as Story,
-        StoryEvent as StoryEvent,
-        StoryKind as StoryKind,
+        Timeline as Timeline,
+        TimelineEvent as TimelineEvent,
+        TimelineKind as TimelineKind,
     )
     from reliq.admin.workers import Running as Running, WorkerView as WorkerView
-    from reliq.lua.transitions import KeyLine as KeyLine, KeyLines as KeyLines
+    from reliq.lua.transitions import KeyQueue as KeyQueue, KeyQueues as KeyQueues
     from reliq.redis.commands import (
         HandlerStack as HandlerStack,
-        Slot as Slot,
+        RunningJob as RunningJob,
         StackReport as StackReport,
         Worker as Worker,
     )
@@ -72,11 +72,11 @@ if TYPE_CHECKING:
     from reliq.wire_format import FailureNote as FailureNote
 
 if not TYPE_CHECKING:  # a type checker sees every name above, and that there is no other
-    __getattr__, __dir__, __all__ = names_of(
+    __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
             "reliq.admin.acl": "AclRule",
-            "reliq.admin.admin": "Admin Reader",
+            "reliq.admin.admin": "Admin ReadOnlyAdmin",
             "reliq.admin.aio": "AsyncAdmin",
             "reliq.admin.bulk": "MoveResult OnMoved OnStep RemoveResult",
             "reliq.admin.calls": "Place",
@@ -89,13 +89,13 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.filters": "Filter LetterFilter",
             "reliq.admin.messages": "Entry EntryMark MessagePage OnLetters OnLook SearchResult",
             "reliq.admin.publish": "FilePublished OnBytes OnError",
-            "reliq.admin.queues": "Account Failure Minute Moment Overview QueueView Rates Trend Watcher",
+            "reliq.admin.queues": "Account Failure MinuteStats Overview QueueSample QueueView RateHistory Rates Watcher",
             "reliq.admin.shards": "ShardsView",
-            "reliq.admin.show": "End EndKind MessageState MessageView Story StoryEvent StoryKind",
+            "reliq.admin.show": "FinishedKind FinishedMessage MessageState MessageView Timeline TimelineEvent TimelineKind",
             "reliq.admin.workers": "Running WorkerView",
-            "reliq.lua.transitions": "KeyLine KeyLines",
-            "reliq.redis.commands": "HandlerStack Slot StackReport Worker",
-            "reliq.admin.resharding": "Leftover",
+            "reliq.lua.transitions": "KeyQueue KeyQueues",
+            "reliq.redis.commands": "HandlerStack RunningJob StackReport Worker",
+            "reliq.admin.resharding": "PendingMigration",
             "reliq.redis.shards": "MapState ShardMap",
             "reliq.wire_format": "FailureNote",
         },

@@ -1,4 +1,4 @@
-"""`Reader`: everything that an operator sees of queues, for programs; it changes nothing."""
+"""`ReadOnlyAdmin`: everything that an operator sees of queues, for programs; it changes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from reliq.admin.messages import (
 from reliq.admin.publish import FilePublished, OnBytes, OnError, publish, publish_file
 from reliq.admin.queues import (
     Account,
-    Minute,
+    MinuteStats,
     Overview,
     Watcher,
     account_of,
@@ -51,7 +51,7 @@ from reliq.admin.queues import (
 )
 from reliq.admin.session import Sessions
 from reliq.admin.shards import Resharder, shards_of
-from reliq.admin.show import End, MessageView, Story, check_ends, ends_of, story_of, view_of
+from reliq.admin.show import FinishedMessage, MessageView, Timeline, check_ends, ends_of, story_of, view_of
 from reliq.admin.workers import Running, WorkerView, ask_stacks, running_in, stacks_of, worker_view, workers_alive
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout, check_id
@@ -72,16 +72,16 @@ if TYPE_CHECKING:
     from reliq.admin.check_state import OnProgress
     from reliq.admin.dead import OnRedriven, RedriveOptions, RedriveResult
     from reliq.admin.doctor import Finding
-    from reliq.admin.resharding import Leftover
+    from reliq.admin.resharding import PendingMigration
     from reliq.admin.shards import ShardsView
-    from reliq.lua.transitions import KeyLine
+    from reliq.lua.transitions import KeyQueue
     from reliq.message import CancelStatus, Duration, Letter, Pause, PublishOptions, Receipt, RescheduleStatus
     from reliq.redis.commands import StackReport, Worker
     from reliq.redis.url import Target
     from reliq.settings import Limits
 
 
-class Reader:
+class ReadOnlyAdmin:
     """
     An operator's view of one Redis, which changes nothing there.
 
@@ -139,12 +139,12 @@ class Reader:
         session = self._redis.session()
         return overview_by_notes(session, chosen(session, self._named(names)), self._maps())
 
-    def history(self, queue: str, *, minutes: int = 60) -> list[Minute]:
+    def history(self, queue: str, *, minutes: int = 60) -> list[MinuteStats]:
         """Return a queue's last minutes, up to 180, the oldest first, as its workers noted them."""
         session = self._redis.queue(queue)
         return histories_of(session, [session.keys], minutes, self._maps())[session.keys]
 
-    def histories(self, names: Sequence[str] = (), *, minutes: int = 60) -> dict[str, list[Minute]]:
+    def histories(self, names: Sequence[str] = (), *, minutes: int = 60) -> dict[str, list[MinuteStats]]:
         """Return the last minutes of the queues named, or of all in the registry, each by its queue's name."""
         session = self._redis.session()
         queues = chosen(session, [self.redis_keys(name) for name in names]).queues
@@ -188,11 +188,11 @@ class Reader:
         """Return where a message is, what it holds and who has it, or how it ended; raise when nothing is known of it."""
         return view_of(self._redis.queue(queue), id)
 
-    def story(self, queue: str, id: str) -> Story:
+    def story(self, queue: str, id: str) -> Timeline:
         """Return what happened to a message, the oldest first, as far as it is known; raise when nothing is."""
         return story_of(self.show(queue, id))
 
-    def ends(self, queue: str, *, kind: str | None = None, limit: int = 100) -> list[End]:
+    def ends(self, queue: str, *, kind: str | None = None, limit: int = 100) -> list[FinishedMessage]:
         """Return how the last messages ended, newest first: all that were not acked, or those of one kind."""
         check_ends(kind, limit)
         return ends_of(self._redis.queue(queue), kind=kind, limit=limit)
@@ -214,7 +214,7 @@ class Reader:
         """Return the keys of a queue with most messages that wait, and how many keys and messages do what."""
         return keys_of(self._redis.queue(queue), limit)
 
-    def key(self, queue: str, key: str) -> KeyLine:
+    def key(self, queue: str, key: str) -> KeyQueue:
         """Return how many messages of one key wait and run, and why they wait."""
         return key_of(self._redis.queue(queue), key)
 
@@ -316,7 +316,7 @@ class Reader:
         return ShardMaps(whole=self._redis.shard is None)
 
 
-class QueueAdmin(Reader):
+class QueueAdmin(ReadOnlyAdmin):
     """An operator's changes of a queue as a whole: its pause, shards and periodic entries."""
 
     def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None, by: str = "") -> None:
@@ -403,7 +403,7 @@ class QueueAdmin(Reader):
         """
         Resharder(self._redis.queue(queue)).resize(number)
 
-    def finish_resize(self, queue: str) -> Leftover:
+    def finish_resize(self, queue: str) -> PendingMigration:
         """End a change of the number of shards, and return nothing; or what only the earlier number finds."""
         return Resharder(self._redis.queue(queue)).finish()
 

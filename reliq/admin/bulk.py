@@ -21,7 +21,7 @@ from reliq.admin.calls import (
     MOVABLE,
     MOVING_MS,
     STEP_IDS,
-    LinePlace,
+    KeyQueueState,
     Place,
     Spot,
     check_place,
@@ -30,7 +30,7 @@ from reliq.admin.calls import (
     size,
 )
 from reliq.admin.dead import COPY_WINDOW_SECONDS, copied
-from reliq.admin.messages import Found, StatePart, Sum, Walk, entries, in_turn, parts_of, size_of
+from reliq.admin.messages import Found, StatePart, Sum, Walk, entries, parts_of, sequentially, size_of
 from reliq.admin.publish import taker
 from reliq.errors import ConfigurationError
 from reliq.keys import check_id, is_name
@@ -38,8 +38,8 @@ from reliq.lua import transitions
 from reliq.message import RETRIES_LIMIT, Outgoing
 from reliq.queue import tombstone_ms
 from reliq.redis import commands
-from reliq.settings import BATCH_LIMIT, LARGEST_BODY, LONGEST_SECONDS, MIB, whole
-from reliq.text import chunked, chunked_by_size, count_of, typed
+from reliq.settings import BATCH_LIMIT, LARGEST_BODY, LONGEST_SECONDS, MIB, check_int
+from reliq.text import chunked, chunked_by_size, pluralize, shell_command
 from reliq.wire_format import Delayed, StateWord, open_envelope, read_count
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class RemoveResult(Sum):
         """Return in one line how many were deleted or cancelled, as `verb` says, and what became of the others."""
         parts = [f"{self.purged + self.cancelled} {verb}"]
         if self.running:
-            parts.append(f"{count_of(self.running, 'is running: it is', 'are running: they are')} not retried")
+            parts.append(f"{pluralize(self.running, 'is running: it is', 'are running: they are')} not retried")
         if self.gone:
             parts.append(f"{self.gone} had ended meanwhile")
         return ", ".join(parts)
@@ -98,7 +98,9 @@ OnStep = Callable[[int, RemoveResult], None]
 def purge(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> RemoveResult:
     """Delete the messages of a state that are there now; tell `on_step` how many each step looked at, and the sum."""
     place = check_place(state, PURGEABLE)
-    return in_turn(parts_of(queue, place, where), lambda part, step, _: _purge(part, step), on_step, RemoveResult())
+    return sequentially(
+        parts_of(queue, place, where), lambda part, step, _: _purge(part, step), on_step, RemoveResult()
+    )
 
 
 def _purge(part: StatePart, on_step: OnStep) -> RemoveResult:
@@ -135,7 +137,7 @@ def cancel(
 ) -> RemoveResult:
     """Cancel the messages of a state that are there now; as `purge`."""
     place, for_ms = check_place(state, CANCELLABLE), tombstone_ms(tombstone)
-    return in_turn(
+    return sequentially(
         parts_of(queue, place, where), lambda part, step, _: _cancel(part, for_ms, step), on_step, RemoveResult()
     )
 
@@ -166,7 +168,7 @@ def count(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> in
             step(looked, RemoveResult(found))
         return RemoveResult(found)
 
-    return in_turn(parts_of(queue, place, where), count_part, on_step, RemoveResult()).found
+    return sequentially(parts_of(queue, place, where), count_part, on_step, RemoveResult()).found
 
 
 def cancel_each(queue: QueueSession, ids: Sequence[str], tombstone: Duration | None) -> dict[str, CancelStatus]:
@@ -193,7 +195,7 @@ def remove(queue: QueueSession, spot: Spot, ids: list[str], *, free_ids: bool = 
     """Delete up to 500 messages of a place, given in their order, wherever they have gone meanwhile; as `purge`."""
     purged = 0
     if ids and spot != "unack":
-        line = {"state": "line", "line": spot.key} if isinstance(spot, LinePlace) else {"state": spot}
+        line = {"state": "line", "line": spot.key} if isinstance(spot, KeyQueueState) else {"state": spot}
         purged = queue.run(transitions.purge(queue.keys, ids, free_ids=free_ids, **cast("Any", line)))
     # A list gave its first ones; of pending nobody says which have moved on, and those purged are not found again.
     rest = ids[purged:] if is_list(spot) else ids if purged < len(ids) else []
@@ -258,7 +260,7 @@ def move(
     on_step: OnMoved,
 ) -> MoveResult:
     """Move messages of a state that are there now to the queue `target`, `to`; raise when one to a third was cut off."""
-    place, left = check_place(state, MOVABLE), None if limit is None else whole("limit", limit, least=1, most=10**9)
+    place, left = check_place(state, MOVABLE), None if limit is None else check_int("limit", limit, least=1, most=10**9)
 
     def move_part(part: StatePart, step: OnMoved, _before: MoveResult) -> MoveResult:
         nonlocal left
@@ -267,7 +269,7 @@ def move(
         left = None if left is None else left - mover.met
         return done
 
-    return in_turn(parts_of(queue, place, where), move_part, on_step, MoveResult())
+    return sequentially(parts_of(queue, place, where), move_part, on_step, MoveResult())
 
 
 class Mover:
@@ -317,7 +319,7 @@ class Mover:
         if noted != to:
             raise ConfigurationError(
                 f"a move of {self._keys.name!r} to {noted!r} was cut off; finish it first: "
-                + typed("move", self._keys.name, noted, options=["--state", "ready"], layout=self._keys.layout)
+                + shell_command("move", self._keys.name, noted, options=["--state", "ready"], layout=self._keys.layout)
             )
         return True
 

@@ -67,13 +67,13 @@ STEP_IDS = 250
 
 
 @dataclass(frozen=True, slots=True)
-class LinePlace:
+class KeyQueueState:
     """The line of one key: a list as ready is. All lines of a queue together are the place `waiting`."""
 
     key: str
 
 
-Spot = Place | LinePlace
+Spot = Place | KeyQueueState
 
 
 #: Redis users, each with the rights of one kind of process.
@@ -83,17 +83,17 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 def is_list(spot: Spot) -> bool:
     """Say whether messages lie there in the order of their claims."""
-    return isinstance(spot, LinePlace) or spot in ("ready", "retry")
+    return isinstance(spot, KeyQueueState) or spot in ("ready", "retry")
 
 
 def place_of(spot: Spot) -> Place:
     """Return the place that a person calls it."""
-    return "waiting" if isinstance(spot, LinePlace) else spot
+    return "waiting" if isinstance(spot, KeyQueueState) else spot
 
 
 def redis_key(keys: Keys, spot: Spot) -> str:
     """Return the Redis key that has its messages; `waiting` has one for each line."""
-    return keys.line(spot.key) if isinstance(spot, LinePlace) else str(getattr(keys, spot))
+    return keys.line(spot.key) if isinstance(spot, KeyQueueState) else str(getattr(keys, spot))
 
 
 def check_place(place: str, allowed: Sequence[Place] = PLACES) -> Place:

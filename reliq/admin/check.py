@@ -186,7 +186,7 @@ class CheckReport:
 
 
 @dataclass(slots=True)
-class FaultTally:
+class FaultCount:
     """Counts faults as they are found."""
 
     counts: dict[FaultName, int] = field(default_factory=dict)
@@ -287,7 +287,7 @@ class Checker:
         wait: Callable[[], None],
     ) -> None:
         self._queue, self._keys, self._repair, self._wait = queue, queue.keys, repair, wait
-        self._tally, self._reading = FaultTally(), Reading(queue, progress)
+        self._tally, self._reading = FaultCount(), Reading(queue, progress)
         self._known = self._reading.known
         self._suspects: set[str] = set()
         self._passing: dict[str, IdState] = {}

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from reliq.admin import calls
-from reliq.admin.calls import MOVING_MS, LinePlace
+from reliq.admin.calls import MOVING_MS, KeyQueueState
 from reliq.lua import script
 from reliq.lua.transitions import bounded, clock_arg
 from reliq.redis.commands import LISTS, Arg, Call
@@ -148,7 +148,9 @@ class Reading:
         """Yield the ids of lines, each with its key: pieces of one long line, or the begin of several lines."""
         for keys in self._line_keys():
             self.keys.update(keys)
-            begins = self.queue.run_all([calls.newest_ids(self.queue.keys, LinePlace(key), 0, BATCH) for key in keys])
+            begins = self.queue.run_all(
+                [calls.newest_ids(self.queue.keys, KeyQueueState(key), 0, BATCH) for key in keys]
+            )
             rows = [(id, key) for key, ids in zip(keys, begins, strict=True) for id in ids]
             for some in chunked(rows, BATCH):
                 yield 0, some
@@ -158,7 +160,7 @@ class Reading:
                     yield from self._rest_of_line(key, BATCH)
 
     def _rest_of_line(self, key: str, start: int) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-        while ids := self.queue.run(calls.newest_ids(self.queue.keys, LinePlace(key), start, BATCH)):
+        while ids := self.queue.run(calls.newest_ids(self.queue.keys, KeyQueueState(key), start, BATCH)):
             yield start, [(id, key) for id in ids]
             start += len(ids)
             self.longest_line = max(self.longest_line, start)

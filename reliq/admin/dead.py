@@ -15,7 +15,7 @@ from msgspec import structs
 
 from reliq.admin import calls
 from reliq.admin.filters import ignore
-from reliq.admin.messages import LONGEST_SEARCH, Sum, in_turn, letters_in, span_of, walk_letters
+from reliq.admin.messages import LONGEST_SEARCH, Sum, letters_in, sequentially, span_of, walk_letters
 from reliq.admin.publish import taker
 from reliq.errors import ConfigurationError
 from reliq.keys import check_id, first_published
@@ -23,8 +23,8 @@ from reliq.lua import transitions
 from reliq.message import Copied, Letter
 from reliq.queue import by_bytes
 from reliq.redis import commands
-from reliq.settings import BATCH_LIMIT, DAY_SECONDS, QueueSettings, milliseconds, seconds, whole
-from reliq.text import count_of
+from reliq.settings import BATCH_LIMIT, DAY_SECONDS, QueueSettings, check_int, milliseconds, seconds
+from reliq.text import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -134,7 +134,7 @@ class RedriveResult(Sum):
         if self.alive:
             parts.append(f"{self.alive} left: a message of their id is alive")
         if self.gone:
-            parts.append(f"{count_of(self.gone, 'was', 'were')} gone meanwhile")
+            parts.append(f"{pluralize(self.gone, 'was', 'were')} gone meanwhile")
         if self.kept:
             parts.append(f"{self.kept} kept: the other queue cannot have such headers or bodies")
         return ", ".join(parts)
@@ -162,13 +162,13 @@ class RedriveOptions:
 
     def __post_init__(self) -> None:
         if self.limit is not None:
-            whole("limit", self.limit, least=1, most=10**9)
+            check_int("limit", self.limit, least=1, most=10**9)
         if self.rate is not None and not 0 < self.rate <= FASTEST_RATE:
             raise ConfigurationError(
                 f"rate must be above 0 and at most {FASTEST_RATE:,} in a second, not {self.rate!r}"
             )
         if self.retries is not None:
-            whole("retries", self.retries, most=1000)
+            check_int("retries", self.retries, most=1000)
         seconds("delay", self.delay)
 
 
@@ -194,7 +194,7 @@ def redrive(
         return RedriveResult() if left == 0 else _redrive(part, where, replace(options, limit=left), to, pace, step)
 
     pace = Pace(options.rate)
-    return in_turn(queue.parts, redrive_part, on_step, RedriveResult())
+    return sequentially(queue.parts, redrive_part, on_step, RedriveResult())
 
 
 def _redrive(

@@ -16,7 +16,7 @@ from reliq.admin.queues import chosen
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
 from reliq.keys import CLUSTER_SLOTS, home
 from reliq.lua import transitions
-from reliq.lua.transitions import KeyLines
+from reliq.lua.transitions import KeyQueues
 from reliq.message import Counts
 from reliq.metrics.snapshot import ShardMaps
 from reliq.redis import commands
@@ -24,7 +24,7 @@ from reliq.redis.pool import OLDEST_SERVER, ServerVersion, WrongKindError
 from reliq.redis.shards import UNSHARDED, WITNESSES, ShardMap, shard_map, witnesses
 from reliq.redis.url import is_near
 from reliq.settings import Limits
-from reliq.text import count_of, spoken, typed
+from reliq.text import format_duration, pluralize, shell_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -256,7 +256,7 @@ def _evicted(facts: Facts) -> Finding:
     return Finding(
         "evicted",
         "bad",
-        f"{count_of(evicted, 'key was', 'keys were')} evicted since the server started",
+        f"{pluralize(evicted, 'key was', 'keys were')} evicted since the server started",
         "some of them may have been bodies: such messages end as expired",
         "reliq check QUEUE shows what has no body; then see to the memory",
     )
@@ -333,11 +333,11 @@ def _replicas(facts: Facts) -> Finding:
         return Finding(
             "replicas",
             "warning",
-            f"{count_of(replicas, 'replica')}, and min-replicas-to-write is 0",
+            f"{pluralize(replicas, 'replica')}, and min-replicas-to-write is 0",
             "a primary that is cut off takes messages that a failover loses",
             "min-replicas-to-write 1 and min-replicas-max-lag 1",
         )
-    return Finding("replicas", "ok", f"{count_of(replicas, 'replica')}, min-replicas-to-write is {least}")
+    return Finding("replicas", "ok", f"{pluralize(replicas, 'replica')}, min-replicas-to-write is {least}")
 
 
 def _slow(facts: Facts) -> Finding:
@@ -349,7 +349,7 @@ def _slow(facts: Facts) -> Finding:
     return Finding(
         "slow scripts",
         "warning",
-        f"{count_of(len(slow), 'script')} in the slow log took 50 ms or more, the longest {max(slow) // 1000} ms",
+        f"{pluralize(len(slow), 'script')} in the slow log took 50 ms or more, the longest {max(slow) // 1000} ms",
         "everybody waits while a script runs; reliq's own take a few ms",
         "SLOWLOG GET tells whose they are; if they are reliq's, the machine is short of CPU or swaps",
     )
@@ -389,7 +389,7 @@ def _retries(facts: Facts) -> Finding:
     return Finding(
         "client retries",
         "warning",
-        f"the redis-py client given repeats a command up to {count_of(facts.client_retries, 'time')} by itself",
+        f"the redis-py client given repeats a command up to {pluralize(facts.client_retries, 'time')} by itself",
         "reliq's own connections do not; what your program sends by it may run twice when a reply is lost",
         "make it with retry=Retry(NoBackoff(), 0)",
     )
@@ -491,7 +491,7 @@ def _slots(facts: Facts) -> Finding:
     return Finding(
         "slots",
         "bad",
-        f"cluster_state is {told['cluster_state']}, {count_of(CLUSTER_SLOTS - served, 'slot has', 'slots have')} no node that answers",
+        f"cluster_state is {told['cluster_state']}, {pluralize(CLUSTER_SLOTS - served, 'slot has', 'slots have')} no node that answers",
         "the queues of those slots stand still",
         "CLUSTER NODES says which; redis-cli --cluster fix mends slots that nobody has",
     )
@@ -548,7 +548,7 @@ class Keyed(NamedTuple):
     keys: Keys
     shards: int
     waiting: int
-    lines: KeyLines
+    lines: KeyQueues
     stored: dict[str, str]
     now: float
 
@@ -581,7 +581,7 @@ def _keyed(session: Session) -> Iterator[Keyed]:
             calls.limit_fields(keys),
         ]
         lines, stored = session.try_all(asked)
-        if isinstance(lines, KeyLines) and isinstance(stored, dict):
+        if isinstance(lines, KeyQueues) and isinstance(stored, dict):
             waiting = Counts.sum([part for part in parts if isinstance(part, Counts)]).waiting
             yield Keyed(keys, maps.served(keys), waiting, lines, stored, now_ms / 1000)
 
@@ -609,7 +609,7 @@ def _of_home(queue: Keyed) -> Iterator[Finding]:
             "bad",
             f"{name} has keys or limits, and {queue.shards} shards",
             "limits hold in the first shard alone, and messages of one key may lie in several",
-            typed("shards", name, "1"),
+            shell_command("shards", name, "1"),
         )
 
 
@@ -623,16 +623,16 @@ def _of_limits(queue: Keyed) -> Iterator[Finding]:
             "bad",
             f"the limits of {name} make no sense: {error}",
             "nothing of the queue may start, or more than was meant",
-            typed("limits", name, options=["--clear", "NAME"]),
+            shell_command("limits", name, options=["--clear", "NAME"]),
         )
     until = queue.lines.asleep_until
     if until is not None and until - queue.now > LONG_SECONDS:
         yield Finding(
             "keys",
             "warning",
-            f"{name} sleeps for {spoken(until - queue.now)} more: a handler has raised RateLimited for a message without key",
+            f"{name} sleeps for {format_duration(until - queue.now)} more: a handler has raised RateLimited for a message without key",
             "no message of it starts until then",
-            f"{typed('resume', name)}; publish its messages with a key",
+            f"{shell_command('resume', name)}; publish its messages with a key",
         )
 
 
@@ -643,10 +643,10 @@ def _of_lines(queue: Keyed) -> Iterator[Finding]:
         yield Finding(
             "keys",
             "bad",
-            f"{count_of(len(standing), 'line')} of {name} {'stands' if len(standing) == 1 else 'stand'}, as that of key "
-            f"{standing[0].key!r} with {count_of(standing[0].waiting, 'message')}",
+            f"{pluralize(len(standing), 'line')} of {name} {'stands' if len(standing) == 1 else 'stand'}, as that of key "
+            f"{standing[0].key!r} with {pluralize(standing[0].waiting, 'message')}",
             "nothing holds them up, and nobody serves them: a write was lost, or something else has changed a key",
-            typed("check", name, options=["--repair"]),
+            shell_command("check", name, options=["--repair"]),
         )
     first = next(iter(largest), None)
     if (
@@ -660,7 +660,7 @@ def _of_lines(queue: Keyed) -> Iterator[Finding]:
             "warning",
             f"key {first.key!r} has {first.waiting:,} of the {queue.waiting:,} messages that wait in {name}",
             "others have their turns beside it; its own messages wait for each other",
-            f"{typed('limits', name)} shows what it may; {typed('purge', name, options=['--key', first.key])} deletes what need not run",
+            f"{shell_command('limits', name)} shows what it may; {shell_command('purge', name, options=['--key', first.key])} deletes what need not run",
         )
 
 
@@ -692,9 +692,9 @@ def _lost(session: Session, queues: Sequence[Keys]) -> Iterator[Finding]:
             yield Finding(
                 "shards",
                 "bad",
-                f"Redis has lost the map of the shards of {keys.name}: epoch {known.epoch}, {count_of(known.n, 'shard')}",
+                f"Redis has lost the map of the shards of {keys.name}: epoch {known.epoch}, {pluralize(known.n, 'shard')}",
                 "a failover or a deletion took it; processes go on by what the shards have, until these are lost too",
-                typed("check", keys.name, options=["--repair"]),
+                shell_command("check", keys.name, options=["--repair"]),
             )
 
 
@@ -710,7 +710,7 @@ def _strays(session: Session, queues: Sequence[Keys]) -> Iterator[Finding]:
             yield Finding(
                 "producers",
                 "bad",
-                f"{count_of(len(strays), 'message')} of other shards of {keys.name} in shard 0, such as {strays[0]!r}",
+                f"{pluralize(len(strays), 'message')} of other shards of {keys.name} in shard 0, such as {strays[0]!r}",
                 "a producer of a version without shards publishes there: an id may be accepted twice, and cancel finds none",
                 "start that producer anew with the version of the workers; what it has published is worked as all else",
             )
@@ -744,5 +744,5 @@ def judged_shards(counts: Mapping[str, Counter[str]], servers: int) -> Finding:
                 "give each node as many slots: redis-cli --cluster rebalance",
             )
     return Finding(
-        "spread", "ok", f"queues with several shards: {len(counts)}, spread evenly over {count_of(servers, 'server')}"
+        "spread", "ok", f"queues with several shards: {len(counts)}, spread evenly over {pluralize(servers, 'server')}"
     )

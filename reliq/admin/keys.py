@@ -12,8 +12,8 @@ from reliq.errors import ConfigurationError
 from reliq.lua import transitions
 from reliq.publish.publisher import check_one_shard
 from reliq.redis.server import PUBLISH_SECONDS
-from reliq.settings import Limits, milliseconds, seconds, whole
-from reliq.text import typed
+from reliq.settings import Limits, check_int, milliseconds, seconds
+from reliq.text import shell_command
 from reliq.wire_format import check_key
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from reliq.admin.calls import KeySet
     from reliq.admin.session import QueueSession
-    from reliq.lua.transitions import KeyLine
+    from reliq.lua.transitions import KeyQueue
     from reliq.message import Duration
     from reliq.queue import Queue
     from reliq.redis.commands import Call
@@ -79,7 +79,7 @@ def _read(queue: QueueSession, stored: Mapping[str, str]) -> Limits:
         return Limits.read(stored)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{error}; `{typed('limits', queue.name, options=['--clear', 'NAME'])}` removes it"
+            f"{error}; `{shell_command('limits', queue.name, options=['--clear', 'NAME'])}` removes it"
         ) from None
 
 
@@ -125,7 +125,7 @@ class KeysView:
         asleep_until: until when the whole queue sleeps, in unix seconds by Redis' clock; None when it does not.
     """
 
-    largest: Sequence[KeyLine]
+    largest: Sequence[KeyQueue]
     waiting: int
     in_turn: int
     asleep: int
@@ -144,13 +144,13 @@ class KeyPage:
         after: what the next page is asked for with; None after the last.
     """
 
-    items: Sequence[KeyLine]
+    items: Sequence[KeyQueue]
     after: str | None
 
 
 def keys_of(queue: QueueSession, limit: int) -> KeysView:
     """Return the keys of a queue with most waiting messages; raise ConfigurationError for a limit that is not allowed."""
-    most = whole("limit", limit, least=1, most=PAGE_KEYS)
+    most = check_int("limit", limit, least=1, most=PAGE_KEYS)
     asked: list[Call[Any]] = [transitions.counts(queue.keys), transitions.lines(queue.keys, most=most)]
     counts, seen = queue.run_all(asked)
     return KeysView(
@@ -164,14 +164,14 @@ def keys_of(queue: QueueSession, limit: int) -> KeysView:
     )
 
 
-def key_of(queue: QueueSession, key: str) -> KeyLine:
+def key_of(queue: QueueSession, key: str) -> KeyQueue:
     """Return what one key does; raise ConfigurationError for one that no message can have."""
     return queue.run(transitions.lines(queue.keys, of=[check_key(key)])).largest[0]
 
 
 def key_page_of(queue: QueueSession, after: str | None, limit: int) -> KeyPage:
     """Return the next keys; raise ConfigurationError for a place or limit that is not allowed."""
-    count = whole("limit", limit, least=1, most=PAGE_KEYS)
+    count = check_int("limit", limit, least=1, most=PAGE_KEYS)
     among, at = _parsed(after)
     if among == "held":
         names = queue.run(calls.keys_holding(queue.keys, at, count))
@@ -182,7 +182,7 @@ def key_page_of(queue: QueueSession, after: str | None, limit: int) -> KeyPage:
     return KeyPage(_known(queue, names, among), None if following is None else opaque(following))
 
 
-def _known(queue: QueueSession, names: Sequence[str], among: str) -> list[KeyLine]:
+def _known(queue: QueueSession, names: Sequence[str], among: str) -> list[KeyQueue]:
     """Return what keys do; those that hold a place and are in turn or asleep besides were met there."""
     meant = [name for name in names if name not in NO_LINES]
     found = [
@@ -213,7 +213,7 @@ def pause_key(queue: QueueSession, key: str, for_: Duration | None) -> None:
         why = "has several shards" if queue.is_sharded else "has the Go layout"
         raise ConfigurationError(
             f"queue {queue.name!r} {why}, and so no keys; "
-            f"`{typed('pause', queue.name, layout=queue.keys.layout)}` pauses all of it"
+            f"`{shell_command('pause', queue.name, layout=queue.keys.layout)}` pauses all of it"
         )
     for_ms = None if for_ is None else milliseconds(seconds("for_", for_, least=0.001))
     queue.run(transitions.sleep(queue.keys, check_key(key), for_ms=for_ms))

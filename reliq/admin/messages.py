@@ -15,15 +15,15 @@ from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from reliq.admin import calls
-from reliq.admin.calls import MOVING_MS, STEP_IDS, LinePlace, Place, Spot, check_place, is_list, place_of
+from reliq.admin.calls import MOVING_MS, STEP_IDS, KeyQueueState, Place, Spot, check_place, is_list, place_of
 from reliq.admin.filters import Filter, LetterFilter
 from reliq.admin.session import QueueSession
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
 from reliq.message import BARE, PRIORITY_LINES, Counts, Letter
 from reliq.redis import commands
-from reliq.settings import BATCH_LIMIT, MIB, seconds, whole
-from reliq.text import moment
+from reliq.settings import BATCH_LIMIT, MIB, check_int, seconds
+from reliq.text import clamp_time
 from reliq.wire_format import HEADER_LIMIT, MAGIC, Backoff, Delayed, StateWord, Suspect, open_envelope, read_count
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ def parts_of(queue: QueueSession, place: Place, where: Filter) -> Iterator[State
         return
     rest = replace(where, key="")
     for shard in queue.parts:
-        yield from (StatePart(shard, LinePlace(key), rest) for key in ([where.key] if where.key else every_key(shard)))
+        yield from (
+            StatePart(shard, KeyQueueState(key), rest) for key in ([where.key] if where.key else every_key(shard))
+        )
 
 
 def every_key(shard: QueueSession) -> Iterator[str]:
@@ -77,7 +79,7 @@ def every_key(shard: QueueSession) -> Iterator[str]:
             yield key
 
 
-def first_lines(shard: QueueSession, most: int) -> list[LinePlace]:
+def first_lines(shard: QueueSession, most: int) -> list[KeyQueueState]:
     """Return up to `most` lines in the order in which they come first: by turns, then those that wake first, then others."""
     first, sleeping = shard.run_all([calls.first_keys(shard.keys, among, most) for among in ("ring", "asleep")])
     found = dict.fromkeys(key for key in (*first, *sleeping, *PRIORITY_LINES.values()) if key not in NO_LINES)
@@ -85,7 +87,7 @@ def first_lines(shard: QueueSession, most: int) -> list[LinePlace]:
         found[key] = None
         if len(found) >= most:
             break
-    return [LinePlace(key) for key in list(found)[:most]]
+    return [KeyQueueState(key) for key in list(found)[:most]]
 
 
 def _among(shard: QueueSession, among: KeySet) -> Iterator[str]:
@@ -142,7 +144,7 @@ class Sum:
         return type(self)(*map(operator.add, astuple(self), astuple(other)))
 
 
-def in_turn(
+def sequentially(
     parts: Iterable[P],
     do: Callable[[P, Callable[[int, R], None], R], R],
     on_step: Callable[[int, R], None],
@@ -220,7 +222,7 @@ def count(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:
             step(looked, found)
         return found
 
-    return in_turn(queue.parts, count_part, on_step, 0)
+    return sequentially(queue.parts, count_part, on_step, 0)
 
 
 def delete(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:
@@ -234,7 +236,7 @@ def delete(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:
             step(looked, deleted)
         return deleted
 
-    return in_turn(queue.parts, delete_part, on_step, 0)
+    return sequentially(queue.parts, delete_part, on_step, 0)
 
 
 #: It is called after each step, with how many ids the step looked at.
@@ -292,8 +294,8 @@ def messages_of(
     Raises:
         ConfigurationError: a state that is none, or a number that is not allowed.
     """
-    place, at = check_place(state), whole("offset", offset, most=10**9)
-    most = whole("limit", limit, least=1, most=LIST_LIMIT)
+    place, at = check_place(state), check_int("offset", offset, most=10**9)
+    most = check_int("limit", limit, least=1, most=LIST_LIMIT)
     if place == "waiting" and not where.key:
         return list(islice(_waiting(queue, where, at + most, on_look), at, at + most))
     parts = list(parts_of(queue, place, where))
@@ -402,8 +404,8 @@ def _entry(
     score: float | None,
     size: int,
 ) -> Entry:
-    due = None if one.header.due is None else moment(one.header.due / 1000)
-    when = score if score is not None else moment(word.due_ms / 1000) if isinstance(word, Delayed) else due
+    due = None if one.header.due is None else clamp_time(one.header.due / 1000)
+    when = score if score is not None else clamp_time(word.due_ms / 1000) if isinstance(word, Delayed) else due
     moving, (retries_left, _line) = held_until(word, score), read_count(left)
     if moving is not None:
         when = (moving - MOVING_MS) / 1000
@@ -771,7 +773,7 @@ class SearchResult:
 
 def page_of(queue: QueueSession, state: str, after: str | None, limit: int, key: str = "") -> MessagePage:
     """Return the next messages of a state; raise ConfigurationError for a state, place or limit that is not allowed."""
-    place, most = check_place(state), whole("limit", limit, least=1, most=PAGE_LIMIT)
+    place, most = check_place(state), check_int("limit", limit, least=1, most=PAGE_LIMIT)
     spot = _spot(place, key)
     if queue.is_sharded and place in CHAINED:
         return _chained(queue, place, after, most, key)
@@ -791,14 +793,14 @@ def _spot(place: Place, key: str) -> Spot:
         return place
     if not key:
         raise ConfigurationError("waiting messages are paged and searched by key: name one of those that `keys` tells")
-    return LinePlace(key)
+    return KeyQueueState(key)
 
 
 def search_in(
     queue: QueueSession, state: str, where: Filter, after: str | None, limit: int, for_seconds: float
 ) -> SearchResult:
     """Look through a state for what is meant; raise ConfigurationError for an argument that is not allowed."""
-    place, most = check_place(state), whole("limit", limit, least=1, most=PAGE_LIMIT)
+    place, most = check_place(state), check_int("limit", limit, least=1, most=PAGE_LIMIT)
     until = time.monotonic() + seconds("for_seconds", for_seconds, most=LONGEST_SEARCH)
     if isinstance(where, LetterFilter) and place != "dead" and replace(where, headers={}, match="", key="").is_set:
         raise ConfigurationError(f"ids, reason, raised, error and ages are of the state dead, not of {place}")

@@ -19,7 +19,7 @@ from reliq.message import Outgoing
 from reliq.publish.messages import Writer
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, LARGEST_BODY, MIB, QueueSettings
-from reliq.text import chunked_by_size, count_of
+from reliq.text import chunked_by_size, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,7 @@ class FileProgress:
             return 0
         if mark.sha256 != sha256:
             raise ConfigurationError(
-                f"{self.path} has changed since {count_of(mark.line, 'line of it was', 'lines of it were')} published here: all its lines would be "
+                f"{self.path} has changed since {pluralize(mark.line, 'line of it was', 'lines of it were')} published here: all its lines would be "
                 f"published again. If that is wanted, delete {self.file}"
             )
         return mark.line
@@ -167,9 +167,9 @@ class FilePublished:
 
     def __str__(self) -> str:
         """Return in one line what became of the good lines."""
-        parts = [f"{self.published} published", f"{count_of(self.before, 'was', 'were')} before"]
+        parts = [f"{self.published} published", f"{pluralize(self.before, 'was', 'were')} before"]
         if self.cancelled:
-            parts.append(f"{count_of(self.cancelled, 'was', 'were')} cancelled a short while ago")
+            parts.append(f"{pluralize(self.cancelled, 'was', 'were')} cancelled a short while ago")
         return ", ".join(parts)
 
 

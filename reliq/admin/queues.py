@@ -20,20 +20,20 @@ from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailable
 from reliq.keys import QUEUES_KEY, SHARDS_LIMIT, Keys, Layout, is_name
 from reliq.lua import transitions
 from reliq.message import Counts, Pause
-from reliq.metrics.snapshot import Chosen, SnapshotReader, Waits, registered
+from reliq.metrics.snapshot import Selection, SnapshotReader, Waits, registered
 from reliq.publish.publisher import NAMING_SECONDS
 from reliq.redis import commands
 from reliq.redis.commands import MINUTE_MS, MINUTES_LIMIT, Totals, answered, raise_first
-from reliq.settings import whole
-from reliq.text import count_of, whole_number
+from reliq.settings import check_int
+from reliq.text import pluralize, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from reliq.admin.crons import CronView
     from reliq.admin.session import QueueSession, Session
-    from reliq.admin.show import End
-    from reliq.lua.transitions import KeyLines
+    from reliq.admin.show import FinishedMessage
+    from reliq.lua.transitions import KeyQueues
     from reliq.metrics.snapshot import QueueSnapshot, ShardMaps
     from reliq.redis.commands import Request, T, Worker
 
@@ -43,7 +43,7 @@ FRESH_MS, STALE_MS = 20_000, 3 * MINUTE_MS
 
 
 @dataclass(frozen=True, slots=True)
-class Minute:
+class MinuteStats:
     """
     One minute of a queue; where no worker noted those before it, the mean of them.
 
@@ -64,9 +64,9 @@ class Minute:
     oldest: float | None
 
 
-def histories_of(session: Session, queues: Sequence[Keys], last: int, maps: ShardMaps) -> dict[Keys, list[Minute]]:
+def histories_of(session: Session, queues: Sequence[Keys], last: int, maps: ShardMaps) -> dict[Keys, list[MinuteStats]]:
     """Return the last minutes of queues, the oldest first, in one round trip; none of one that refuses."""
-    whole("minutes", last, least=1, most=MINUTES_LIMIT)
+    check_int("minutes", last, least=1, most=MINUTES_LIMIT)
     answers, (now_ms,) = ask_each(
         session, queues, lambda keys: commands.noted(keys, range(MINUTES_LIMIT)), maps, commands.server_ms()
     )
@@ -74,7 +74,7 @@ def histories_of(session: Session, queues: Sequence[Keys], last: int, maps: Shar
         raise now_ms
     told = {}
     for keys, parts in zip(queues, answers, strict=True):
-        found = list[Minute]()
+        found = list[MinuteStats]()
         for answer in parts:
             notes = [one for one in answer if _age(one, now_ms) <= last * MINUTE_MS] if isinstance(answer, list) else []
             found += [_minute(before, one) for before, one in pairwise(notes)]
@@ -82,7 +82,7 @@ def histories_of(session: Session, queues: Sequence[Keys], last: int, maps: Shar
     return told
 
 
-def overview_by_notes(session: Session, chosen: Chosen, maps: ShardMaps) -> Overview:
+def overview_by_notes(session: Session, chosen: Selection, maps: ShardMaps) -> Overview:
     """Look at queues, with the rates of each since a note of about a minute ago."""
     seen = overview(session, chosen, maps)
     now_ms = session.run(commands.server_ms())
@@ -118,13 +118,13 @@ def _together(notes: Sequence[Totals]) -> Totals:
     return Totals(at_ms, arrived, acked, failed, dead, ended, waiting, min(due, default=None))
 
 
-def _summed(found: Sequence[Minute]) -> list[Minute]:
+def _summed(found: Sequence[MinuteStats]) -> list[MinuteStats]:
     """Return the minutes of a queue from those of its shards."""
-    by_minute = defaultdict[int, list[Minute]](list)
+    by_minute = defaultdict[int, list[MinuteStats]](list)
     for one in found:
         by_minute[int(one.at // 60)].append(one)
     return [
-        Minute(
+        MinuteStats(
             at=max(one.at for one in some),
             published=sum(one.published for one in some),
             acked=sum(one.acked for one in some),
@@ -137,7 +137,7 @@ def _summed(found: Sequence[Minute]) -> list[Minute]:
     ]
 
 
-def _shown(chosen: Chosen, seen: Overview) -> list[Keys]:
+def _shown(chosen: Selection, seen: Overview) -> list[Keys]:
     """Return the keys of the queues that an overview shows, in its order."""
     return [keys for keys in chosen.queues if keys.totals in seen.totals]
 
@@ -147,11 +147,11 @@ def _age(note: Totals, now_ms: int) -> float:
     return now_ms - note.at_ms if note.at_ms <= now_ms else float("inf")
 
 
-def _minute(before: Totals, note: Totals) -> Minute:
+def _minute(before: Totals, note: Totals) -> MinuteStats:
     def per_minute(number: int, earlier: int) -> int:
         return round(max(0, number - earlier) * MINUTE_MS / max(1, note.at_ms - before.at_ms))
 
-    return Minute(
+    return MinuteStats(
         note.at_ms / 1000,
         per_minute(note.arrived, before.arrived),
         per_minute(note.acked, before.acked),
@@ -240,10 +240,10 @@ KEY_ENDINGS = {":retry:cnt": "hash", ":dead": "stream"}
 _PATTERN = "*:[dr]e[at][dr]*"
 
 
-def chosen(session: Session, named: Sequence[Keys], *, scan: bool = False) -> Chosen:
+def chosen(session: Session, named: Sequence[Keys], *, scan: bool = False) -> Selection:
     """Return the queues named; without names those of the registry, and with `scan` those of a scan, by name."""
     if named:
-        return Chosen(named)
+        return Selection(named)
     try:
         known = registered(session.client, lambda: _served(session))
     except RedisUnavailableError as error:
@@ -252,7 +252,7 @@ def chosen(session: Session, named: Sequence[Keys], *, scan: bool = False) -> Ch
     found = {keys.totals: keys for keys in known.queues}
     if scan:
         found |= {keys.totals: keys for keys in scanned(session)}
-    return Chosen(sorted(found.values(), key=lambda keys: keys.name), known.left_out)
+    return Selection(sorted(found.values(), key=lambda keys: keys.name), known.left_out)
 
 
 def _served(session: Session) -> list[Keys]:
@@ -352,10 +352,10 @@ def _check_empty(queue: QueueSession, alive: int, kept: int, *, letters: bool) -
     """Raise ConfigurationError when a queue has a message, or a dead letter that is to stay."""
     if alive:
         raise ConfigurationError(
-            f"queue {queue.name!r} has {count_of(alive, 'message')}; purge it first (what is in no state: `reliq check --repair`)"
+            f"queue {queue.name!r} has {pluralize(alive, 'message')}; purge it first (what is in no state: `reliq check --repair`)"
         )
     if kept and not letters:
-        raise ConfigurationError(f"queue {queue.name!r} has {count_of(kept, 'dead letter')}; forget it with --letters")
+        raise ConfigurationError(f"queue {queue.name!r} has {pluralize(kept, 'dead letter')}; forget it with --letters")
 
 
 def _check_unnamed(queue: QueueSession) -> None:
@@ -439,7 +439,7 @@ class QueueView:
     pause: Pause | None
     shards: int = 1
     waiting: int = 0
-    lines: KeyLines | None = None
+    lines: KeyQueues | None = None
     away: tuple[int, ...] = ()
 
     @property
@@ -478,7 +478,7 @@ class Overview:
 
 def overview(
     session: Session,
-    chosen: Chosen,
+    chosen: Selection,
     maps: ShardMaps,
     before: Overview | None = None,
     waits: Waits | None = None,
@@ -504,7 +504,7 @@ def overview(
     )
 
 
-def with_rates(session: Session, chosen: Chosen, maps: ShardMaps, interval: float) -> Overview:
+def with_rates(session: Session, chosen: Selection, maps: ShardMaps, interval: float) -> Overview:
     """Snapshot, count again after `interval` seconds, and tell how fast the queues have moved in between."""
     before: dict[str, Mapping[str, int]] = {}
     answers, _ = ask_each(session, chosen.queues, transitions.counts, maps)
@@ -583,7 +583,7 @@ SAMPLE = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Trend:
+class RateHistory:
     """How many messages a second arrived and were acked: of the minutes before the first look, then of each look."""
 
     arrived: Sequence[float]
@@ -603,7 +603,7 @@ class Failure:
     """
 
     queue: str
-    ended: End | None
+    ended: FinishedMessage | None
     reason: str
     error: str
     count: int = 1
@@ -612,7 +612,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class QueueSample:
     """
     One look.
 
@@ -624,7 +624,7 @@ class Moment:
     """
 
     overview: Overview
-    trends: Mapping[str, Trend]
+    trends: Mapping[str, RateHistory]
     ends: Sequence[Failure]
     errors: Sequence[Failure]
     crons: Sequence[CronView] = ()
@@ -632,20 +632,20 @@ class Moment:
 
 class Watcher:
     """
-    Makes an overview at each `look`, all of them in one thread: `Reader.overview` is for several.
+    Makes an overview at each `look`, all of them in one thread: `ReadOnlyAdmin.overview` is for several.
 
     Args:
         queues: says which; asked anew for each look.
         maps: how many shards they have.
     """
 
-    def __init__(self, session: Session, queues: Callable[[], Chosen], maps: ShardMaps) -> None:
+    def __init__(self, session: Session, queues: Callable[[], Selection], maps: ShardMaps) -> None:
         self._session, self._queues, self._maps = session, queues, maps
         self._last: Overview | None = None
         self._waits = Waits()
         self._rates: dict[str, tuple[deque[float], deque[float]]] = {}
 
-    def look(self) -> Moment:
+    def look(self) -> QueueSample:
         """
         Return the queues as they are now; rates are those since the last look, and the first look has none.
 
@@ -665,9 +665,9 @@ class Watcher:
                 )
                 arrived.append(view.rates.arrived)
                 acked.append(view.rates.acked)
-        return Moment(
+        return QueueSample(
             now,
-            {queue: Trend(tuple(arrived), tuple(acked)) for queue, (arrived, acked) in self._rates.items()},
+            {queue: RateHistory(tuple(arrived), tuple(acked)) for queue, (arrived, acked) in self._rates.items()},
             [
                 Failure(keys.name, end, end.reason, end.error)
                 for keys, end in last_ends(self._session, queues, SAMPLE, self._maps)

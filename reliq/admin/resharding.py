@@ -30,7 +30,7 @@ from reliq.lua import transitions
 from reliq.redis import commands
 from reliq.redis.commands import raise_first
 from reliq.redis.shards import CORRUPT, UNSHARDED, WITNESSES, ShardMap, fence, map_text
-from reliq.text import count_of, typed
+from reliq.text import pluralize, shell_command
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from reliq.admin.calls import Index
     from reliq.admin.session import QueueSession
     from reliq.keys import Keys
-    from reliq.lua.transitions import Departure, LeavingState
+    from reliq.lua.transitions import LeavingState, MigrationBatch
     from reliq.redis.commands import Call, List, SortedSet, T
 
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 CONFIRMED_MS = 500
 
 
-class Relocator:
+class ShardMigrator:
     """
     Moves what the map of a queue has in other shards. Its methods yield after each round trip or two.
 
@@ -129,7 +129,7 @@ class Relocator:
             if stayed >= STEP_IDS:
                 return
 
-    def _finish(self, keys: Keys, departure: Departure) -> int:
+    def _finish(self, keys: Keys, departure: MigrationBatch) -> int:
         """Have a departure arrive and leave; return how many of it stay, because their ids live where they belong."""
         names = defaultdict[int, list[str]](list)
         for name in departure.records:
@@ -179,7 +179,7 @@ class Relocator:
 
 
 @dataclass(frozen=True, slots=True)
-class Leftover:
+class PendingMigration:
     """
     A change of the number of shards is not finished while there is this, which only the earlier number finds.
 
@@ -195,7 +195,7 @@ class Leftover:
 
     def __str__(self) -> str:
         """Return in one line what there is."""
-        return f"{count_of(self.alive, 'message')} that workers have or are about to have"
+        return f"{pluralize(self.alive, 'message')} that workers have or are about to have"
 
 
 class ShardChange:
@@ -210,7 +210,7 @@ class ShardChange:
 
     def __init__(self, queue: QueueSession) -> None:
         self.queue, self.first = queue, queue.keys.of_shard(0)
-        self._mover, self.map = Relocator(queue), UNSHARDED
+        self._mover, self.map = ShardMigrator(queue), UNSHARDED
         self.look(WITNESSES)
 
     def look(self, shards: int) -> None:
@@ -235,7 +235,7 @@ class ShardChange:
             self.write(replace(ShardMap.of(last.epoch, last.n, last.was), most=most))
         self.fence()
 
-    def steps(self, shards: Collection[int] | None = None, *, count: bool = False) -> Iterator[Leftover]:
+    def steps(self, shards: Collection[int] | None = None, *, count: bool = False) -> Iterator[PendingMigration]:
         """
         Go on with a change, and finish it when nothing is left; yield after each step what is known to be left.
 
@@ -249,7 +249,7 @@ class ShardChange:
         if now.was == now.n:
             return
         old = [keys for keys in self.all() if keys.shard < now.was]
-        left = Leftover()
+        left = PendingMigration()
         for keys in old:
             for _ in mover.move(keys) if shards is None or keys.shard in shards else ():
                 yield left
@@ -258,7 +258,7 @@ class ShardChange:
         for keys in old:  # what ends meanwhile leaves an id that is taken: those come last
             before = left.alive
             for found in mover.strays(keys, is_enough=None if count else 1):
-                left = Leftover(before + found)
+                left = PendingMigration(before + found)
                 yield left
             if left and not count:
                 return
@@ -284,7 +284,7 @@ class ShardChange:
         if found != text:
             raise ConfigurationError(
                 f"somebody else has changed the shards of {self.queue.name!r} meanwhile; look again: "
-                + typed("shards", self.queue.name)
+                + shell_command("shards", self.queue.name)
             )
         self._text, self.map = found, after
 

@@ -17,7 +17,7 @@ from reliq.redis.commands import raise_first
 from reliq.redis.pool import NotSentError, ServerVersion
 from reliq.redis.server import Connection, check_slots
 from reliq.redis.shards import CORRUPT, UNREADABLE, UNSHARDED, ShardMap, believed, shard_map, witnesses
-from reliq.settings import LARGEST_BODY, whole
+from reliq.settings import LARGEST_BODY, check_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -232,7 +232,7 @@ class Sessions:
         self.target, self.layout, self.shard = (
             url,
             layout,
-            None if shard is None else whole("shard", shard, most=SHARDS_LIMIT - 1),
+            None if shard is None else check_int("shard", shard, most=SHARDS_LIMIT - 1),
         )
         self.connection = Connection.to(url)
         check_layout(layout)

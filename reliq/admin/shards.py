@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq.admin import calls
-from reliq.admin.resharding import Leftover, ShardChange
+from reliq.admin.resharding import PendingMigration, ShardChange
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
 from reliq.redis import commands
 from reliq.redis.commands import answered
 from reliq.redis.shards import LATEST_EPOCH, ShardMap
-from reliq.text import typed
+from reliq.text import shell_command
 
 if TYPE_CHECKING:
     from reliq.admin.session import QueueSession
@@ -76,15 +76,15 @@ class Resharder(ShardChange):
             if now.was != now.n:
                 raise ConfigurationError(
                     f"the change of {self.queue.name!r} from {now.was} to {now.n} shards is not finished: "
-                    + typed("shards", self.queue.name, options=["--finish"])
+                    + shell_command("shards", self.queue.name, options=["--finish"])
                 )
             self._pause_new(number)
             self.write(ShardMap.of(now.epoch + 1, number, now.n))
             self.fence()
 
-    def finish(self) -> Leftover:
+    def finish(self) -> PendingMigration:
         """Move what is to be elsewhere; finish the change when nothing is left, else return what is."""
-        left = Leftover()
+        left = PendingMigration()
         for left in self.steps(count=True):  # noqa: B007  the last one counts
             pass
         return left

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from reliq.admin import calls
-from reliq.admin.calls import LinePlace
+from reliq.admin.calls import KeyQueueState
 from reliq.admin.messages import ask_each
 from reliq.admin.workers import running_in, workers_alive
 from reliq.errors import ConfigurationError
@@ -16,8 +16,8 @@ from reliq.lua import transitions
 from reliq.message import BARE, Header
 from reliq.redis import commands
 from reliq.redis.commands import id_text
-from reliq.settings import check_is_one_of, whole
-from reliq.text import moment, whole_number
+from reliq.settings import check_int, check_is_one_of
+from reliq.text import clamp_time, whole_number
 from reliq.wire_format import Delayed, FailureNote, StateWord, open_envelope, read_count
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from reliq.admin.calls import Stream
     from reliq.admin.session import QueueSession, Session
     from reliq.admin.workers import Running
-    from reliq.lua.transitions import KeyLine
+    from reliq.lua.transitions import KeyQueue
     from reliq.message import Letter, Priority
     from reliq.metrics.snapshot import ShardMaps
     from reliq.redis.commands import List
 
 
-StoryKind = Literal["published", "failed", "claimed", "due", "dead", "expired", "cancelled", "purged", "acked"]
+TimelineKind = Literal["published", "failed", "claimed", "due", "dead", "expired", "cancelled", "purged", "acked"]
 
 
 @dataclass(frozen=True, slots=True)
-class StoryEvent:
+class TimelineEvent:
     """
     Something that happened to a message.
 
@@ -44,7 +44,7 @@ class StoryEvent:
         at: when, in unix seconds, by Redis' clock but for `published` of a generated id, and `claimed`; None when
             nobody knows.
         kind: `published`; `failed`, a delivery; `claimed`, the delivery that runs; `due`, the next delivery; or how it
-            ended, as `End` says.
+            ended, as `FinishedMessage` says.
         attempt: which delivery, 1 for the first; None when nobody knows.
         by: the process that ran the handler, as host:pid; empty when nobody says.
         reason: of a failure, one of `DEATH_REASONS`.
@@ -54,7 +54,7 @@ class StoryEvent:
     """
 
     at: float | None
-    kind: StoryKind
+    kind: TimelineKind
     attempt: int | None = None
     by: str = ""
     reason: str = ""
@@ -64,7 +64,7 @@ class StoryEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Timeline:
     """
     A message from its publish on.
 
@@ -76,10 +76,10 @@ class Story:
     queue: str
     id: str
     state: MessageState
-    events: Sequence[StoryEvent]
+    events: Sequence[TimelineEvent]
 
 
-def story_of(view: MessageView) -> Story:
+def story_of(view: MessageView) -> Timeline:
     """Return what a view of a message says, in the order of time; what has no time stays behind what it followed."""
     events = [_published_event(view), *_failed(view), *_ended(view), *_present(view)]
     times, last = list[float](), 0.0
@@ -87,41 +87,41 @@ def story_of(view: MessageView) -> Story:
         last = last if event.at is None else event.at
         times.append(last)
     ordered = sorted(zip(times, events, strict=True), key=lambda pair: pair[0])
-    return Story(view.queue, view.id, view.state, [event for _, event in ordered])
+    return Timeline(view.queue, view.id, view.state, [event for _, event in ordered])
 
 
-def _published_event(view: MessageView) -> StoryEvent:
-    return StoryEvent(view.published, "published")
+def _published_event(view: MessageView) -> TimelineEvent:
+    return TimelineEvent(view.published, "published")
 
 
-def _failed(view: MessageView) -> Iterator[StoryEvent]:
+def _failed(view: MessageView) -> Iterator[TimelineEvent]:
     for note in reversed(view.failures):
         at = None if note.at_ms is None else note.at_ms / 1000
         took = None if note.took_ms is None else note.took_ms / 1000
-        yield StoryEvent(at, "failed", note.attempt, note.by, note.reason, note.raised, note.error, took)
+        yield TimelineEvent(at, "failed", note.attempt, note.by, note.reason, note.raised, note.error, took)
 
 
-def _present(view: MessageView) -> Iterator[StoryEvent]:
+def _present(view: MessageView) -> Iterator[TimelineEvent]:
     holder = view.holder
     if holder is not None:
-        yield StoryEvent(holder.started, "claimed", holder.attempt, f"{holder.host}:{holder.pid}")
+        yield TimelineEvent(holder.started, "claimed", holder.attempt, f"{holder.host}:{holder.pid}")
     elif view.state == "leased":
-        yield StoryEvent(None, "claimed", view.deliveries)
+        yield TimelineEvent(None, "claimed", view.deliveries)
     elif view.due is not None and view.state in ("pending", "backoff"):
-        yield StoryEvent(view.due, "due")
+        yield TimelineEvent(view.due, "due")
 
 
-def _ended(view: MessageView) -> Iterator[StoryEvent]:
+def _ended(view: MessageView) -> Iterator[TimelineEvent]:
     for end in reversed(view.ends):
-        yield StoryEvent(end.at, end.kind, end.attempt, "", end.reason, "", end.error, end.took)
+        yield TimelineEvent(end.at, end.kind, end.attempt, "", end.reason, "", end.error, end.took)
     known = {end.letter for end in view.ends}
     for letter in reversed(view.letters):
         if letter.letter not in known:
-            yield StoryEvent(letter.died, "dead", letter.attempts, "", letter.reason, letter.raised, letter.error)
+            yield TimelineEvent(letter.died, "dead", letter.attempts, "", letter.reason, letter.raised, letter.error)
 
 
-EndKind = Literal["dead", "expired", "cancelled", "purged", "acked"]
-END_KINDS: tuple[EndKind, ...] = ("dead", "expired", "cancelled", "purged", "acked")
+FinishedKind = Literal["dead", "expired", "cancelled", "purged", "acked"]
+END_KINDS: tuple[FinishedKind, ...] = ("dead", "expired", "cancelled", "purged", "acked")
 
 #: One list has at most this many ends.
 ENDS_LIMIT = 100_000
@@ -135,7 +135,7 @@ SEARCH_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class FinishedMessage:
     """
     How one message ended.
 
@@ -151,7 +151,7 @@ class End:
     """
 
     id: str
-    kind: EndKind
+    kind: FinishedKind
     at: float
     reason: str = ""
     attempt: int | None = None
@@ -162,14 +162,14 @@ class End:
 
 def check_ends(kind: str | None, limit: int) -> None:
     """Raise ConfigurationError when there is no such kind of end, or the limit is not 1 to 100,000."""
-    whole("limit", limit, least=1, most=ENDS_LIMIT)
+    check_int("limit", limit, least=1, most=ENDS_LIMIT)
     if kind is not None:
         check_is_one_of("kind", kind, END_KINDS)
 
 
-def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[End]:
+def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[FinishedMessage]:
     """Return the last abnormal ends, or the last ends of one kind, newest first."""
-    found: list[End] = []
+    found: list[FinishedMessage] = []
     for part in queue.parts:
         met = 0
         for page in _pages(part, "history" if kind == "acked" else "ends"):
@@ -180,24 +180,26 @@ def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[End]:
     return (sorted(found, key=lambda end: -end.at) if queue.is_sharded else found)[:limit]
 
 
-def last_ends(session: Session, queues: Sequence[Keys], limit: int, maps: ShardMaps) -> list[tuple[Keys, End]]:
+def last_ends(
+    session: Session, queues: Sequence[Keys], limit: int, maps: ShardMaps
+) -> list[tuple[Keys, FinishedMessage]]:
     """Return the last abnormal ends of several queues in one round trip, newest first; none of one that refuses."""
     answers, _ = ask_each(session, queues, lambda keys: calls.newest_entries(keys, "ends", "+", limit), maps)
-    found = list[tuple[Keys, End]]()
+    found = list[tuple[Keys, FinishedMessage]]()
     for keys, parts in zip(queues, answers, strict=True):
         ends = [_end(*row) for answer in parts if not isinstance(answer, Exception) for row in answer]
         found += [(keys, end) for end in sorted(ends, key=lambda end: -end.at)[:limit]]
     return sorted(found, key=lambda pair: -pair[1].at)
 
 
-def ends_of_one(queue: QueueSession, id: str) -> list[End]:
+def ends_of_one(queue: QueueSession, id: str) -> list[FinishedMessage]:
     """Return every end of one id that is remembered, newest first: an id can be published again after its end."""
     streams: tuple[Stream, ...] = ("ends", "history")
     found = [end for stream in streams for page in _pages(queue, stream) for end in page if end.id == id]
     return sorted(found, key=lambda end: -end.at)
 
 
-def letters_of_one(queue: QueueSession, ends: Sequence[End]) -> list[Letter]:
+def letters_of_one(queue: QueueSession, ends: Sequence[FinishedMessage]) -> list[Letter]:
     """Return the dead letters that remembered ends of one id left, newest first, as far as they are still there."""
     asked = [commands.letters_between(queue.keys, end.letter, end.letter, count=1) for end in ends if end.letter]
     answers = queue.try_all(asked)
@@ -223,7 +225,7 @@ def letter_searched(queue: QueueSession, id: str) -> tuple[list[Letter], bool]:
     return [], False
 
 
-def _pages(queue: QueueSession, stream: Stream) -> Iterator[list[End]]:
+def _pages(queue: QueueSession, stream: Stream) -> Iterator[list[FinishedMessage]]:
     """Read a stream from its newest entry on."""
     last = "+"
     while True:
@@ -234,16 +236,16 @@ def _pages(queue: QueueSession, stream: Stream) -> Iterator[list[End]]:
         last = f"({rows[-1][0].decode()}"
 
 
-def _end(name: bytes, fields: list[bytes]) -> End:
+def _end(name: bytes, fields: list[bytes]) -> FinishedMessage:
     told = dict(zip(fields[::2], fields[1::2], strict=False))
     kind: Any = told.get(b"kind", b"").decode("utf-8", "replace")
-    id, at = id_text(told.get(b"id", b"")), moment(int(name.split(b"-")[0]) / 1000)
+    id, at = id_text(told.get(b"id", b"")), clamp_time(int(name.split(b"-")[0]) / 1000)
     if kind == "acked":
         took = whole_number(told.get(b"note", b""))
-        return End(id, kind, at, took=None if took is None else took / 1000)
+        return FinishedMessage(id, kind, at, took=None if took is None else took / 1000)
     note = FailureNote.parse(told.get(b"note"))
     letter = told.get(b"letter", b"").decode("utf-8", "replace")
-    return End(id, kind, at, note.reason, note.attempt, note.error, letter=letter)
+    return FinishedMessage(id, kind, at, note.reason, note.attempt, note.error, letter=letter)
 
 
 MessageState = Literal[
@@ -305,12 +307,12 @@ class MessageView:
     body: bytes | None = None
     holder: Running | None = None
     taken_seconds: float | None = None
-    ends: Sequence[End] = ()
+    ends: Sequence[FinishedMessage] = ()
     letters: Sequence[Letter] = ()
     searched_all: bool = True
     key: str = ""
     priority: Priority = "normal"
-    line: KeyLine | None = None
+    line: KeyQueue | None = None
     ahead: int | None = None
 
 
@@ -451,7 +453,7 @@ class MessageReader:
         """Return how many messages come before the message in its line; None when it is not met there."""
         if not line or traces.pending is not None or traces.unack is not None or traces.in_garbage:
             return None
-        spot = LinePlace(line)
+        spot = KeyQueueState(line)
         looks = [
             calls.index_of(self._keys, spot, self._id, newest_first=newest_first, most=LOOK_THROUGH)
             for newest_first in (False, True)
@@ -459,7 +461,7 @@ class MessageReader:
         size, *found = self._queue.run_all([calls.size(self._keys, spot), *looks])
         return next((max(0, size - 1 - at) for at in found if at is not None), None)
 
-    def _line(self, line: str) -> KeyLine | None:
+    def _line(self, line: str) -> KeyQueue | None:
         """Return what the key of the message does."""
         return next(iter(self._queue.run(transitions.lines(self._keys, of=[line])).largest), None) if line else None
 
@@ -494,18 +496,18 @@ def _due(state: MessageState, traces: _Traces, header: Header) -> float | None:
     if state == "backoff":
         return traces.unack
     ms = traces.word.due_ms if isinstance(traces.word, Delayed) else header.due
-    return None if ms is None else moment(ms / 1000)
+    return None if ms is None else clamp_time(ms / 1000)
 
 
 def _published(id: str, header: Header) -> float | None:
     at = made_at(id) if header.enqueued is None else header.enqueued
-    return None if at is None else moment(at / 1000)
+    return None if at is None else clamp_time(at / 1000)
 
 
 def _of_letter(letter: Letter) -> dict[str, Any]:
     return {
         "state": "dead",
-        "due": None if letter.header.due is None else moment(letter.header.due / 1000),
+        "due": None if letter.header.due is None else clamp_time(letter.header.due / 1000),
         "deliveries": letter.attempts,
         "reason": letter.reason,
         "error": letter.error,

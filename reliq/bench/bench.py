@@ -36,7 +36,7 @@ from reliq.redis.pool import ServerVersion
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS, Connection, default_url, plain_client
 from reliq.redis.url import check_url, masked
 from reliq.settings import BATCH_LIMIT, HandlerSettings, QueueSettings, milliseconds
-from reliq.text import count_of
+from reliq.text import pluralize
 from reliq.wire_format import envelope_rest
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from reliq.consumer import Consumer
     from reliq.handlers.handler import Job
-    from reliq.redis.connection import PooledWire
+    from reliq.redis.connection import PooledConnection
 
 
 BATCHES: dict[str, Any] = {"batch": 100, "linger": 0.05}
@@ -176,7 +176,7 @@ class Cleaner:
 AWAY_SECONDS = 5.0
 
 
-def node_of(url: str, queue: str, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> PooledWire:
+def node_of(url: str, queue: str, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> PooledConnection:
     """Return the wire to the server that has a queue; raise ReliqError when it is away."""
     wire = Connection.to(url).wire(timeout_seconds)
     Client(wire).run(server_ms(), for_seconds=AWAY_SECONDS)  # the servers are known then
@@ -669,7 +669,7 @@ HEAD_SHARE = 0.1
 
 def drain(stage: Stage, kind: str, processes: int) -> list[Figure]:
     """Work a full queue with default settings; return its rate beside that of the bare scripts."""
-    name = f"{kind} handler, {count_of(processes, 'process', 'processes')}"
+    name = f"{kind} handler, {pluralize(processes, 'process', 'processes')}"
     rate, limit = in_turns(stage, lambda: drain_rate(stage, kind, processes), drains)
     return [Figure(part="drain", name=name, value=rate, unit="messages/s", bare=limit)]
 
@@ -786,7 +786,7 @@ class Bench:
                 f"{max(0, limit - used) // _MIB} MiB left below its maxmemory; use --quick, or another Redis"
             )
         sizes = [int(facts.partition("keys=")[2].partition(",")[0]) for facts in keyspace.values() if "keys=" in facts]
-        return count_of(sum(sizes), "key") if sum(sizes) else ""
+        return pluralize(sum(sizes), "key") if sum(sizes) else ""
 
     def run(self, progress: Progress = lambda _name, _done, _of: None) -> Report:
         """

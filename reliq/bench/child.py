@@ -21,10 +21,10 @@ from reliq.bench.bench import Diary, register
 from reliq.consumer import Consumer
 from reliq.handlers.handler import Handler
 from reliq.queue import Queue
-from reliq.redis.server import Connection, WireFactory
+from reliq.redis.server import Connection, TransportFactory
 from reliq.redis.url import Target
 from reliq.settings import WorkerSettings
-from reliq.supervisor.status import BoardView, spare_the_collector, watch
+from reliq.supervisor.status import ProcessStatusView, spare_the_collector, watch
 
 WORKER_STOP_SECONDS = 1.0
 
@@ -47,7 +47,7 @@ class CountedPool:
         return getattr(self._pool, name)
 
 
-class CountedFactory(WireFactory):
+class CountedFactory(TransportFactory):
     """Makes wires whose round trips are counted."""
 
     def __init__(self, target: Callable[[], Target]) -> None:
@@ -110,7 +110,7 @@ def _work(url: str, queue: Queue[dict[str, Any]], kind: str, diary: Diary) -> No
     spare_the_collector()
     with TemporaryDirectory() as folder:  # what a supervisor would read is written; nobody reads it, nor finds it later
         board = Path(folder) / "board"
-        BoardView(board, [queue.name], settings.concurrency)
+        ProcessStatusView(board, [queue.name], settings.concurrency)
         watch(consumer, settings.concurrency, board)
     consumer.start(settings)
     _answer_looks(diary, lambda: consumer.counted.round_trips)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from reliq import distribution
-from reliq.cli.lazy import LazyGroup, Place, options_of
+from reliq.cli.lazy import CommandInfo, LazyGroup, options_of
 from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
 from reliq.cli.settings import FOUND, URL, settings_found
 from reliq.errors import EXIT_CONFIG, BodyError, ConfigurationError, RedisUnavailableError, ReliqError
@@ -94,7 +94,7 @@ class Commands(LazyGroup):
     """The commands of `reliq`."""
 
     places = {  # noqa: RUF012  of the class
-        name: Place(panel, summary, HOMES.get(name, name), FUNCTIONS.get(name, name))
+        name: CommandInfo(panel, summary, HOMES.get(name, name), FUNCTIONS.get(name, name))
         for panel, commands in SUMMARIES.items()
         for name, summary in commands.items()
     }

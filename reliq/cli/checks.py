@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reliq.admin.calls import ROLES
-from reliq.cli.options import DEFAULT_LAYOUT, Desk, Json, LayoutText, QueueName, Url, WholeDesk, admin
+from reliq.cli.options import DEFAULT_LAYOUT, AdminOption, Json, LayoutText, QueueName, Url, WholeQueueAdmin, admin
 from reliq.cli.output import console, print_json, say
 from reliq.keys import Keys, Layout
-from reliq.text import count_of, partial
+from reliq.text import format_missing, pluralize
 
 if TYPE_CHECKING:
     from reliq.admin.check import CheckReport
@@ -23,7 +23,7 @@ def check(
     *,
     repair: Annotated[bool, typer.Option("--repair", help="Set right what is wrong.")] = False,
     json: Json = False,
-    desk: Desk,
+    desk: AdminOption,
 ) -> None:
     """
     Look at every message of a queue for what contradicts the model, beside those who use it.
@@ -47,7 +47,7 @@ def check(
 def _progress() -> Iterator[Callable[[str, int], None]]:
     """Show on a terminal what is being read; elsewhere nothing."""
     with console(stderr=True).status("") as status:
-        yield lambda what, looked_at: status.update(f"reading {what}: {count_of(looked_at, 'id')} looked at")
+        yield lambda what, looked_at: status.update(f"reading {what}: {pluralize(looked_at, 'id')} looked at")
 
 
 def _print_check(report: "CheckReport", *, repair: bool) -> None:
@@ -59,12 +59,12 @@ def _print_check(report: "CheckReport", *, repair: bool) -> None:
             say(f"{'':9}{label}: {text}")
     if report.unproved:
         say(
-            f"{count_of(report.unproved, 'id')} may be in no list, or in two; the lists are too long to be looked through."
+            f"{pluralize(report.unproved, 'id')} may be in no list, or in two; the lists are too long to be looked through."
         )
     if report.away:
-        say(f"The check is {partial(report.away)}.")
+        say(f"The check is {format_missing(report.away)}.")
     verdict = "sound" if report.is_sound else "NOT sound"
-    say(f"{report.queue}: {count_of(report.looked_at, 'id')} looked at; the queue is {verdict}.")
+    say(f"{report.queue}: {pluralize(report.looked_at, 'id')} looked at; the queue is {verdict}.")
 
 
 def doctor(
@@ -76,7 +76,7 @@ def doctor(
     queue: Annotated[str, typer.Option(help="The queue whose rights are asked for.")] = "reliq-doctor",
     strict: Annotated[bool, typer.Option("--strict", help="A warning or unknown counts as bad.")] = False,
     json: Json = False,
-    desk: WholeDesk,
+    desk: WholeQueueAdmin,
 ) -> None:
     """
     Say whether a Redis is fit for queues, what each finding means, and how to mend it.
@@ -177,4 +177,4 @@ def load(json: Json = False, url: Url = None) -> None:
     if json:
         print_json(loaded)
         return
-    say(f"{count_of(len(loaded), 'script is', 'scripts are')} loaded")
+    say(f"{pluralize(len(loaded), 'script is', 'scripts are')} loaded")

@@ -7,14 +7,14 @@ import typer
 
 from reliq.cli.lazy import OptionsOf
 from reliq.cli.messages import when_text
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, WholeDesk, admin_of_whole, queue_names
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, WholeQueueAdmin, admin_of_whole, queue_names
 from reliq.cli.output import print_json, say
 from reliq.cli.queues import pause_text
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.redis.crons import TICK_LATE_SECONDS
-from reliq.text import spoken, typed
+from reliq.text import format_duration, shell_command
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, CronView
@@ -64,7 +64,7 @@ def list_crons(
     ] = None,
     *,
     json: Json = False,
-    desk: WholeDesk,
+    desk: WholeQueueAdmin,
 ) -> None:
     """
     List periodic entries: when each ticks next and did last, and how many ticks were missed or skipped, and why.
@@ -114,7 +114,7 @@ def pause(
     desk, of, name = entry
     desk.pause_cron(of, name, reason=reason)
     print_json({"paused": True, "queue": of}) if json else say(
-        f"{name} is paused; `{typed('cron resume', name)}` ends it"
+        f"{name} is paused; `{shell_command('cron resume', name)}` ends it"
     )
 
 
@@ -162,7 +162,7 @@ def _remarks(one: "CronView") -> list[str]:
     if not one.is_served:
         told.append("no worker has it: none of them runs, or it is no more in the code (`reliq cron forget`)")
     elif one.late > TICK_LATE_SECONDS:
-        told.append(f"its tick is {spoken(one.late)} late: the logs of its workers say why")
+        told.append(f"its tick is {format_duration(one.late)} late: the logs of its workers say why")
     if one.next is None:
         told.append("its schedule cannot be read here")
     return told

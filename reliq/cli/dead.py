@@ -11,14 +11,14 @@ import reliq.admin
 from reliq.admin import LetterFilter
 from reliq.admin.filters import duration
 from reliq.cli.messages import JSON_BODY, TABLE_BODY, TABLE_ERROR, when_text
-from reliq.cli.options import All, Desk, DryRun, Json, QueueName, WhichLetters, Yes, queue_names
+from reliq.cli.options import AdminOption, All, DryRun, Json, QueueName, WhichLetters, Yes, queue_names
 from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_facts, print_found, print_json, say
 from reliq.cli.queues import clock
 from reliq.cli.tables import print_table, progress_bar
 from reliq.errors import ConfigurationError
 from reliq.message import Letter
-from reliq.settings import whole
-from reliq.text import count_of, partial, pretty, start_of
+from reliq.settings import check_int
+from reliq.text import format_missing, pluralize, pretty, start_of
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, DeadGroups
@@ -44,7 +44,7 @@ def list_letters(
     limit: Annotated[int, typer.Option(help="The most to show.")] = 20,
     group: Annotated[bool, typer.Option("--group", help="How many died of what, the most first, and where.")] = False,
     json: Json = False,
-    desk: Desk,
+    desk: AdminOption,
 ) -> None:
     """
     List dead letters, oldest first; or with --group how many died of what.
@@ -55,7 +55,7 @@ def list_letters(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong filter.
     """
-    most, away = whole("--limit", limit, least=1, most=LETTERS_LIMIT), desk.shards(queue).away
+    most, away = check_int("--limit", limit, least=1, most=LETTERS_LIMIT), desk.shards(queue).away
     nothing = f"no dead letters in {queue}{' that match' * where.is_set}"
     if group:
         groups = desk.dead_groups(queue, where=where, for_seconds=GROUP_SECONDS, without=away)
@@ -69,7 +69,7 @@ def list_letters(
         else:
             print_table(LETTER_COLUMNS, [_row(one) for one in found], long=("error", "body"))
     if away:
-        say(f"The list is {partial(away)}.", stderr=json)
+        say(f"The list is {format_missing(away)}.", stderr=json)
 
 
 @dead.command()
@@ -79,7 +79,7 @@ def show(
     *,
     raw: Annotated[bool, typer.Option("--raw", help="Only the body, byte for byte.")] = False,
     json: Json = False,
-    desk: Desk,
+    desk: AdminOption,
 ) -> None:
     """
     Show the last dead letter of a message: why it died, its headers and its whole body.
@@ -121,7 +121,7 @@ def redrive(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    desk: Desk,
+    desk: AdminOption,
 ) -> None:
     """
     Publish dead letters again, oldest first, with fresh retries.
@@ -144,7 +144,7 @@ def redrive(
         return
     total, missing = desk.size(queue, "dead"), _missing(desk, queue, where.ids)
     if every:
-        confirm(f"Redrive {'all ' * (total != 1)}{count_of(total, 'dead letter')} of {queue}?", yes=yes)
+        confirm(f"Redrive {'all ' * (total != 1)}{pluralize(total, 'dead letter')} of {queue}?", yes=yes)
     with progress_bar("redriving", total, reliq.admin.RedriveResult()) as run:
         done = desk.redrive(queue, where, options, to=to, on_step=run.step)
     print_json(done) if json else say(done)
@@ -160,7 +160,7 @@ def purge(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    desk: Desk,
+    desk: AdminOption,
 ) -> None:
     """
     Delete dead letters for good; asks first.
@@ -176,7 +176,7 @@ def purge(
         print_found(found, "deleted", json=json)
         return
     missing = _missing(desk, queue, where.ids)
-    confirm(f"Delete {count_of(found, 'dead letter')} of {queue}?", yes=yes)
+    confirm(f"Delete {pluralize(found, 'dead letter')} of {queue}?", yes=yes)
     with progress_bar("deleting", desk.size(queue, "dead"), 0, lambda done: f"{done} deleted") as run:
         deleted = desk.delete_letters(queue, where, on_step=run.step)
     print_json({"deleted": deleted}) if json else say(f"{deleted} deleted")
@@ -192,7 +192,7 @@ def _list_groups(found: "DeadGroups", most: int, nothing: str, *, json: bool) ->
     else:
         say(nothing)
     if found.looked < found.of:
-        say(f"these are of the newest {count_of(found.looked, 'letter')} looked at, of {found.of:,}")
+        say(f"these are of the newest {pluralize(found.looked, 'letter')} looked at, of {found.of:,}")
 
 
 def as_json(letter: Letter, body: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from reliq.admin import calls
 from reliq.bench.bench import Cleaner
 from reliq.cli.demo_jobs import ERRANDS, FOLDER_VARIABLE, JOURNAL, LIFELINE_VARIABLE, LOG, Errand, Mood, consumer
 from reliq.cli.output import console as terminal
-from reliq.consumer import SignalNotes, take
+from reliq.consumer import SignalNotes, handle_signal
 from reliq.errors import (
     EXIT_CONFIG,
     ConfigurationError,
@@ -38,7 +38,7 @@ from reliq.redis.url import check_url, masked
 from reliq.supervisor.plan import ChildPlan
 from reliq.supervisor.supervisor import EXIT_NO_START, Supervisor
 from reliq.testing.server import EmbeddedRedis
-from reliq.text import count_of
+from reliq.text import pluralize
 from reliq.worker.engine import check_server
 
 #: The share of the jobs by mood; the rest are good. At least 20 are slow, so that some run when a process is killed.
@@ -76,7 +76,7 @@ def run(jobs: int, url: str | None, seed: int) -> bool:
     """Run the demo; return whether nothing was lost and every job of the killed process ran again."""
     signals = SignalNotes()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        take(number, signals.note)
+        handle_signal(number, signals.note)
     console = terminal()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reliq-")))
@@ -210,18 +210,18 @@ def _story(
     say = partial(console.print, soft_wrap=True)
     if killed:
         say(
-            f"{count_of(len(again), 'job was', 'jobs were')} running in the killed process; "
+            f"{pluralize(len(again), 'job was', 'jobs were')} running in the killed process; "
             f"{'all' if all(again) else 'only'} {sum(again)} ran again."
         )
     else:
         say("No process was killed: none ran a job in the second half of the demo.")
     if twice := sum(times > 1 for times in done.values()):
         say(
-            f"{count_of(twice, 'job')} had just finished there, before the ack, and ran twice: delivery is at least once."
+            f"{pluralize(twice, 'job')} had just finished there, before the ack, and ran twice: delivery is at least once."
         )
-    verdict = f"LOST: {count_of(lost, 'job')}" if lost else "Nothing was lost"
+    verdict = f"LOST: {pluralize(lost, 'job')}" if lost else "Nothing was lost"
     left = f" + {counts.alive:,} not finished after {DEMO_SECONDS:g} s" if counts.alive else ""
-    say(f"{verdict}: {published:,} published = {acked:,} acked + {count_of(dead, 'dead letter')}{left}.")
+    say(f"{verdict}: {published:,} published = {acked:,} acked + {pluralize(dead, 'dead letter')}{left}.")
     return lost == 0 and counts.alive == 0 and again != [] and all(again)
 
 

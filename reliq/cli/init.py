@@ -11,7 +11,7 @@ import typer
 from reliq import distribution
 from reliq.cli.output import say
 from reliq.errors import ConfigurationError
-from reliq.settings import whole
+from reliq.settings import check_int
 
 _PROJECT = f"""\
 [project]
@@ -208,5 +208,5 @@ def demo(
 
     Example: reliq demo --jobs 20000
     """
-    whole("--jobs", jobs, least=100, most=100_000)
+    check_int("--jobs", jobs, least=100, most=100_000)
     raise typer.Exit(0 if import_module("reliq.cli.demo").run(jobs, url, seed) else 1)

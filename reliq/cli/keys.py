@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import reliq.admin
-from reliq.cli.options import Json, QueueName, WholeDesk, Yes, state_option
+from reliq.cli.options import Json, QueueName, WholeQueueAdmin, Yes, state_option
 from reliq.cli.output import EXIT_UNFINISHED, confirm, print_facts, print_json, say
 from reliq.cli.queues import asleep_text, clock
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.message import PRIORITY_LINES
-from reliq.text import count_of, partial, typed
+from reliq.text import format_missing, pluralize, shell_command
 
 if TYPE_CHECKING:
-    from reliq.admin import Admin, KeyLine, KeysView
+    from reliq.admin import Admin, KeyQueue, KeysView
     from reliq.admin.shards import ShardsView
     from reliq.settings import Limits
 
@@ -46,7 +46,7 @@ def limits(
         ),
     ] = None,
     json: Json = False,
-    desk: WholeDesk,
+    desk: WholeQueueAdmin,
 ) -> None:
     """
     Show the limits of a queue, or change them while it is in use: order, places, rates and weights of keys.
@@ -126,7 +126,7 @@ def keys(
     limit: Annotated[int, typer.Option(help="The most to show, up to 200.")] = 20,
     every: Annotated[bool, typer.Option("--all", help="Every key, in no order.")] = False,
     json: Json = False,
-    desk: WholeDesk,
+    desk: WholeQueueAdmin,
 ) -> None:
     """
     Show which keys have messages that wait or run, those with most first, and why they wait.
@@ -156,7 +156,7 @@ def keys(
         say(*_summary(queue, found))
 
 
-def row_of(line: "KeyLine") -> tuple[Any, ...]:
+def row_of(line: "KeyQueue") -> tuple[Any, ...]:
     """Return what a table shows of a key."""
     return name_of(line.key), line.waiting, line.in_flight, f"{line.weight:g}", why_waits(line)
 
@@ -166,7 +166,7 @@ def name_of(key: str) -> str:
     return PRIORITY_NAMES.get(key, key)
 
 
-def why_waits(line: "KeyLine") -> str:
+def why_waits(line: "KeyQueue") -> str:
     """Return what the messages of a key wait for."""
     if line.state == "asleep" and line.asleep_until is not None:
         return f"asleep until {clock(line.asleep_until)} UTC"
@@ -178,14 +178,14 @@ def why_waits(line: "KeyLine") -> str:
     }.get(line.state, "")
 
 
-def _print_keys(line: "KeyLine", *, json: bool) -> None:
+def _print_keys(line: "KeyQueue", *, json: bool) -> None:
     if json:
         print_json(line)
     else:
         print_table(KEY_COLUMNS, [row_of(line)], long=("key",))
 
 
-def _every_key(desk: "Admin", queue: str) -> Iterator["KeyLine"]:
+def _every_key(desk: "Admin", queue: str) -> Iterator["KeyQueue"]:
     """Yield every key once, page by page."""
     after, seen = None, set[str]()
     while True:
@@ -200,13 +200,13 @@ def _every_key(desk: "Admin", queue: str) -> Iterator["KeyLine"]:
 
 def _summary(queue: str, found: "KeysView") -> list[str]:
     said = [
-        f"{found.waiting:,} waiting, {found.running:,} running; {count_of(found.in_turn, 'key')} in turn, {found.asleep:,} asleep"
+        f"{found.waiting:,} waiting, {found.running:,} running; {pluralize(found.in_turn, 'key')} in turn, {found.asleep:,} asleep"
     ]
     if found.asleep_until is not None:
         said.append(f"{asleep_text(queue, found.asleep_until)}.")
     elif found.is_full:
         said.append(
-            f"None may start now: the rate or concurrency of {queue} is used up; see `{typed('limits', queue)}`."
+            f"None may start now: the rate or concurrency of {queue} is used up; see `{shell_command('limits', queue)}`."
         )
     return said
 
@@ -218,7 +218,7 @@ def shards(
     finish: Annotated[bool, typer.Option("--finish", help="End a change at once: workers do it too.")] = False,
     yes: Yes = False,
     json: Json = False,
-    desk: WholeDesk,
+    desk: WholeQueueAdmin,
 ) -> None:
     """
     Show the shards of a queue, or change how many there are while it is in use.
@@ -233,7 +233,7 @@ def shards(
     if number is not None:
         confirm(f"Have {number} shards of {queue}? Every publisher must be of a version that knows of shards.", yes=yes)
         desk.resize(queue, number)
-    left = desk.finish_resize(queue) if finish else reliq.admin.Leftover()
+    left = desk.finish_resize(queue) if finish else reliq.admin.PendingMigration()
     view = desk.shards(queue)
     if json:
         print_json({"map": view.map, "counts": view.counts, "away": view.away, "left": left})
@@ -257,8 +257,8 @@ def _print_shards(queue: str, view: "ShardsView") -> None:
     change = (
         ""
         if now.was == now.n
-        else f"; {now.state}, there were {now.was}: workers end it, and `{typed('shards', queue, options=['--finish'])}` does"
+        else f"; {now.state}, there were {now.was}: workers end it, and `{shell_command('shards', queue, options=['--finish'])}` does"
     )
-    say(f"{queue} has {count_of(now.n, 'shard')} (epoch {now.epoch}){change}")
+    say(f"{queue} has {pluralize(now.n, 'shard')} (epoch {now.epoch}){change}")
     if view.away:
-        say(f"{queue} is {partial(view.away)}")
+        say(f"{queue} is {format_missing(view.away)}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-class Place(NamedTuple):
+class CommandInfo(NamedTuple):
     """
     Where a command is and how the list of commands shows it.
 
@@ -96,7 +96,7 @@ def command_of(name: str, function: Callable[..., None]) -> Any:
 class LazyGroup(PlainGroup):
     """A group that knows its commands by their places; `places` are set by a subclass."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, CommandInfo]
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)

@@ -14,13 +14,13 @@ from reliq.admin.calls import CANCELLABLE, MOVABLE, PLACES, check_place
 from reliq.admin.filters import duration, headers_of
 from reliq.cli.keys import why_waits
 from reliq.cli.options import (
-    Desk,
+    AdminOption,
     DryRun,
     Json,
     QueueName,
     StateOption,
     Which,
-    WholeDesk,
+    WholeQueueAdmin,
     Yes,
     queue_names,
     state_option,
@@ -31,7 +31,7 @@ from reliq.cli.tables import print_table, progress_bar
 from reliq.errors import ConfigurationError
 from reliq.message import PublishOptions
 from reliq.settings import LARGEST_BODY
-from reliq.text import as_value, moment, pretty, spoken, start_of, typed
+from reliq.text import as_value, clamp_time, format_duration, pretty, shell_command, start_of
 from reliq.wire_format import FailureNote
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def list_messages(
     offset: Annotated[int, typer.Option(help="How many to pass over first.")] = 0,
     where: Which,
     json: Json = False,
-    desk: Desk,
+    desk: AdminOption,
 ) -> None:
     """
     List the messages of one state, the next to come first.
@@ -94,7 +94,7 @@ def when_text(when: float | None) -> str:
     if when is None:
         return ""
     away = when - time.time()
-    return f"in {spoken(away)}" if away > 0 else f"{spoken(-away)} ago"
+    return f"in {format_duration(away)}" if away > 0 else f"{format_duration(-away)} ago"
 
 
 def _row(entry: "Entry") -> tuple[Any, ...]:
@@ -112,7 +112,7 @@ def show(
         bool, typer.Option("--raw", help="Write the body's bytes to standard output, nothing else.")
     ] = False,
     json: Json = False,
-    desk: WholeDesk,
+    desk: WholeQueueAdmin,
 ) -> None:
     """
     Show where a message is, what it holds, what went wrong and who has it; or what became of it.
@@ -149,20 +149,23 @@ def _lines(found: "MessageView") -> list[tuple[str, Any]]:
     if found.holder is not None:
         holder = found.holder
         said.append(
-            ("runs", f"for {spoken(holder.seconds)} in {holder.host} pid {holder.pid} (worker {holder.worker})")
+            (
+                "runs",
+                f"for {format_duration(holder.seconds)} in {holder.host} pid {holder.pid} (worker {holder.worker})",
+            )
         )
     if found.leased_until is not None:
         said.append(("lease", f"until {clock(found.leased_until)} UTC, unless it is renewed"))
     if found.deliveries is not None:
         said.append(("deliveries", f"{found.deliveries} (snoozed and released ones are not counted)"))
     said += [("retries left", found.retries_left)] if found.retries_left is not None else []
-    said += [("expires", f"in {spoken(found.ttl_left)}")] if found.ttl_left is not None else []
+    said += [("expires", f"in {format_duration(found.ttl_left)}")] if found.ttl_left is not None else []
     if found.reason:
         said.append(("last error", found.reason + (f": {found.error}" if found.error else "")))
     said += [("failed", _failure(note)) for note in reversed(found.failures)]
     said += [("header", f"{name}: {value}") for name, value in found.headers.items()]
     if found.taken_seconds is not None:
-        said.append(("id taken", f"for {spoken(found.taken_seconds)} more"))
+        said.append(("id taken", f"for {format_duration(found.taken_seconds)} more"))
     said += [("ended", f"{end.kind} {clock(end.at)} UTC  {why(end)}".rstrip()) for end in found.ends]
     said += [("dead letter", f"{one.letter}, died {clock(one.died)} UTC") for one in found.letters]
     if not found.searched_all:
@@ -172,9 +175,9 @@ def _lines(found: "MessageView") -> list[tuple[str, Any]]:
 
 def _failure(note: FailureNote) -> str:
     """Return one failure in a line: when, which delivery, where, and why."""
-    said = [] if note.at_ms is None else [f"{clock(moment(note.at_ms / 1000))} UTC "]
+    said = [] if note.at_ms is None else [f"{clock(clamp_time(note.at_ms / 1000))} UTC "]
     said += [] if note.attempt is None else [f"attempt {note.attempt}"]
-    said += [] if note.took_ms is None else [f"after {spoken(note.took_ms / 1000)}"]
+    said += [] if note.took_ms is None else [f"after {format_duration(note.took_ms / 1000)}"]
     said += [f"in {note.by}"] if note.by else []
     return " ".join([*said, note.summary])
 
@@ -213,7 +216,7 @@ def cancel(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    desk: Desk,
+    desk: AdminOption,
 ) -> None:
     """
     Cancel messages: they do not start; one that runs is not retried, and its handler is told.
@@ -274,7 +277,7 @@ def purge(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    desk: Desk,
+    desk: AdminOption,
 ) -> None:
     """
     Delete the messages of one state for good; say --dry-run first.
@@ -331,7 +334,7 @@ def move(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    desk: Desk,
+    desk: AdminOption,
 ) -> None:
     """
     Move messages of one state to another queue, with ids, due times, retries left and headers.
@@ -344,7 +347,7 @@ def move(
     """
     if state == "dead":
         raise ConfigurationError(
-            f"dead letters go by `{typed('dead redrive', queue, options=['--to', other], layout=desk.redis_keys(queue).layout)}`"
+            f"dead letters go by `{shell_command('dead redrive', queue, options=['--to', other], layout=desk.redis_keys(queue).layout)}`"
         )
     total = desk.size(queue, check_place(state, MOVABLE), key=where.key)
     if dry_run:
@@ -380,7 +383,7 @@ def publish(
     key: Annotated[str | None, typer.Option(help="Whose message it is: limits and order hold for each key.")] = None,
     priority: Annotated[str, typer.Option(help="high, normal or low; without --key.")] = "normal",
     json: Json = False,
-    desk: WholeDesk,
+    desk: WholeQueueAdmin,
 ) -> None:
     """
     Publish a message and say what became of it.

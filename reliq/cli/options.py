@@ -149,7 +149,7 @@ def letter_filter_of(
 
 
 #: Parameters that stand for several options.
-Desk = Annotated["Admin", OptionsOf(admin)]
-WholeDesk = Annotated["Admin", OptionsOf(admin_of_whole)]
+AdminOption = Annotated["Admin", OptionsOf(admin)]
+WholeQueueAdmin = Annotated["Admin", OptionsOf(admin_of_whole)]
 Which = Annotated[Filter, OptionsOf(filter_of)]
 WhichLetters = Annotated[LetterFilter, OptionsOf(letter_filter_of)]

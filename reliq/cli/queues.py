@@ -11,13 +11,13 @@ import typer
 from reliq.admin.filters import duration
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
-    Desk,
+    AdminOption,
     Json,
     LayoutText,
     QueueName,
     Shard,
     Url,
-    WholeDesk,
+    WholeQueueAdmin,
     Yes,
     admin,
     queue_names,
@@ -28,12 +28,12 @@ from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.message import Pause
 from reliq.settings import seconds
-from reliq.text import amount, count_of, partial, rate, spoken, typed
+from reliq.text import format_duration, format_missing, format_number, format_rate, pluralize, shell_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reliq.admin import Account, Admin, End, Overview, QueueView, Running, StackReport
+    from reliq.admin import Account, Admin, FinishedMessage, Overview, QueueView, Running, StackReport
 
 
 def ends(
@@ -44,7 +44,7 @@ def ends(
     ] = None,
     limit: Annotated[int, typer.Option(help="The most to show.")] = 100,
     json: Json = False,
-    desk: Desk,
+    desk: AdminOption,
 ) -> None:
     """
     Show how the last messages ended that were not acked, newest first, each with its time, reason and error.
@@ -69,10 +69,10 @@ def clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def why(end: "End") -> str:
+def why(end: "FinishedMessage") -> str:
     """Return the reason of an end in one line, as far as it is known."""
     if end.took is not None:
-        return f"after {spoken(end.took)}"
+        return f"after {format_duration(end.took)}"
     attempt = f" (delivery {end.attempt})" if end.attempt is not None else ""
     return f"{end.reason}{attempt}" + (f": {end.error}" if end.error else "") if end.reason else ""
 
@@ -81,7 +81,7 @@ def asleep_text(queue: str, until: float) -> str:
     """Return until when a queue sleeps, why, and what wakes it."""
     return (
         f"{queue} sleeps until {clock(until)} UTC: a handler raised RateLimited for a message without a key; "
-        f"`{typed('resume', queue)}` wakes it"
+        f"`{shell_command('resume', queue)}` wakes it"
     )
 
 
@@ -125,7 +125,7 @@ def _print(seen: "Overview") -> None:
         if view.pause is not None:
             say(f"{view.queue} is {pause_text(view.pause, time.time())}")
         if view.away:
-            say(f"{view.queue} is {partial(view.away)}")
+            say(f"{view.queue} is {format_missing(view.away)}")
         if view.lines and view.lines.asleep_until:
             say(asleep_text(view.queue, view.lines.asleep_until))
     if seen.workers is None:
@@ -156,19 +156,21 @@ def pause_text(pause: Pause, now: float) -> str:
     """Return who paused a queue, when, why and until when."""
     said = "paused" + (f" by {pause.by}" if pause.by else "")
     if pause.at is not None:
-        said += f" {spoken(max(0.0, now - pause.at))} ago"
+        said += f" {format_duration(max(0.0, now - pause.at))} ago"
     if pause.until is not None:
-        said += f", for {spoken(max(0.0, pause.until - now))} more"
+        said += f", for {format_duration(max(0.0, pause.until - now))} more"
     return said + (f": {pause.reason}" if pause.reason else "")
 
 
 def _row(view: "QueueView", *, rated: bool) -> list[str]:
-    late = "?" if view.late is None else spoken(view.late)
+    late = "?" if view.late is None else format_duration(view.late)
     counts = (view.ready, view.pending, view.unack - view.backoff, view.backoff, view.retry, view.garbage, view.dead)
-    cells = [view.queue, late, *map(amount, counts)]
+    cells = [view.queue, late, *map(format_number, counts)]
     if rated:
         rates = view.rates
-        cells += [rate(rates.arrived), rate(rates.acked), rate(rates.failed)] if rates else ["", "", ""]
+        cells += (
+            [format_rate(rates.arrived), format_rate(rates.acked), format_rate(rates.failed)] if rates else ["", "", ""]
+        )
     return [*cells, "?" if view.workers is None else str(view.workers)]
 
 
@@ -198,7 +200,10 @@ def pause(
     if json:
         print_json(desk.paused(queue))
     else:
-        say(f"{queue} is paused" + (f" for {for_}" if for_ else f"; `{typed('resume', queue, layout=layout)}` ends it"))
+        say(
+            f"{queue} is paused"
+            + (f" for {for_}" if for_ else f"; `{shell_command('resume', queue, layout=layout)}` ends it")
+        )
 
 
 def resume(
@@ -206,7 +211,7 @@ def resume(
     *,
     key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only this key: it sleeps no more.")] = "",
     json: Json = False,
-    desk: Desk,
+    desk: AdminOption,
 ) -> None:
     """
     Have consumers claim a paused queue again.
@@ -234,7 +239,7 @@ def _pause_key(
     if json:
         print_json(desk.key(queue, key))
     else:
-        ends = f" for {for_}" if for_ else f"; `{typed('resume', queue, options=['--key', key])}` ends it"
+        ends = f" for {for_}" if for_ else f"; `{shell_command('resume', queue, options=['--key', key])}` ends it"
         say(f"key {key} of {queue} is paused{ends}")
 
 
@@ -249,7 +254,7 @@ def forget(
     letters: Annotated[bool, typer.Option("--letters", help="Their dead letters go too.")] = False,
     yes: Yes = False,
     json: Json = False,
-    desk: WholeDesk,
+    desk: WholeQueueAdmin,
 ) -> None:
     """
     Remove queues with nothing in them: their names from the registry, their totals and ends.
@@ -275,7 +280,7 @@ def forget(
     else:
         say(
             *(
-                f"{queue} is forgotten" + (f", with {count_of(kept, 'dead letter')}" if kept else "")
+                f"{queue} is forgotten" + (f", with {pluralize(kept, 'dead letter')}" if kept else "")
                 for queue, kept in gone.items()
             )
         )
@@ -286,7 +291,7 @@ def forget(
 EXIT_UNBALANCED = 1
 
 
-def account(queue: QueueName, *, json: Json = False, desk: Desk) -> None:
+def account(queue: QueueName, *, json: Json = False, desk: AdminOption) -> None:
     """
     Show what came in, how it ended and what is alive, as Redis itself counts; say what does not add up.
 
@@ -301,7 +306,7 @@ def account(queue: QueueName, *, json: Json = False, desk: Desk) -> None:
     if json:
         print_json(found)
     else:
-        say(*_lines(found), *([f"The account is {partial(found.away)}."] if found.away else []))
+        say(*_lines(found), *([f"The account is {format_missing(found.away)}."] if found.away else []))
     if found.balanced is False:
         raise typer.Exit(EXIT_UNBALANCED)
 
@@ -374,7 +379,7 @@ def running(
         return
     print_table(
         ("id", "attempt", "for", "host", "pid", "worker"),
-        [(row.id, row.attempt, spoken(row.seconds), row.host, row.pid, row.worker) for row in rows],
+        [(row.id, row.attempt, format_duration(row.seconds), row.host, row.pid, row.worker) for row in rows],
     )
     if stacks:
         for row in rows:
@@ -421,8 +426,8 @@ def workers(json: Json = False, url: Url = None) -> None:
                 one.pid,
                 one.version,
                 f"{one.busy}/{one.slots}",
-                spoken(max(0.0, now - one.started)),
-                f"{spoken(max(0.0, now - one.last_claim))} ago",
+                format_duration(max(0.0, now - one.started)),
+                f"{format_duration(max(0.0, now - one.last_claim))} ago",
                 " ".join(one.queues),
             )
             for one in found

@@ -14,7 +14,7 @@ from reliq.logs import configure_logging
 from reliq.outbox.store import Store, database as opened
 from reliq.outbox.tables import ddl
 from reliq.settings import OUTBOX_PREFIX
-from reliq.text import count_of, spoken
+from reliq.text import format_duration, pluralize
 from reliq.worker.health import DEFAULT_HOST
 
 
@@ -107,7 +107,7 @@ def refused(
     elif not found:
         say("no row is refused")
     else:
-        rows = [(row.seq, row.queue, row.id, spoken(row.age_ms / 1000), row.note) for row in found]
+        rows = [(row.seq, row.queue, row.id, format_duration(row.age_ms / 1000), row.note) for row in found]
         print_table(("row", "queue", "id", "age", "why"), rows, long=("why",))
 
 
@@ -129,7 +129,7 @@ def retry(database: Database, prefix: Prefix = OUTBOX_PREFIX, json: Json = False
     if json:
         print_json({"retried": count})
         return
-    say(f"{count_of(count, 'row is', 'rows are')} tried again by the next round of a relay")
+    say(f"{pluralize(count, 'row is', 'rows are')} tried again by the next round of a relay")
 
 
 @outbox.command()
@@ -151,4 +151,4 @@ def clean(
     if json:
         print_json({"outbox": sent, "inbox": over})
         return
-    say(f"deleted {count_of(sent, 'row')} of the outbox, {over} of the inbox")
+    say(f"deleted {pluralize(sent, 'row')} of the outbox, {over} of the inbox")

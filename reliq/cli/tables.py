@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from reliq.cli.output import EXIT_INTERRUPTED, complain, console, say
-from reliq.text import printable, spoken
+from reliq.text import format_duration, printable
 
 GAP = "  "
 #: A long text keeps at least this many columns.
@@ -88,7 +88,7 @@ def say_age(seen: Iterable[float]) -> None:
     """Print the age of the oldest record, written at one of `seen` in unix seconds, when it is over a second."""
     age = max((time.time() - one for one in seen), default=0.0)
     if age > 1:
-        say(f"as of {spoken(age)} ago")
+        say(f"as of {format_duration(age)} ago")
 
 
 T = TypeVar("T")

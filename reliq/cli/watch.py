@@ -17,12 +17,12 @@ from rich.text import Text
 
 from reliq.admin.filters import duration
 from reliq.cli.messages import when_text
-from reliq.cli.options import Json, WholeDesk, queue_names
+from reliq.cli.options import Json, WholeQueueAdmin, queue_names
 from reliq.cli.output import complain, console, print_json, say
 from reliq.cli.queues import pause_text, why
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.redis.crons import TICK_LATE_SECONDS
-from reliq.text import amount, count_of, printable, rate, spoken
+from reliq.text import format_duration, format_number, format_rate, pluralize, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from reliq.admin import CronView, Failure, Moment, QueueView, Slot, Trend, Watcher, Worker
+    from reliq.admin import CronView, Failure, QueueSample, QueueView, RateHistory, RunningJob, Watcher, Worker
 
 
 #: On a terminal of this many columns a queue has one line instead of two.
@@ -58,7 +58,7 @@ class Screen:
         trouble: why the moment is not the latest; empty when it is.
     """
 
-    moment: Moment
+    moment: QueueSample
     place: str
     interval: float
     trouble: str = ""
@@ -88,18 +88,20 @@ class Screen:
         overview = self.moment.overview
         now = time.strftime("%H:%M:%S", time.gmtime())
         first = _sides(
-            Text(f"reliq watch  {self.place}", "bold"), Text(f"{now} UTC, every {spoken(self.interval)}"), width
+            Text(f"reliq watch  {self.place}", "bold"),
+            Text(f"{now} UTC, every {format_duration(self.interval)}"),
+            width,
         )
-        second = Text(f"{count_of(len(overview.queues), 'queue')}, ")
+        second = Text(f"{pluralize(len(overview.queues), 'queue')}, ")
         if overview.workers is None:
             second.append("workers unknown: the Redis of their registry is away", "red")
         else:
             busy, slots = (sum(getattr(one, name) for one in overview.workers) for name in ("busy", "slots"))
-            second.append(f"{count_of(len(overview.workers), 'worker')}, {busy} of {count_of(slots, 'slot')} busy")
+            second.append(f"{pluralize(len(overview.workers), 'worker')}, {busy} of {pluralize(slots, 'slot')} busy")
         if memory := overview.facts.get("used_memory_human"):
             second.append(f", Redis uses {memory}")
         if overview.left_out:
-            second.append(f", {count_of(overview.left_out, 'more queue')} not shown", "yellow")
+            second.append(f", {pluralize(overview.left_out, 'more queue')} not shown", "yellow")
         if some := [view.queue for view in overview.queues if view.away]:
             second.append(f", partial: {printable(', '.join(some))}", "red")
         if overview.unreadable:
@@ -112,7 +114,7 @@ class Screen:
 def _periodic(crons: Sequence[CronView]) -> list[Text]:
     """Return a line of the periodic entries, what is wrong first; none where there is no entry."""
     line = Text("periodic:")
-    wrong = {one.name: f"{spoken(one.late)} late" for one in crons if one.late > TICK_LATE_SECONDS}
+    wrong = {one.name: f"{format_duration(one.late)} late" for one in crons if one.late > TICK_LATE_SECONDS}
     wrong |= {one.name: "no worker" for one in crons if not one.is_served}
     paused = {one.name: "paused" for one in crons if one.pause and one.name not in wrong}
     for names, style in ((wrong, "red"), (paused, "yellow")):
@@ -133,7 +135,7 @@ def _sides(left: Text, right: Text, width: int) -> Text:
 # ---- queues -----------------------------------------------------------------
 
 
-def _queues(moment: Moment, width: int, most: int) -> list[Text]:
+def _queues(moment: QueueSample, width: int, most: int) -> list[Text]:
     """Return a title and the queues that fit; when not all do, the latest and largest."""
     views = list(moment.overview.queues)
     states = [state for state in STATE_STYLES if state != "waiting" or any(view.lines for view in views)]
@@ -154,11 +156,11 @@ def _queues(moment: Moment, width: int, most: int) -> list[Text]:
         numbers, trends = _numbers(view, states, width), moment.trends
         lines += _stacked(view, numbers, trends, width) if stacked else _in_line(view, numbers, trends, named, width)
     if hidden := len(moment.overview.queues) - len(views):
-        lines.append(Text(f"and {count_of(hidden, 'more queue')}, less late than these", "dim"))
+        lines.append(Text(f"and {pluralize(hidden, 'more queue')}, less late than these", "dim"))
     return lines
 
 
-def _in_line(view: QueueView, told: Text, trends: Mapping[str, Trend], named: int, width: int) -> list[Text]:
+def _in_line(view: QueueView, told: Text, trends: Mapping[str, RateHistory], named: int, width: int) -> list[Text]:
     """Return a queue's name and numbers, and its picture beside them or below."""
     numbers = Text.assemble((set_cell_size(view.queue, named), "bold"), told)
     if width < WIDE:
@@ -166,7 +168,7 @@ def _in_line(view: QueueView, told: Text, trends: Mapping[str, Trend], named: in
     return [Text.assemble(numbers, " " * INDENT, _picture(view, trends, width - numbers.cell_len - INDENT))]
 
 
-def _stacked(view: QueueView, numbers: Text, trends: Mapping[str, Trend], width: int) -> list[Text]:
+def _stacked(view: QueueView, numbers: Text, trends: Mapping[str, RateHistory], width: int) -> list[Text]:
     """Return a queue's name and picture, and its numbers below."""
     picture = _picture(view, trends, max(0, width - cell_len(view.queue) - INDENT))
     return [
@@ -181,7 +183,7 @@ def _cell(name: str, width: int) -> int:
 
 
 def _numbers(view: QueueView, states: Sequence[str], width: int) -> Text:
-    late = "?" if view.late is None else spoken(view.late if view.late >= 1 else 0)
+    late = "?" if view.late is None else format_duration(view.late if view.late >= 1 else 0)
     style = "bold red" if (view.late or 0) >= RED_SECONDS else "yellow" if (view.late or 0) >= YELLOW_SECONDS else ""
     line = Text(f"{late:>{LATE_WIDTH}}", style)
     sizes = _sizes(view) | {"dead": view.dead}
@@ -190,13 +192,13 @@ def _numbers(view: QueueView, states: Sequence[str], width: int) -> Text:
     if view.rates is not None:
         rates = (view.rates.arrived, view.rates.acked, view.rates.failed)
         for column, per_second in zip(("in/s", "acked/s", "failed/s"), rates, strict=True):
-            line.append(f"{rate(per_second):>{_cell(column, width)}}")
+            line.append(f"{format_rate(per_second):>{_cell(column, width)}}")
     return line
 
 
 def _short(number: int) -> str:
     """Return a number in at most five characters."""
-    return str(number) if number < 10_000 else amount(number) if number >= 100_000 else f"{number // 1000}k"  # noqa: PLR2004
+    return str(number) if number < 10_000 else format_number(number) if number >= 100_000 else f"{number // 1000}k"  # noqa: PLR2004
 
 
 def _sizes(view: QueueView) -> dict[str, int]:
@@ -205,7 +207,7 @@ def _sizes(view: QueueView) -> dict[str, int]:
     return dict(zip(STATE_STYLES, sizes, strict=True))
 
 
-def _picture(view: QueueView, trends: Mapping[str, Trend], width: int) -> Text:
+def _picture(view: QueueView, trends: Mapping[str, RateHistory], width: int) -> Text:
     """Return a bar of the states and the trend of the rates; for a paused queue, who paused it."""
     if view.pause is not None:
         return Text(printable(pause_text(view.pause, time.time()))[: max(0, width)], "black on yellow")
@@ -253,8 +255,8 @@ def _workers(workers: Sequence[Worker] | None, width: int, most: int) -> list[Te
         if len(lines) > most:
             break
         line = Text(printable(f"{one.host} pid {one.pid}"), "bold")
-        line.append(f"  {one.busy} of {one.slots} busy, up {spoken(max(0.0, now - one.started))}", "not bold")
-        line.append(f", claimed {spoken(max(0.0, now - one.last_claim))} ago", "not bold")
+        line.append(f"  {one.busy} of {one.slots} busy, up {format_duration(max(0.0, now - one.started))}", "not bold")
+        line.append(f", claimed {format_duration(max(0.0, now - one.last_claim))} ago", "not bold")
         lines.append(line)
         slots = [_slot(slot, now) for slot in one.running[: columns * most]]
         rows = [slots[at : at + columns] for at in range(0, len(slots), columns)]
@@ -262,8 +264,8 @@ def _workers(workers: Sequence[Worker] | None, width: int, most: int) -> list[Te
     return lines
 
 
-def _slot(slot: Slot, now: float) -> Text:
-    took = spoken(max(0.0, now - slot.started))
+def _slot(slot: RunningJob, now: float) -> Text:
+    took = format_duration(max(0.0, now - slot.started))
     room = SLOT_WIDTH - len(took) - 3
     what = printable(f"{slot.queue} {slot.id}")
     if len(what) > room:
@@ -274,7 +276,7 @@ def _slot(slot: Slot, now: float) -> Text:
 # ---- failures ---------------------------------------------------------------
 
 
-def _failures(moment: Moment) -> list[Text]:
+def _failures(moment: QueueSample) -> list[Text]:
     """Return what living messages fail with, then the newest abnormal ends."""
     lines = [Text("failures", "bold underline")]
     failing, ended = list(_failing(moment.errors)), list(_ended(moment.ends))
@@ -316,7 +318,7 @@ def watch(
     *,
     interval: Annotated[str, typer.Option(help="Between two looks.")] = "1s",
     json: Json = False,
-    desk: WholeDesk,
+    desk: WholeQueueAdmin,
 ) -> None:
     """
     Watch queues live until Ctrl-C: states, rates, how late they are, workers and what each runs, newest failures.
@@ -330,9 +332,9 @@ def watch(
     if seconds < LEAST_SECONDS:
         raise ConfigurationError(f"interval must be at least {LEAST_SECONDS} seconds, not {interval}")
     watcher, interrupts = desk.watch(queues or ()), Interrupts()
-    from reliq.consumer import STOPS, take  # noqa: PLC0415  completion does not wait for it
+    from reliq.consumer import STOPS, handle_signal  # noqa: PLC0415  completion does not wait for it
 
-    before = {number: take(number, interrupts.take) for number in STOPS}
+    before = {number: handle_signal(number, interrupts.handle_signal) for number in STOPS}
     try:
         if json or not sys.stdout.isatty():
             _write(watcher, seconds, json=json)
@@ -353,7 +355,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._is_drawing = self._came = False
 
-    def take(self, _number: int, _frame: FrameType | None) -> None:
+    def handle_signal(self, _number: int, _frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt, now or when the drawing is done; this is a handler for `signal.signal`."""
         self._came = True
         if not self._is_drawing:
@@ -404,7 +406,7 @@ def _write(watcher: Watcher, seconds: float, *, json: bool) -> None:
             complain(error)
 
 
-def _told(moment: Moment) -> dict[str, object]:
+def _told(moment: QueueSample) -> dict[str, object]:
     overview = moment.overview
     return {
         "at": round(time.time(), 3),
@@ -417,7 +419,7 @@ def _told(moment: Moment) -> dict[str, object]:
     }
 
 
-def line_of(moment: Moment) -> str:
+def line_of(moment: QueueSample) -> str:
     """Return a moment in one line: sums over the queues, and the newest failure."""
     views = moment.overview.queues
     workers = moment.overview.workers
@@ -428,10 +430,10 @@ def line_of(moment: Moment) -> str:
         if name != "waiting" or any(view.lines for view in views)
     }
     sums["unack"] -= sums["backoff"]
-    said = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"queues={len(views)}", f"late={spoken(late)}"]
+    said = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"queues={len(views)}", f"late={format_duration(late)}"]
     said += [f"{'leased' if name == 'unack' else name}={number}" for name, number in sums.items()]
     for name, of in (("in/s", "arrived"), ("acked/s", "acked"), ("failed/s", "failed")):
-        said.append(f"{name}={rate(sum(getattr(view.rates, of) for view in views if view.rates))}")
+        said.append(f"{name}={format_rate(sum(getattr(view.rates, of) for view in views if view.rates))}")
     busy, slots = (sum(getattr(one, name) for one in workers or ()) for name in ("busy", "slots"))
     said += ["workers=?", "busy=?"] if workers is None else [f"workers={len(workers)}", f"busy={busy}/{slots}"]
     if paused := [view.queue for view in views if view.pause is not None]:

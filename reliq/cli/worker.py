@@ -14,7 +14,7 @@ from reliq.cli.settings import FOUND, URL, Setting, misspelled, spelled, take_ur
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.logs import FORMATS, LEVELS
-from reliq.settings import WorkerSettings, check_is_one_of, seconds, whole
+from reliq.settings import WorkerSettings, check_int, check_is_one_of, seconds
 from reliq.supervisor.plan import STALL_SECONDS, ChildPlan
 from reliq.worker.health import DEFAULT_HOST
 
@@ -160,7 +160,7 @@ def _check_options(log_level: str, log_format: str, processes: int, stall: float
     """Raise ConfigurationError for a value that its option does not take."""
     check_is_one_of("--log-level", log_level, LEVELS)
     check_is_one_of("--log-format", log_format, FORMATS)
-    whole("--processes", processes, least=1, most=1000)
+    check_int("--processes", processes, least=1, most=1000)
     seconds("--stall", stall, least=1.0)
 
 

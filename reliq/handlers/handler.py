@@ -26,7 +26,7 @@ from reliq.handlers.effects import Effects
 from reliq.keys import first_published, made_at
 from reliq.queue import Queue
 from reliq.settings import LINGER_SECONDS, HandlerSettings, seconds
-from reliq.text import count_of
+from reliq.text import pluralize
 
 if TYPE_CHECKING:
     import threading
@@ -373,7 +373,7 @@ def _check_has_keys(where: str, queue: Queue[Any], settings: HandlerSettings) ->
         raise ConfigurationError(f"{where}: batch_by_key is for messages with keys, and a queue {kind} has none")
     if per_key and int(per_key) < batch:
         raise ConfigurationError(
-            f"{where}: queue {queue.name!r} has at most {count_of(int(per_key), 'message')} of a key at once, so that a batch of one key "
+            f"{where}: queue {queue.name!r} has at most {pluralize(int(per_key), 'message')} of a key at once, so that a batch of one key "
             f"never has {batch}; give batch={per_key}, or leave batch_by_key out"
         )
 

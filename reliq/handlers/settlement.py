@@ -56,7 +56,7 @@ class Outcome:
         return f"{self.error} ({places})" if places else self.error
 
 
-class Ended(Protocol):
+class SettledDelivery(Protocol):
     """A delivery whose outcome is known."""
 
     @property
@@ -72,7 +72,7 @@ class Ended(Protocol):
         """Milliseconds that its handler ran, None when nobody measured."""
 
 
-class Ending(NamedTuple):
+class Settlement(NamedTuple):
     """A delivery and its outcome, for a holder that notes no more of it."""
 
     delivery: Delivery
@@ -93,7 +93,7 @@ class Move(NamedTuple):
 
 
 B = TypeVar("B")
-E = TypeVar("E", bound=Ended)
+E = TypeVar("E", bound=SettledDelivery)
 _ACK = Move("ack")
 
 ACKED = Outcome("ack")
@@ -203,7 +203,7 @@ def calls(keys: Keys, settings: QueueSettings, some: Iterable[E]) -> list[tuple[
     return found
 
 
-def _move(one: Ended) -> Move:
+def _move(one: SettledDelivery) -> Move:
     """Return the move that tells Redis an outcome; a message that was claimed without regard to keys has none to sleep."""
     kind, delay_ms = one.outcome.kind, one.outcome.delay_ms
     if kind == "rate_limited":
@@ -211,7 +211,7 @@ def _move(one: Ended) -> Move:
     return Move("nack") if kind == "reject" else Move(kind)
 
 
-def _call(keys: Keys, settings: QueueSettings, move: Move, some: Sequence[Ended]) -> Call[Settled]:
+def _call(keys: Keys, settings: QueueSettings, move: Move, some: Sequence[SettledDelivery]) -> Call[Settled]:
     if move.kind in ("ack", "expired"):
         return _ending(keys, settings, move.kind, some)
     if move.kind == "snooze":
@@ -221,7 +221,7 @@ def _call(keys: Keys, settings: QueueSettings, move: Move, some: Sequence[Ended]
     return transitions.nack(keys, [_failure(one) for one in some])
 
 
-def _ending(keys: Keys, settings: QueueSettings, kind: OutcomeKind, some: Sequence[Ended]) -> Call[Settled]:
+def _ending(keys: Keys, settings: QueueSettings, kind: OutcomeKind, some: Sequence[SettledDelivery]) -> Call[Settled]:
     if kind == "ack":
         history = settings.history
         took_ms = [one.took_ms for one in some if one.took_ms is not None] if history else []
@@ -234,7 +234,7 @@ def _ending(keys: Keys, settings: QueueSettings, kind: OutcomeKind, some: Sequen
     return transitions.ack(keys, windows, kind="expired")
 
 
-def _failure(one: Ended) -> tuple[Claimed, int, str, bytes]:
+def _failure(one: SettledDelivery) -> tuple[Claimed, int, str, bytes]:
     outcome = one.outcome
     return transitions.failure(
         one.delivery,

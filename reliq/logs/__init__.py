@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from reliq.text import count_of, printable, some
+from reliq.text import join_first, pluralize, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,8 +150,8 @@ class Limiter(logging.Filter):
 def _tell(over: list[_Held]) -> None:
     """Write a line for each kind that was held back, with the ids it would have named."""
     for held in over:
-        ids = f"; ids: {some(held.ids, held.messages)}" if held.ids else ""
-        text = f"held back {count_of(held.count, 'line')} like: {held.like}{ids}"
+        ids = f"; ids: {join_first(held.ids, held.messages)}" if held.ids else ""
+        text = f"held back {pluralize(held.count, 'line')} like: {held.like}{ids}"
         told = {"event": HELD_BACK, "queue": held.queue, "count": held.count, "ids": held.ids}
         logger.log(held.level, "%s", text, extra={"reliq": told})
 

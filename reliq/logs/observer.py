@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import events
 from reliq.logs import enable_logging
-from reliq.text import IDS_SHOWN, count_of, printable, some, typed
+from reliq.text import IDS_SHOWN, join_first, pluralize, printable, shell_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,7 @@ class LogObserver:
                 enable_logging()  # a lifespan may just have configured logging
                 _info(f"ready: working on {', '.join(queues)}", event="ready", queues=queues)
             case events.WorkerStopping(_, running, grace):
-                handlers = count_of(running, "handler") if running else "no handlers"
+                handlers = pluralize(running, "handler") if running else "no handlers"
                 text = f"stopping: {handlers} running" + (f", {grace:.3g} s left" if running else "")
                 _info(text, event="stopping", running=running, grace=round(grace, 3))
             case events.RenewalLate(queue, seconds, cause):
@@ -80,29 +80,34 @@ class LogObserver:
         """Log what has happened to messages of a queue, other than by their handlers."""
         match event:
             case events.Lost(queue, ids, verb):
-                text = f"{queue}: {verb} came too late, the message went on without us: {some(ids)}"
+                text = f"{queue}: {verb} came too late, the message went on without us: {join_first(ids)}"
                 _warn(text, event="lost", queue=queue, ids=ids, verb=verb)
             case events.Unconfirmed(queue, ids, why):
-                text = f"{queue}: published, but not as durable as asked for: {why}: {some(ids)}"
+                text = f"{queue}: published, but not as durable as asked for: {why}: {join_first(ids)}"
                 _warn(text, event="unconfirmed", queue=queue, ids=ids, why=why)
             case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
-                parts = [f"leases ended without a result, redelivering: {some(overdue)}"] if overdue else []
-                parts += [f"no retry left: {some(buried)}"] if buried else []
+                parts = [f"leases ended without a result, redelivering: {join_first(overdue)}"] if overdue else []
+                parts += [f"no retry left: {join_first(buried)}"] if buried else []
                 text = f"{queue}: {'; '.join(parts)}"
                 _warn(text, event="reclaimed", queue=queue, ids=overdue, buried=buried)
             case events.Throttled(queue, ids, keys, seconds):
                 _throttled(queue, ids, keys, seconds)
             case events.Expired(queue, ids):
-                _warn(f"{queue}: expired before they could start: {some(ids)}", event="expired", queue=queue, ids=ids)
+                _warn(
+                    f"{queue}: expired before they could start: {join_first(ids)}",
+                    event="expired",
+                    queue=queue,
+                    ids=ids,
+                )
             case events.Collected(queue, ids):
-                text = f"{queue}: dead letters, see `{typed('dead list', queue)}`: {some(ids)}"
+                text = f"{queue}: dead letters, see `{shell_command('dead list', queue)}`: {join_first(ids)}"
                 _warn(text, event="dead", queue=queue, ids=ids)
             case events.Inconsistent(queue, ids):
-                text = f"{queue}: retry count missing or no number, taken as 0: {some(ids)}"
+                text = f"{queue}: retry count missing or no number, taken as 0: {join_first(ids)}"
                 _warn(text, event="inconsistent", queue=queue, ids=ids)
             case events.WentBack(queue, before, after):
                 cause = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
-                text = f"{queue}: {cause}: the queue counted {count_of(before, 'claim')} and now counts {after}"
+                text = f"{queue}: {cause}: the queue counted {pluralize(before, 'claim')} and now counts {after}"
                 _warn(text, event="went_back", queue=queue, before=before, after=after)
             case events.Ticked() | events.Superseded():
                 _of_periodic_entry(event)
@@ -134,7 +139,7 @@ def _of_periodic_entry(event: events.Ticked | events.Superseded) -> None:
     """Log a tick that was not published, or comes after some that were not, and an entry that a newer process has."""
     match event:
         case events.Ticked(queue, entry, at, outcome, missed) if missed or outcome != "published":
-            text = f"{queue}: the tick {at} of the periodic entry {entry} was {_TOLD[outcome]}; {count_of(missed, 'was', 'were')} missed"
+            text = f"{queue}: the tick {at} of the periodic entry {entry} was {_TOLD[outcome]}; {pluralize(missed, 'was', 'were')} missed"
             _warn(text, event="ticked", queue=queue, entry=entry, at=at, outcome=outcome, missed=missed)
         case events.Superseded(queue, entry):
             text = f"{queue}: a newer process has another schedule for the periodic entry {entry}; this one lets it be"
@@ -144,7 +149,7 @@ def _of_periodic_entry(event: events.Ticked | events.Superseded) -> None:
 def _throttled(queue: str, ids: Sequence[str], keys: Sequence[str], seconds: float) -> None:
     """Log which keys sleep, or that the queue does."""
     slept = [f"key {key}" for key in keys if key] + ["the queue"] * ("" in keys)
-    text = f"{queue}: rate limited, for {seconds:g} s: {some(slept)}"
+    text = f"{queue}: rate limited, for {seconds:g} s: {join_first(slept)}"
     _info(text, event="throttled", queue=queue, ids=ids[:IDS_SHOWN], keys=keys[:IDS_SHOWN], seconds=seconds)
 
 

@@ -22,8 +22,8 @@ from reliq.keys import Keys, token
 from reliq.lua import Script, script
 from reliq.message import CancelStatus, Claimed, Counts, Delivery, PublishStatus, RescheduleStatus
 from reliq.redis.commands import Arg, Call, id_text, read_bytes
-from reliq.settings import BATCH_LIMIT, INLINE_BYTES, whole
-from reliq.text import LAST_SECOND, clean_text, moment, whole_number
+from reliq.settings import BATCH_LIMIT, INLINE_BYTES, check_int
+from reliq.text import LAST_SECOND, clamp_time, clean_text, whole_number
 from reliq.wire_format import ENVELOPE_START, HEADER_LIMIT, FailureNote, claim_nonce, open_envelope, receipt_nonce
 
 #: A lease, a tombstone or any other span in ms: a hundred years.
@@ -59,7 +59,7 @@ def bare_arg(keys: Keys) -> Arg:
 def bounded(name: str, some: Sequence[S]) -> Sequence[S]:
     """Return the items of a call; raise ConfigurationError for more than one call takes."""
     if len(some) > BATCH_LIMIT:
-        whole(f"number of {name}", len(some), most=BATCH_LIMIT)
+        check_int(f"number of {name}", len(some), most=BATCH_LIMIT)
     return some
 
 
@@ -72,14 +72,14 @@ def limit_arg(limit: int, *, least: int = 0) -> int:
     """Return how many messages a call is for at most; raise ConfigurationError when it is more than one call takes."""
     if type(limit) is int and least <= limit <= BATCH_LIMIT:
         return limit
-    return whole("limit", limit, least=least, most=BATCH_LIMIT)
+    return check_int("limit", limit, least=least, most=BATCH_LIMIT)
 
 
 def span(name: str, ms: int) -> int:
     """Return a time in ms; raise ConfigurationError for one below 1 or over a hundred years."""
     if type(ms) is int and 0 < ms <= LONGEST_SPAN_MS:
         return ms
-    return whole(name, ms, least=1, most=LONGEST_SPAN_MS)
+    return check_int(name, ms, least=1, most=LONGEST_SPAN_MS)
 
 
 def texts(reply: Iterable[bytes]) -> tuple[str, ...]:
@@ -794,7 +794,7 @@ _HEAD, _FIELDS = 6, 7
 
 
 @dataclass(frozen=True, slots=True)
-class KeyLine:
+class KeyQueue:
     """
     The messages of one key that are due, or run.
 
@@ -818,7 +818,7 @@ class KeyLine:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyLines:
+class KeyQueues:
     """
     The lines of a queue.
 
@@ -832,7 +832,7 @@ class KeyLines:
         next: the id of the message whose turn comes next; empty when none waits for a worker.
     """
 
-    largest: Sequence[KeyLine]
+    largest: Sequence[KeyQueue]
     in_turn: int
     asleep: int
     running: int
@@ -841,7 +841,7 @@ class KeyLines:
     next: str = ""
 
 
-def lines(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int | None = None) -> Call[KeyLines]:
+def lines(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int | None = None) -> Call[KeyQueues]:
     """
     Look at the lines of the keys `of`, or at the largest ones.
 
@@ -876,15 +876,15 @@ def sleep(keys: Keys, key: str, *, for_ms: int | None, clock: int | None = None)
     return Call(one, one.lead(keys), (clock_arg(clock), key, "" if for_ms is None else for_ms), bool)
 
 
-def _lines(reply: list[Any]) -> KeyLines:
+def _lines(reply: list[Any]) -> KeyQueues:
     in_turn, asleep, running, is_full, until, first = reply[:_HEAD]
     found = [_line(*reply[at : at + _FIELDS]) for at in range(_HEAD, len(reply), _FIELDS)]
-    return KeyLines(
+    return KeyQueues(
         found, int(in_turn), int(asleep), max(0, int(running)), bool(is_full), _until(until), id_text(first)
     )
 
 
-def _line(name: bytes, waiting: int, in_flight: int, most: int, until: bytes, weight: bytes, in_turn: int) -> KeyLine:
+def _line(name: bytes, waiting: int, in_flight: int, most: int, until: bytes, weight: bytes, in_turn: int) -> KeyQueue:
     state: KeyState = "standing"
     if until:
         state = "asleep" if _until(until) else "paused"
@@ -894,13 +894,13 @@ def _line(name: bytes, waiting: int, in_flight: int, most: int, until: bytes, we
         state = "in turn"
     elif 0 < most <= in_flight:
         state = "saturated"
-    return KeyLine(id_text(name), int(waiting), int(in_flight), float(weight), state, _until(until))
+    return KeyQueue(id_text(name), int(waiting), int(in_flight), float(weight), state, _until(until))
 
 
 def _until(text: bytes) -> float | None:
     """Return until when something sleeps; None when it does not, or has no end."""
     at = float(text) if text else inf
-    return None if at == inf else moment(at)
+    return None if at == inf else clamp_time(at)
 
 
 TickStatus = Literal["published", "paused", "overlap", "missed", "done", "superseded", "unknown"]
@@ -1013,7 +1013,7 @@ REMAP_KEYED = b"keyed"
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class MigrationBatch:
     """
     Messages or letters on their way from one shard to others.
 
@@ -1070,7 +1070,7 @@ def remap(keys: Keys, before: bytes, after: bytes, *, clock: int | None = None) 
     return Call(script("remap"), (first.map, first.limits), (clock_arg(clock), before, after), read_bytes)
 
 
-def depart(keys: Keys, ids: Sequence[str], *, state: LeavingState, clock: int | None = None) -> Call[Departure]:
+def depart(keys: Keys, ids: Sequence[str], *, state: LeavingState, clock: int | None = None) -> Call[MigrationBatch]:
     """
     Hold messages of a state, or letters, that are to be in other shards; return those of the departure that is under way.
 
@@ -1086,7 +1086,7 @@ def depart(keys: Keys, ids: Sequence[str], *, state: LeavingState, clock: int | 
 
 
 def arrive(
-    keys: Keys, departure: Departure, names: Sequence[str], *, origin: int, clock: int | None = None
+    keys: Keys, departure: MigrationBatch, names: Sequence[str], *, origin: int, clock: int | None = None
 ) -> Call[list[ArriveStatus]]:
     """Have those of a departure from the shard `origin` in this one; made again, it answers the same."""
     one = script("arrive")
@@ -1104,7 +1104,7 @@ def arrive(
 
 
 def leave(
-    keys: Keys, departure: Departure, staying: Collection[str] = (), *, clock: int | None = None
+    keys: Keys, departure: MigrationBatch, staying: Collection[str] = (), *, clock: int | None = None
 ) -> Call[tuple[str, ...]]:
     """
     Remove what has arrived elsewhere, and put back what is `staying`; the departure is over.
@@ -1125,10 +1125,10 @@ def leave(
     )
 
 
-def _departure(reply: Sequence[Any]) -> Departure:
+def _departure(reply: Sequence[Any]) -> MigrationBatch:
     pairs = dict(zip(reply[::2], reply[1::2], strict=True))
     number, state = pairs.pop(b"").split()
-    return Departure(
+    return MigrationBatch(
         int(number), {id_text(name): read_bytes(record) for name, record in pairs.items()}, letters=state == b"dead"
     )
 
@@ -1150,7 +1150,7 @@ Messages = tuple[Message, ...]
 
 
 @dataclass(slots=True)
-class Lane:
+class CallSequence:
     """A name and the number of its last call."""
 
     name: str
@@ -1166,7 +1166,7 @@ class Lane:
         return CallNumber(self.name, self.number)
 
 
-class Lanes:
+class CallSequences:
     """
     The lanes of one client in this process; a fork starts with none.
 
@@ -1177,7 +1177,7 @@ class Lanes:
     def __init__(self) -> None:
         self._start_over()
 
-    def take(self, messages: Messages = ()) -> tuple[Lane, CallNumber]:
+    def take(self, messages: Messages = ()) -> tuple[CallSequence, CallNumber]:
         """
         Return a lane and the call number for publishing `messages`: the old one if that call's outcome is unknown.
 
@@ -1196,12 +1196,12 @@ class Lanes:
             lane = self._free.pop() if self._free else self._new()
             return lane, lane.next()
 
-    def give_back(self, lane: Lane) -> None:
+    def give_back(self, lane: CallSequence) -> None:
         """Note that the call has its answer: the lane is free."""
         with self._lock:
             self._free.append(lane)
 
-    def park(self, lane: Lane, messages: Messages) -> None:
+    def park(self, lane: CallSequence, messages: Messages) -> None:
         """Note that the call's outcome is unknown: its number is kept for when `messages` are published again."""
         with self._lock:
             self._end(message.id for message in messages)
@@ -1227,15 +1227,15 @@ class Lanes:
         for message in messages:
             self._by_id.pop(message.id, None)
 
-    def _new(self) -> Lane:
+    def _new(self) -> CallSequence:
         self._made += 1
-        return Lane(f"{self._client}{self._made}")
+        return CallSequence(f"{self._client}{self._made}")
 
     def _start_over(self) -> None:
         self._lock = threading.Lock()  # the parent may have held the old one at the fork
         self._pid = os.getpid()
         self._client = token()
         self._made = 0
-        self._free: list[Lane] = []
-        self.parked: OrderedDict[Messages, tuple[Lane, float]] = OrderedDict()
+        self._free: list[CallSequence] = []
+        self.parked: OrderedDict[Messages, tuple[CallSequence, float]] = OrderedDict()
         self._by_id: dict[str, Messages] = {}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from reliq.events import Event
-    from reliq.lua.transitions import KeyLines
+    from reliq.lua.transitions import KeyQueues
     from reliq.metrics.exposition import Labels
     from reliq.metrics.names import Spec
     from reliq.metrics.snapshot import QueueSnapshot, Snapshot
@@ -163,7 +163,7 @@ def _of_keys(rows: Mapping[str, QueueSnapshot]) -> Iterator[Family]:
     yield _by_label(names.KEY_WAITING, rows, lambda one: _largest(one.lines, one.counts.waiting) if one.lines else {})
 
 
-def _largest(lines: KeyLines, waiting: int) -> dict[str, int]:
+def _largest(lines: KeyQueues, waiting: int) -> dict[str, int]:
     """Return how many messages of the largest keys wait, and of all others together."""
     found = Counter[str]()
     for one in lines.largest[: names.KEYS_LIMIT]:

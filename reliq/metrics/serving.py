@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client import CollectorRegistry
 
-from reliq.consumer import STOPS, SignalNotes, take
+from reliq.consumer import STOPS, SignalNotes, handle_signal
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys
 from reliq.metrics.exposition import Page
 from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.queues import SCRAPE_REPLY_SECONDS, Build, Processes, QueueCollector, Usage
-from reliq.metrics.snapshot import HeldUp, SnapshotReader
+from reliq.metrics.snapshot import BlockedKeys, SnapshotReader
 from reliq.metrics.store import Children, Files
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
-from reliq.settings import whole
+from reliq.settings import check_int
 from reliq.wire_format import port_refusal
 from reliq.worker import health
 from reliq.worker.health import DEFAULT_HOST, Pulse, Sampler
@@ -79,7 +79,7 @@ class Endpoint:
         live: Callable[[], str],
         ready: Callable[[], str],
     ) -> None:
-        whole("metrics port", port, most=65535)
+        check_int("metrics port", port, most=65535)
         chosen = host or DEFAULT_HOST
         try:
             self._server = _Server(chosen, port, page, {"/live": live, "/ready": ready})
@@ -230,7 +230,7 @@ def queue_collector(connection: Connection, queues: Sequence[Keys] = (), *, with
     """
     client = Client.to(connection, SCRAPE_REPLY_SECONDS)
     chosen = (lambda: queues if with_queues else ()) if queues or not with_queues else None
-    return QueueCollector(SnapshotReader(client, chosen, held_up=HeldUp()).look, with_queues=with_queues)
+    return QueueCollector(SnapshotReader(client, chosen, held_up=BlockedKeys()).look, with_queues=with_queues)
 
 
 @contextmanager
@@ -370,6 +370,6 @@ def export(redis: Target | None, queues: Sequence[Keys], port: int, host: str) -
     """Serve the figures of queues until a signal."""
     signals = SignalNotes()
     for number in STOPS:
-        take(number, signals.note)
+        handle_signal(number, signals.note)
     with of_queues(port, host, connection=Connection.to(redis), queues=queues):
         signals.wait()

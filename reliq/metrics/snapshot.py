@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from reliq.errors import ProtocolError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
 from reliq.keys import Keys, made_at
 from reliq.lua import transitions
-from reliq.lua.transitions import KeyLines
+from reliq.lua.transitions import KeyQueues
 from reliq.message import Counts
 from reliq.redis import commands, crons
 from reliq.redis.commands import LISTS
 from reliq.redis.crons import CronState
 from reliq.redis.shards import UNSHARDED, WITNESSES, ShardMap, shard_map, witnesses
-from reliq.text import typed
+from reliq.text import shell_command
 from reliq.wire_format import DUE_BYTES, envelope_due
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ HELD_UP_LIMIT = 64
 DRAWN = 50
 
 
-class HeldUp:
+class BlockedKeys:
     """
     Remembers from look to look which message stood first under keys that sleep, or whose places are taken.
 
@@ -193,7 +193,7 @@ class QueueSnapshot:
     overdue: int
     crons: Sequence[CronState] = ()
     shards: int = 1
-    lines: KeyLines | None = None
+    lines: KeyQueues | None = None
     held_up: float | None = None
 
     @classmethod
@@ -240,7 +240,7 @@ class QueueLook:
         is_away: whether it is that Redis is away.
     """
 
-    def __init__(self, keys: Keys, waits: Waits, held_up: HeldUp | None = None) -> None:
+    def __init__(self, keys: Keys, waits: Waits, held_up: BlockedKeys | None = None) -> None:
         self.keys, self._waits, self._held_up = keys, waits, held_up
         self.refusal, self.is_away = "", False
         self._told: dict[str, Any] = {}
@@ -250,7 +250,7 @@ class QueueLook:
         self._now_ms = 0.0
         self._overdue = 0
         self._crons = list[CronState]()
-        self._lines: KeyLines | None = None
+        self._lines: KeyQueues | None = None
         self._held_seconds: float | None = None
 
     def first_requests(self) -> list[Request[Any]]:
@@ -306,7 +306,7 @@ class QueueLook:
             self._waits.remember(self.keys, self._newest, lefts if isinstance(lefts, list) else [], now_ms)
         if self._is_overdue and isinstance(overdue := next(rest), int):
             self._overdue = overdue
-        if self._told["counts"].keyed and isinstance(lines := next(rest), KeyLines):
+        if self._told["counts"].keyed and isinstance(lines := next(rest), KeyQueues):
             self._lines = lines
         first = next(rest, None)
         if self._held_up and isinstance(first, dict):
@@ -458,7 +458,7 @@ def named(error: Exception, keys: Keys) -> Exception:
         return error
     return ProtocolError(
         f"the Redis key {keys.map!r} does not say how many shards the queue has; something else wrote it. "
-        f"Mend it: {typed('check', keys.name, options=['--repair'], layout=keys.layout)}"
+        f"Mend it: {shell_command('check', keys.name, options=['--repair'], layout=keys.layout)}"
     )
 
 
@@ -489,7 +489,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class Selection:
     """
     The queues to look at.
 
@@ -521,7 +521,7 @@ class SnapshotReader:
         queues: Callable[[], Sequence[Keys]] | None = None,
         waits: Waits | None = None,
         maps: ShardMaps | None = None,
-        held_up: HeldUp | None = None,
+        held_up: BlockedKeys | None = None,
     ) -> None:
         self._client, self._queues, self._waits, self._maps = client, queues, waits or Waits(), maps or ShardMaps()
         self._held_up = held_up
@@ -537,7 +537,7 @@ class SnapshotReader:
         """
         started = time.monotonic()
         chosen = (
-            Chosen(self._queues()) if self._queues else registered(self._client, lambda: self._in_use, self._cursor)
+            Selection(self._queues()) if self._queues else registered(self._client, lambda: self._in_use, self._cursor)
         )
         parts, now_ms, facts = self._first_looks(chosen.queues, clock_ms)
         unreadable = {keys: why for keys, looks in parts.items() if (why := _refusal(looks))}
@@ -634,7 +634,7 @@ def _refusal(looks: Sequence[QueueLook]) -> str:
     return next((look.refusal for look in looks if look.refusal and not (look.is_away and is_partial)), "")
 
 
-def registered(client: Client, first: Callable[[], Sequence[Keys]], cursor: int = 0) -> Chosen:
+def registered(client: Client, first: Callable[[], Sequence[Keys]], cursor: int = 0) -> Selection:
     """Return the queues that workers and producers have noted in the registry: of too many, `first` and some others."""
     size = client.run(commands.registry_size())
     if size <= QUEUES_LIMIT:
@@ -647,7 +647,7 @@ def registered(client: Client, first: Callable[[], Sequence[Keys]], cursor: int 
         more, at = _page(client, cursor, max(QUEUES_LIMIT - len(names), QUEUES_LIMIT // 10))
         names |= more
     queues = [keys for name in sorted(names) if (keys := Keys.registered(name)) is not None]
-    return Chosen(queues, max(0, size - len(names)), at)
+    return Selection(queues, max(0, size - len(names)), at)
 
 
 def _page(client: Client, cursor: int, count: int) -> tuple[dict[str, None], int]:

@@ -7,14 +7,14 @@ import typer
 
 from reliq.cli.options import asking
 from reliq.cli.output import EXIT_UNFINISHED, complain, say
-from reliq.consumer import STOPS, SignalNotes, take
+from reliq.consumer import STOPS, SignalNotes, handle_signal
 from reliq.logs.observer import LogObserver
 from reliq.metrics.serving import of_relay
 from reliq.outbox.relay import OutboxMover, Relay
 from reliq.redis.client import Clients
 from reliq.supervisor.plan import STOP_MARGIN_SECONDS
 from reliq.supervisor.supervisor import ServiceManager
-from reliq.text import count_of
+from reliq.text import pluralize
 from reliq.worker import health
 from reliq.worker.health import PATIENT_SECONDS, Pulse
 from reliq.worker.loop import Loop
@@ -35,14 +35,14 @@ def move(database: str, *, once: bool, again_ms: int, page: Page | None, **setti
     with asking(mover.store.database):
         mover.check()
         if again_ms:
-            say(f"{count_of(mover.store.again(again_ms), 'row is', 'rows are')} sent again")
+            say(f"{pluralize(mover.store.again(again_ms), 'row is', 'rows are')} sent again")
         if once:
-            say(f"moved {count_of(mover.move_all(), 'row')}")
+            say(f"moved {pluralize(mover.move_all(), 'row')}")
             left = mover.store.look().waiting
             mover.close()
             if left:
                 complain(
-                    f"{count_of(left, 'row remains', 'rows remain')}: `reliq outbox refused` lists refused rows; for others, see "
+                    f"{pluralize(left, 'row remains', 'rows remain')}: `reliq outbox refused` lists refused rows; for others, see "
                     "the errors of their queues above"
                 )
                 raise typer.Exit(EXIT_UNFINISHED)
@@ -62,7 +62,7 @@ def _run(mover: OutboxMover, observers: list[Any], pulse: Pulse) -> None:
     """Move rows until a signal comes."""
     signals = SignalNotes()
     for number in STOPS:
-        take(number, signals.note)
+        handle_signal(number, signals.note)
 
     def step() -> float:
         try:

@@ -14,11 +14,11 @@ from reliq.errors import ConfigurationError, RedisUnavailableError, ReliqError
 from reliq.events import DatabaseAway, DatabaseBack, OutboxSeen, PublishEnded, notify, wanting
 from reliq.keys import SHARDS_LIMIT, Keys, check_id, home, made_at, token
 from reliq.lua import transitions
-from reliq.lua.transitions import CallNumber, Lane, PublishAnswer
+from reliq.lua.transitions import CallNumber, CallSequence, PublishAnswer
 from reliq.outbox.store import AGAIN, OVERDUE_LIMIT, OutboxLook, Store, StoredRow, database
 from reliq.outbox.tables import RowTerms, Tables, missing
-from reliq.publish.messages import Order
-from reliq.publish.publisher import Confirmer, Registrar, check_one_shard
+from reliq.publish.messages import PreparedMessage
+from reliq.publish.publisher import Confirmer, QueueRegistration, check_one_shard
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.redis.shards import Shards
 from reliq.redis.url import check_target
@@ -27,12 +27,12 @@ from reliq.settings import (
     OUTBOX_PREFIX,
     READ_BYTES,
     RECONNECT,
+    check_int,
     milliseconds,
     seconds,
     seconds_after,
-    whole,
 )
-from reliq.text import chunked_by_size, count_of
+from reliq.text import chunked_by_size, pluralize
 from reliq.wire_format import ENVELOPE_START, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 REMEMBERED_MS = 30 * 86_400_000
 
 
-class RelayLanes:
+class RelaySequences:
     """
     The lanes of one relay.
 
@@ -61,16 +61,16 @@ class RelayLanes:
 
     def __init__(self) -> None:
         self._name, self._made = token(), 0
-        self._free: list[Lane] = []
+        self._free: list[CallSequence] = []
 
-    def take(self) -> Lane:
+    def take(self) -> CallSequence:
         """Return a lane that no call has; it is gone until it is given back."""
         if self._free:
             return self._free.pop()
         self._made += 1
-        return Lane(f"{self._name}{self._made}")
+        return CallSequence(f"{self._name}{self._made}")
 
-    def give_back(self, lane: Lane) -> None:
+    def give_back(self, lane: CallSequence) -> None:
         """Note that the call of the lane has its answer."""
         self._free.append(lane)
 
@@ -105,7 +105,7 @@ class Sending:
     again: bool
     rows: list[StoredRow]
     number: CallNumber
-    lane: Lane | None = None
+    lane: CallSequence | None = None
     fence: str = "0"
     old_home: Keys | None = None
     taken_at: float = field(default_factory=time.monotonic)
@@ -199,7 +199,7 @@ class QueueParts(NamedTuple):
     """The parts of a relay that know one queue: its shards, its name in the registry, and its confirmations."""
 
     shards: Shards
-    registrar: Registrar
+    registrar: QueueRegistration
     confirmer: Confirmer
 
 
@@ -216,7 +216,7 @@ class RowPublisher:
 
     def __init__(self, clients: Clients) -> None:
         self._clients, self._watching = clients, wanting(clients.observers, PublishEnded)
-        self.lanes = RelayLanes()
+        self.lanes = RelaySequences()
         self.unanswered: list[Sending] = []
         self.sent: list[Sending] = []
         self.given_up: list[Sending] = []
@@ -291,7 +291,7 @@ class RowPublisher:
 
     def _confirmed(self, one: Sending, taken: set[str]) -> PublishAnswer | Exception | None:
         """Make a call that must be confirmed; return None when that did not come in time."""
-        orders = [Order(row.id, b"", None) for row in one.rows]  # type: ignore[arg-type]  # their ids alone are told
+        orders = [PreparedMessage(row.id, b"", None) for row in one.rows]  # type: ignore[arg-type]  # their ids alone are told
         try:
             answer, confirmed = self._parts(one.keys).confirmer.run(one.call(taken), orders, one.terms.confirmation)
         except RedisUnavailableError:
@@ -308,7 +308,7 @@ class RowPublisher:
         outcomes: dict[str, int] = {"published": len(one.rows)}
         if isinstance(answer, Exception):
             self._fail(one)
-            what = f"{count_of(len(one.rows), 'row')} of queue {one.keys.name} not published, to be tried again"
+            what = f"{pluralize(len(one.rows), 'row')} of queue {one.keys.name} not published, to be tried again"
             logger.error("outbox: %s: %s", what, answer)
             outcomes = {"unknown" if getattr(answer, "maybe_ran", False) else "refused": len(one.rows)}
         elif answer is None:
@@ -344,7 +344,7 @@ class RowPublisher:
         if keys.entry not in self._queues:
             first, clients = keys.of_shard(0) if keys.shard else keys, self._clients
             shards = Shards(first, clients)
-            made = QueueParts(shards, Registrar(first, clients), Confirmer(first.name, clients))
+            made = QueueParts(shards, QueueRegistration(first, clients), Confirmer(first.name, clients))
             self._queues[keys.entry] = made
         return self._queues[keys.entry]
 
@@ -395,7 +395,7 @@ class Relay:
 def _check(relay: Relay) -> None:
     Tables.of(relay.prefix)
     database(relay.database)
-    whole("batch", relay.batch, least=1, most=10_000)
+    check_int("batch", relay.batch, least=1, most=10_000)
     if relay.url is not None:
         check_target(relay.url)
 
@@ -521,7 +521,7 @@ class OutboxMover:
         overdue = self.store.overdue() if is_due else {}
         earlier = self._earlier(overdue)
         if time.monotonic() >= self._due["refused"] and (count := self.store.retry(newer=VERSION)):
-            logger.info("outbox: %s that an older version refused tried again", count_of(count, "row is", "rows are"))
+            logger.info("outbox: %s that an older version refused tried again", pluralize(count, "row is", "rows are"))
         new = self._new(self.store.waiting(self._relay.batch))
         for one in new:
             self.store.note_call(one.number_text, one.rows[0].queue, one.seqs)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from reliq.keys import Keys
-    from reliq.publish.messages import Order
+    from reliq.publish.messages import PreparedMessage
     from reliq.settings import Durability
 
 
@@ -210,7 +210,7 @@ _WRITERS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def publishing(message: Order, keys: Keys, durability: Durability, prefix: str) -> Statement:
+def publishing(message: PreparedMessage, keys: Keys, durability: Durability, prefix: str) -> Statement:
     """Return the statement that writes a message, which is checked and encoded, to the outbox."""
     terms = message.terms
     confirmation = (durability.kind, durability.count, durability.local, milliseconds(durability.timeout))

@@ -23,7 +23,7 @@ from reliq.message import (
     PublishOptions,
     Receipt,
 )
-from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, check_is_one_of, milliseconds, seconds, whole
+from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, check_int, check_is_one_of, milliseconds, seconds
 from reliq.text import check_keywords
 from reliq.wire_format import ENVELOPE_START, MAGIC, NUMBER_LIMIT, check_key, envelope_rest, open_envelope
 
@@ -78,7 +78,7 @@ def incarnation(outgoing: Outgoing[Any]) -> int | None:
         return None
     if outgoing.id is None:
         raise ConfigurationError("incarnation needs an id chosen by you: publish(..., id='order-7', incarnation=1)")
-    return whole("incarnation", outgoing.incarnation, most=NUMBER_LIMIT - 1)
+    return check_int("incarnation", outgoing.incarnation, most=NUMBER_LIMIT - 1)
 
 
 def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
@@ -117,7 +117,7 @@ class CallTerms(NamedTuple):
     replace: bool
 
 
-class Order(NamedTuple):
+class PreparedMessage(NamedTuple):
     """
     One message ready to be sent.
 
@@ -136,7 +136,7 @@ class Order(NamedTuple):
         return self.terms.window_ms is None
 
 
-class ShardPart(NamedTuple):
+class ShardBatch(NamedTuple):
     """
     Orders that go to one shard in one call.
 
@@ -148,7 +148,7 @@ class ShardPart(NamedTuple):
         may_detour: whether another shard may have them when this one cannot be reached.
     """
 
-    orders: list[Order]
+    orders: list[PreparedMessage]
     places: Sequence[int]
     keys: Keys
     map: ShardMap
@@ -172,7 +172,9 @@ class Writer:
         self._usual = CallTerms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
         self._usual_start = b"" if bare else envelope_rest(settings.retries)
 
-    def order(self, body: Any, options: PublishOptions, shard: int | None = None, *, call: str = "publish") -> Order:
+    def order(
+        self, body: Any, options: PublishOptions, shard: int | None = None, *, call: str = "publish"
+    ) -> PreparedMessage:
         """
         Return `body` checked and encoded; without options it goes on the queue's terms, due now.
 
@@ -190,24 +192,24 @@ class Writer:
         if options:
             check_keywords(f"Queue.{call}", options, PUBLISH_KEYWORDS)
             return self.special(Outgoing(body=body, **options), shard)
-        return Order(new_id(shard), self._usual_start + self._payload(body), self._usual)
+        return PreparedMessage(new_id(shard), self._usual_start + self._payload(body), self._usual)
 
-    def special(self, outgoing: Outgoing[Any], shard: int = 0) -> Order:
+    def special(self, outgoing: Outgoing[Any], shard: int = 0) -> PreparedMessage:
         """Return a message with options of its own checked and encoded; raise as `order` does."""
         terms = self._terms(outgoing)
         id = new_id(shard) if outgoing.id is None else check_id(outgoing.id)
         payload = self._payload(outgoing.body)
         if self.bare:
             check_bare(outgoing)
-            return Order(id, payload, terms)
+            return PreparedMessage(id, payload, terms)
         enqueued = None if outgoing.id is None else made_at(new_id())
         number, line = incarnation(outgoing), line_of(outgoing)
         self.has_lines = self.has_lines or bool(line)
         origin = outgoing.origin if isinstance(outgoing, Copied) else None
         start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, number, line, origin)
-        return Order(id, start + payload, terms, line)
+        return PreparedMessage(id, start + payload, terms, line)
 
-    def known_by(self, orders: list[Order]) -> Messages:
+    def known_by(self, orders: list[PreparedMessage]) -> Messages:
         """Return by what `orders` are known when they are published again: ids, and a hash of all the rest."""
         terms = orders[0].terms
         if terms.window_ms is None:  # a generated id is a chosen one when it is published again
@@ -219,7 +221,7 @@ class Writer:
             known.append(Message(order.id, hash(rest)))
         return tuple(known)
 
-    def call(self, part: ShardPart, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
+    def call(self, part: ShardBatch, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
         """Return the call that sends orders to their shard, all on the same terms."""
         terms, orders = part.orders[0].terms, part.orders
         # In a queue with a rate, only the keyed script knows when there is nobody to wake.
@@ -240,7 +242,7 @@ class Writer:
         )
 
     def failed(
-        self, orders: list[Order], error: ReliqError, confirmed: int = 0, *, unsent: bool = False
+        self, orders: list[PreparedMessage], error: ReliqError, confirmed: int = 0, *, unsent: bool = False
     ) -> PublishFailed:
         """Return `error` as the end of a publish, of which nothing may have been sent."""
         maybe_ran = getattr(error, "maybe_ran", False) and not unsent
@@ -250,11 +252,11 @@ class Writer:
         name, why = self.keys.name, str(error)
         return PublishFailed(name, ids, outcome, why, confirmed, advised=advised, orders=orders, again=self.again)
 
-    def again(self, orders: Sequence[Order]) -> tuple[Outgoing[Any], ...]:
+    def again(self, orders: Sequence[PreparedMessage]) -> tuple[Outgoing[Any], ...]:
         """Return orders as what their publisher may publish again: the same messages, by their ids."""
         return tuple(map(self._outgoing, orders))
 
-    def _outgoing(self, order: Order) -> Outgoing[Any]:
+    def _outgoing(self, order: PreparedMessage) -> Outgoing[Any]:
         header, payload = self._opened(order)
         terms = order.terms
         given: dict[str, Any] = {} if header.origin is None else {"origin": header.origin}
@@ -274,7 +276,7 @@ class Writer:
             **given,
         )
 
-    def _opened(self, order: Order) -> tuple[Header, bytes]:
+    def _opened(self, order: PreparedMessage) -> tuple[Header, bytes]:
         start = b"" if self.bare else b"%b0" % ENVELOPE_START.encode()
         return open_envelope(start + order.value, bare=self.bare)
 
@@ -291,7 +293,7 @@ class Writer:
             return self._usual
         settings = self._settings
         ttl = seconds("ttl", settings.ttl if outgoing.ttl is None else outgoing.ttl, least=0.001)
-        retries = settings.retries if outgoing.retries is None else whole("retries", outgoing.retries, most=1000)
+        retries = settings.retries if outgoing.retries is None else check_int("retries", outgoing.retries, most=1000)
         window = None
         if outgoing.id is not None:
             window = milliseconds(seconds("dedup", settings.dedup if outgoing.dedup is None else outgoing.dedup))
@@ -300,7 +302,7 @@ class Writer:
         return CallTerms(*when(outgoing.delay, outgoing.at), milliseconds(ttl), retries, window, bool(outgoing.replace))
 
 
-def has_lines(orders: Iterable[Order]) -> bool:
+def has_lines(orders: Iterable[PreparedMessage]) -> bool:
     """Say whether one of the orders has a key or a priority."""
     return any(order.line for order in orders)
 
@@ -312,7 +314,9 @@ def _is_usual(outgoing: Outgoing[Any]) -> bool:
     return at_once and plain and not outgoing.replace
 
 
-def receipts(orders: list[Order], answer: transitions.PublishAnswer, confirmed: Confirmed = NOT_ASKED) -> list[Receipt]:
+def receipts(
+    orders: list[PreparedMessage], answer: transitions.PublishAnswer, confirmed: Confirmed = NOT_ASKED
+) -> list[Receipt]:
     """Return what became of each order; nothing of those that a shard has not taken by too early a map."""
     if answer.is_stale:
         return []
@@ -328,10 +332,10 @@ class ShardCalls:
     """The calls of a `publish_many` that fill up, one for each shard; together they have no more bytes than one may."""
 
     def __init__(self, writer: Writer, size: int) -> None:
-        self._writer, self._size, self._bytes = writer, whole("chunk", size, least=1, most=BATCH_LIMIT), 0
-        self._held: dict[int, list[Order]] = {}
-        self._full: list[Order] = []
-        self._newest: list[Order] = []
+        self._writer, self._size, self._bytes = writer, check_int("chunk", size, least=1, most=BATCH_LIMIT), 0
+        self._held: dict[int, list[PreparedMessage]] = {}
+        self._full: list[PreparedMessage] = []
+        self._newest: list[PreparedMessage] = []
 
     @contextmanager
     def telling_rest(self) -> Iterator[None]:
@@ -346,7 +350,7 @@ class ShardCalls:
         """Note that the call that was yielded is being sent: from now on its failure tells what is in it."""
         self._full = []
 
-    def read(self, items: Iterable[Any]) -> Iterator[list[Order]]:
+    def read(self, items: Iterable[Any]) -> Iterator[list[PreparedMessage]]:
         """
         Yield the orders of `items` call by call; bodies that are no `Outgoing` go on the queue's terms.
 
@@ -369,7 +373,7 @@ class ShardCalls:
                 shard = shards.turn()
         yield from self._rest()
 
-    def _add(self, shard: int, order: Order) -> Iterator[list[Order]]:
+    def _add(self, shard: int, order: PreparedMessage) -> Iterator[list[PreparedMessage]]:
         """Add an order to its shard's call; yield what is full, or has no room for it."""
         self._newest = [order]
         if self._bytes + len(order.value) > CHUNK_BYTES:
@@ -383,12 +387,12 @@ class ShardCalls:
         if len(some) == self._size:
             yield self._take(shard)
 
-    def _rest(self) -> Iterator[list[Order]]:
+    def _rest(self) -> Iterator[list[PreparedMessage]]:
         """Yield all that there are, full or not."""
         while self._held:
             yield self._take(next(iter(self._held)))
 
-    def _take(self, shard: int) -> list[Order]:
+    def _take(self, shard: int) -> list[PreparedMessage]:
         self._bytes -= sum(len(order.value) for order in self._held[shard])
         self._full = self._held.pop(shard)
         return self._full
@@ -398,11 +402,11 @@ class ShardCalls:
 _KEYWORDS = frozenset({"items", "chunk", "max_backlog", "durability"})
 
 
-class BulkTally:
+class BulkProgress:
     """The sum of the calls of a `publish_many`, and whether the next must wait for the backlog."""
 
     def __init__(self, max_backlog: int | None) -> None:
-        self._most = None if max_backlog is None else whole("max_backlog", max_backlog, least=1, most=10**9)
+        self._most = None if max_backlog is None else check_int("max_backlog", max_backlog, least=1, most=10**9)
         self.confirmed = 0
         self._duplicates: list[str] = []
         self._tombstoned: list[str] = []

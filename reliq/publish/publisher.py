@@ -15,12 +15,12 @@ from reliq.events import PublishEnded, Unconfirmed, notify, wanting
 from reliq.keys import home, of_shard
 from reliq.lua import transitions
 from reliq.message import Confirmed, Receipt
-from reliq.publish.messages import NOT_ASKED, ShardPart, has_lines, receipts
+from reliq.publish.messages import NOT_ASKED, ShardBatch, has_lines, receipts
 from reliq.redis import commands, server as transport
 from reliq.redis.pool import ServerVersion
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import MIB, Durability, seconds
-from reliq.text import count_of, typed
+from reliq.text import pluralize, shell_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from reliq.events import Observer
     from reliq.keys import Keys
-    from reliq.lua.transitions import AskStatus, Lane, Lanes, PublishAnswer
-    from reliq.publish.messages import Order, Writer
+    from reliq.lua.transitions import AskStatus, CallSequence, CallSequences, PublishAnswer
+    from reliq.publish.messages import PreparedMessage, Writer
     from reliq.redis.client import AsyncClient, Client, Clients
     from reliq.redis.commands import Call, Command, Request, T
     from reliq.redis.shards import Shards
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NAMING_SECONDS = 60.0
 
 
-class Registrar:
+class QueueRegistration:
     """Says when the queue of `keys` is to be named in the registry of the Redis that its `clients` ask."""
 
     def __init__(self, keys: Keys, clients: Clients) -> None:
@@ -68,7 +68,7 @@ class Confirmer:
         self._has_waitaof = False
 
     def run(
-        self, call: Call[PublishAnswer], orders: Sequence[Order], durability: Durability
+        self, call: Call[PublishAnswer], orders: Sequence[PreparedMessage], durability: Durability
     ) -> tuple[PublishAnswer, Confirmed]:
         """
         Make `call` and wait for its confirmation.
@@ -84,7 +84,7 @@ class Confirmer:
         return answer, self._told(client, orders, durability, found)
 
     async def arun(
-        self, call: Call[PublishAnswer], orders: Sequence[Order], durability: Durability
+        self, call: Call[PublishAnswer], orders: Sequence[PreparedMessage], durability: Durability
     ) -> tuple[PublishAnswer, Confirmed]:
         """As `run`, in async code."""
         client = self._clients.asynchronous(longer_seconds(durability))
@@ -112,7 +112,7 @@ class Confirmer:
     def _told(
         self,
         client: Client | AsyncClient,
-        orders: Sequence[Order],
+        orders: Sequence[PreparedMessage],
         durability: Durability,
         found: Confirmed | Exception,
     ) -> Confirmed:
@@ -142,7 +142,7 @@ def _questions() -> list[Command[Any]]:
 def _shortfall(found: Confirmed, durability: Durability) -> str:
     """Say what was confirmed of what was asked for."""
     local = "" if found.on_disk is None else f", own file {'on disk' if found.on_disk else 'not on disk'}"
-    return f"{found.replicas} of {count_of(durability.count, 'replica')}{local} within {durability.timeout:g} s"
+    return f"{found.replicas} of {pluralize(durability.count, 'replica')}{local} within {durability.timeout:g} s"
 
 
 #: One round trip carries at most this many calls, and this many bytes of bodies unless one call alone has more.
@@ -242,7 +242,7 @@ DETOURS = 2
 LOOKS = 5
 
 
-class Route:
+class Router:
     """
     Where `orders` go by the map as it is now.
 
@@ -264,7 +264,9 @@ class Route:
         "left",
     )
 
-    def __init__(self, shards: Shards, orders: list[Order], confirmed: int = 0, *, is_stale: bool = False) -> None:
+    def __init__(
+        self, shards: Shards, orders: list[PreparedMessage], confirmed: int = 0, *, is_stale: bool = False
+    ) -> None:
         self._shards, self._map, self._orders = shards, shards.map, orders
         self._receipts: dict[int, Receipt] = {}
         self._whole: list[Receipt] | None = None  # all receipts at once, of a publish that went in one part
@@ -277,7 +279,7 @@ class Route:
         return self._whole if self._whole is not None else [self._receipts[at] for at in range(len(self._orders))]
 
     @property
-    def unsent(self) -> list[Order]:
+    def unsent(self) -> list[PreparedMessage]:
         """The orders that have no receipt yet."""
         return [one for at, one in enumerate(self._orders) if at not in self._receipts]
 
@@ -308,13 +310,13 @@ class Route:
             raise RedisRefusedError(
                 f"a shard of queue {name!r} knows a later map of the shards than {self._shards.first.map!r} is, of epoch "
                 f"{self._map.epoch}: a failover may have lost that write; have an operator write it again: "
-                + typed("check", name, options=["--repair"])
+                + shell_command("check", name, options=["--repair"])
             )
         if self._map.n == 1 < self._shards.map.n:  # orders that were made before the map was known
             self._move([at for at, one in enumerate(self._orders) if one.is_generated], self._shards.turn())
         self._map, self.is_stale = self._shards.map, False
 
-    def parts(self) -> list[ShardPart]:
+    def parts(self) -> list[ShardBatch]:
         """
         Return the orders that have no receipt yet, by the shard that they go to.
 
@@ -329,7 +331,7 @@ class Route:
             if at not in self._receipts:
                 found.setdefault(self._homes(one), []).append(at)
         return [
-            ShardPart(
+            ShardBatch(
                 [orders[at] for at in places],
                 places,
                 shards.keys(now),
@@ -340,18 +342,18 @@ class Route:
             for (now, before), places in found.items()
         ]
 
-    def _homes(self, order: Order) -> tuple[int, int]:
+    def _homes(self, order: PreparedMessage) -> tuple[int, int]:
         """Return the shard of an order, and the one that may have its id already: for a generated id there is no other."""
         now = home(order.id, self._map.n)
         return now, now if order.is_generated else home(order.id, self._map.was)
 
-    def question(self, part: ShardPart) -> Call[list[AskStatus]]:
+    def question(self, part: ShardBatch) -> Call[list[AskStatus]]:
         """Return the call that asks the old home of a part which of its ids are free."""
         ids = list(dict.fromkeys(one.id for one in part.orders))
         old, replace = part.old_home or part.keys, part.orders[0].terms.replace
         return transitions.ask(old, ids, fence=part.map.fence, replace=replace)
 
-    def asked(self, part: ShardPart, answers: Sequence[AskStatus]) -> ShardPart:
+    def asked(self, part: ShardBatch, answers: Sequence[AskStatus]) -> ShardBatch:
         """Note what an old home has answered; return the part without the orders that may not be published."""
         ids = dict.fromkeys(one.id for one in part.orders)
         told = dict(zip(ids, answers, strict=True))
@@ -367,7 +369,7 @@ class Route:
                 self.left -= 1
         return part._replace(orders=[self._orders[at] for at in free], places=free)
 
-    def answered(self, part: ShardPart, done: list[Receipt] | None) -> None:
+    def answered(self, part: ShardBatch, done: list[Receipt] | None) -> None:
         """
         Note the receipts of a shard.
 
@@ -404,53 +406,55 @@ class Sender:
         self,
         writer: Writer,
         shards: Shards,
-        lanes: Lanes,
+        lanes: CallSequences,
         clients: Clients,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._writer, self._shards, self._lanes, self._clients = writer, shards, lanes, clients
-        self._registrar = Registrar(writer.keys, clients)
+        self._registrar = QueueRegistration(writer.keys, clients)
         self._confirmer = Confirmer(writer.keys.name, clients)
         self._watching = wanting(observers, PublishEnded)
         self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher]
         self._batchers = weakref.WeakKeyDictionary()
 
-    def send(self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE) -> list[Receipt]:
+    def send(
+        self, orders: list[PreparedMessage], confirmed: int = 0, durability: Durability = Durability.NONE
+    ) -> list[Receipt]:
         """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
         clients, shards, done = self._clients, self._shards, None
         is_first_key = self._is_first_key(orders)
         is_fresh = not is_first_key and time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
         if is_one := is_fresh and shards.map.n == shards.map.was == 1:
-            done = self._call(ShardPart(orders, range(len(orders)), shards.first, shards.map), confirmed, durability)
+            done = self._call(ShardBatch(orders, range(len(orders)), shards.first, shards.map), confirmed, durability)
         if not done:
-            done = self._by_route(Route(shards, orders, confirmed, is_stale=is_one or is_first_key), durability)
+            done = self._by_route(Router(shards, orders, confirmed, is_stale=is_one or is_first_key), durability)
         if time.monotonic() >= clients.named_until and (entry := self._registrar.due()):
             with suppress(ReliqError):
                 clients.blocking().run(entry)
         return done
 
     async def asend(
-        self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE
+        self, orders: list[PreparedMessage], confirmed: int = 0, durability: Durability = Durability.NONE
     ) -> list[Receipt]:
         """As `send`, in async code; those of many tasks share round trips."""
         clients, shards, done = self._clients, self._shards, None
         is_first_key = self._is_first_key(orders)
         is_fresh = not is_first_key and time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
         if is_one := is_fresh and shards.map.n == shards.map.was == 1:
-            part = ShardPart(orders, range(len(orders)), shards.first, shards.map)
+            part = ShardBatch(orders, range(len(orders)), shards.first, shards.map)
             done = await self._acall(part, confirmed, durability)
         if not done:
-            done = await self._aby_route(Route(shards, orders, confirmed, is_stale=is_one or is_first_key), durability)
+            done = await self._aby_route(Router(shards, orders, confirmed, is_stale=is_one or is_first_key), durability)
         if time.monotonic() >= clients.named_until and (entry := self._registrar.due()):
             with suppress(ReliqError):
                 await clients.asynchronous().run(entry)
         return done
 
-    def _is_first_key(self, orders: list[Order]) -> bool:
+    def _is_first_key(self, orders: list[PreparedMessage]) -> bool:
         """Say whether orders with a key are perhaps the queue's first: another process may have given it several shards."""
         return self._writer.has_lines and not self._shards.is_keyed and has_lines(orders)
 
-    def _by_route(self, route: Route, durability: Durability) -> list[Receipt]:
+    def _by_route(self, route: Router, durability: Durability) -> list[Receipt]:
         """Send orders to their shards; those that a shard did not take go by a later map, or to another shard."""
         while route.left:
             if route.is_stale or self._shards.is_old:
@@ -464,7 +468,7 @@ class Sender:
                     route.answered(part, done)
         return route.receipts
 
-    async def _aby_route(self, route: Route, durability: Durability) -> list[Receipt]:
+    async def _aby_route(self, route: Router, durability: Durability) -> list[Receipt]:
         """As `_by_route`, in async code."""
         while route.left:
             if route.is_stale or self._shards.is_old:
@@ -478,7 +482,7 @@ class Sender:
                     route.answered(part, done)
         return route.receipts
 
-    def _parts(self, route: Route) -> list[ShardPart]:
+    def _parts(self, route: Router) -> list[ShardBatch]:
         """Return the parts of a route; tell observers of orders that the queue cannot have."""
         try:
             return route.parts()
@@ -486,7 +490,7 @@ class Sender:
             self._unsent(route.unsent, error, route.confirmed)
             raise
 
-    def _look(self, route: Route) -> None:
+    def _look(self, route: Router) -> None:
         """Read the map, for the first time, because it is old, or because a shard knows a later one."""
         try:
             if route.is_stale:
@@ -498,7 +502,7 @@ class Sender:
             self._unsent(route.unsent, error, route.confirmed)
             raise
 
-    async def _alook(self, route: Route) -> None:
+    async def _alook(self, route: Router) -> None:
         """As `_look`, in async code."""
         try:
             if route.is_stale:
@@ -510,7 +514,7 @@ class Sender:
             self._unsent(route.unsent, error, route.confirmed)
             raise
 
-    def _ask(self, route: Route, part: ShardPart) -> ShardPart:
+    def _ask(self, route: Router, part: ShardBatch) -> ShardBatch:
         """Ask the old home of a part; return what of it is free."""
         try:
             answers = self._clients.blocking().run(route.question(part), for_seconds=PUBLISH_SECONDS)
@@ -519,7 +523,7 @@ class Sender:
             raise
         return route.asked(part, answers)
 
-    def _call(self, part: ShardPart, confirmed: int, durability: Durability) -> list[Receipt] | None:
+    def _call(self, part: ShardBatch, confirmed: int, durability: Durability) -> list[Receipt] | None:
         """Send a part to its shard; return its receipts: none when a later map binds, None when another shard may have it."""
         lane, call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
         call, told, began = self._writer.call(part, call_number), NOT_ASKED, time.monotonic()
@@ -536,7 +540,7 @@ class Sender:
             raise
         return self._done(part, lane, answer, told, began)
 
-    async def _aask(self, route: Route, part: ShardPart) -> ShardPart:
+    async def _aask(self, route: Router, part: ShardBatch) -> ShardBatch:
         """As `_ask`, in async code."""
         try:
             answers = await self._clients.asynchronous().run(route.question(part), for_seconds=PUBLISH_SECONDS)
@@ -545,7 +549,7 @@ class Sender:
             raise
         return route.asked(part, answers)
 
-    async def _acall(self, part: ShardPart, confirmed: int, durability: Durability) -> list[Receipt] | None:
+    async def _acall(self, part: ShardBatch, confirmed: int, durability: Durability) -> list[Receipt] | None:
         """As `_call`, in async code."""
         lane, call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
         call, told, began = self._writer.call(part, call_number), NOT_ASKED, time.monotonic()
@@ -561,7 +565,9 @@ class Sender:
             raise
         return self._done(part, lane, answer, told, began)
 
-    def _done(self, part: ShardPart, lane: Lane, answer: PublishAnswer, told: Confirmed, began: float) -> list[Receipt]:
+    def _done(
+        self, part: ShardBatch, lane: CallSequence, answer: PublishAnswer, told: Confirmed, began: float
+    ) -> list[Receipt]:
         """Return the receipts in the answer of a shard."""
         self._lanes.give_back(lane)
         done = receipts(part.orders, answer, told)
@@ -582,13 +588,13 @@ class Sender:
         """Tell the observers how a call ended that began at `began`."""
         notify(self._watching, [PublishEnded(self._writer.keys.name, time.monotonic() - began, outcomes)])
 
-    def _unsent(self, orders: list[Order], error: ReliqError, confirmed: int) -> None:
+    def _unsent(self, orders: list[PreparedMessage], error: ReliqError, confirmed: int) -> None:
         """Raise PublishFailed for what went wrong before anything was sent; the caller raises a ConfigurationError."""
         self._tell(time.monotonic(), {"refused": len(orders)})
         if not isinstance(error, ConfigurationError):
             raise self._writer.failed(orders, error, confirmed, unsent=True) from error
 
-    def _failed(self, part: ShardPart, lane: Lane, error: BaseException, confirmed: int, began: float) -> bool:
+    def _failed(self, part: ShardBatch, lane: CallSequence, error: BaseException, confirmed: int, began: float) -> bool:
         """
         Say whether another shard may have a part whose own could not be reached.
 

@@ -17,7 +17,7 @@ from reliq.keys import token
 from reliq.lua import transitions
 from reliq.lua.transitions import NOT_WATCHING, CallNumber
 from reliq.redis import commands
-from reliq.redis.wakeups import Tokens
+from reliq.redis.wakeups import WakeTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -231,7 +231,10 @@ class Listener:
 
     def _run(self) -> None:
         try:
-            with closing(ShardWatch(self.client, self._spares_leases)) as watch, closing(Tokens(self.client)) as tokens:
+            with (
+                closing(ShardWatch(self.client, self._spares_leases)) as watch,
+                closing(WakeTokens(self.client)) as tokens,
+            ):
                 self._poke = tokens.poke
                 while not self._is_over():
                     self._step(tokens, watch)
@@ -251,7 +254,7 @@ class Listener:
                 self._thread = None
             return is_over
 
-    def _step(self, tokens: Tokens, watch: ShardWatch) -> None:
+    def _step(self, tokens: WakeTokens, watch: ShardWatch) -> None:
         """Look at what is to be looked at, stand while anybody waits, and hear what comes."""
         if self._shards.is_due:
             with suppress(ReliqError):

@@ -16,15 +16,15 @@ from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Handled, notify
 from reliq.handlers import settlement
 from reliq.handlers.effects import Effects, inbox_keep_ms
-from reliq.handlers.settlement import EXPIRED, RELEASED, Ending, rate_limit_seconds
+from reliq.handlers.settlement import EXPIRED, RELEASED, Settlement, rate_limit_seconds
 from reliq.keys import first_published
 from reliq.lua import transitions
-from reliq.lua.transitions import Lanes
+from reliq.lua.transitions import CallSequences
 from reliq.message import BARE, Ack, Delivery, Nack, RateLimited, Reject, Snooze
 from reliq.receive.listener import Listener
 from reliq.redis import commands
 from reliq.redis.shards import declaration
-from reliq.settings import BATCH_LIMIT, READ_BYTES, HandlerSettings, seconds, whole
+from reliq.settings import BATCH_LIMIT, READ_BYTES, HandlerSettings, check_int, seconds
 from reliq.text import chunked_by_size, printable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from reliq.codec import Codec
     from reliq.events import Observer
-    from reliq.handlers.settlement import Ended
+    from reliq.handlers.settlement import SettledDelivery
     from reliq.keys import Keys
     from reliq.lua.transitions import CallNumber, FoundBody, Settled
     from reliq.message import Claimed, Duration
@@ -110,7 +110,7 @@ class Received(Effects, Generic[B]):
         self.answer = answer
 
 
-class Take:
+class ClaimRound:
     """
     Messages of one queue, from the look that claims them to the calls that settle them; whoever holds it makes the calls.
 
@@ -176,26 +176,26 @@ class Take:
         pieces = chunked_by_size(sized, itemgetter(1), READ_BYTES, BATCH_LIMIT)
         return [commands.bodies(self.keys, [id for id, _ in piece]) for piece in pieces]
 
-    def opened(self, answers: Sequence[Any]) -> tuple[list[Delivery], list[Ending]]:
+    def opened(self, answers: Sequence[Any]) -> tuple[list[Delivery], list[Settlement]]:
         """Return the deliveries of what was read, and the ends of those whose body is gone; raise what Redis refused."""
         _raise_first_of(answers)
         deliveries: list[Delivery] = []
-        gone: list[Ending] = []
+        gone: list[Settlement] = []
         large = (value for answer in answers for value in answer)
         max_body, bare = self._settings.max_body, self.keys.bare
         for one, found in zip(self.claimed, self._found, strict=True):
             value = next(large) if isinstance(found, int) else found
             if value is None:
-                gone.append(Ending(Delivery(one, b"", BARE, b""), EXPIRED))
+                gone.append(Settlement(Delivery(one, b"", BARE, b""), EXPIRED))
             else:
                 deliveries.append(transitions.delivery(one, value, max_body=max_body, bare=bare))
         return deliveries, gone
 
     def release(self) -> list[Call[Settled]]:
         """Return the calls that give everything back unspent."""
-        return self.settle(Ending(Delivery(one, b"", BARE, b""), RELEASED) for one in self.claimed)
+        return self.settle(Settlement(Delivery(one, b"", BARE, b""), RELEASED) for one in self.claimed)
 
-    def settle(self, endings: Iterable[Ended]) -> list[Call[Settled]]:
+    def settle(self, endings: Iterable[SettledDelivery]) -> list[Call[Settled]]:
         """Return the calls that tell Redis how deliveries ended."""
         return [call for call, _ in settlement.calls(self.keys, self._settings, endings)]
 
@@ -215,15 +215,15 @@ class Receiver(Generic[B]):
 
     def __init__(self, shards: Shards, codec: Codec[B], settings: QueueSettings, limits: Limits | None = None) -> None:
         self.shards, self.codec, self.settings, self._limits = shards, codec, settings, limits
-        self.lanes, self._has_written = Lanes(), False
+        self.lanes, self._has_written = CallSequences(), False
         self._away: set[Keys] = set()
         self._spare_until: dict[Keys, float] = {}
         self._listener: Listener | None = None
         self._lock = threading.Lock()  # receives of several threads begin at once
 
-    def batch(self, *, limit: int, lease: Duration) -> Batch[B]:
+    def batch(self, *, limit: int, lease: Duration) -> LeaseBatch[B]:
         """Return what one `receive` is to hold; raise ConfigurationError for a limit or lease that is not allowed."""
-        return Batch(self, whole("limit", limit, least=1, most=BATCH_LIMIT), HandlerSettings(lease=lease))
+        return LeaseBatch(self, check_int("limit", limit, least=1, most=BATCH_LIMIT), HandlerSettings(lease=lease))
 
     def listener(self) -> Listener | None:
         """Return what waits for the shards of the queue; None where one wait in Redis is for all of them."""
@@ -277,7 +277,7 @@ class Receiver(Generic[B]):
             self._away.discard(keys)
 
 
-class Batch(Generic[B]):
+class LeaseBatch(Generic[B]):
     """
     The messages of one `receive`, from the claim to the settling.
 
@@ -293,7 +293,7 @@ class Batch(Generic[B]):
     def __init__(self, receiver: Receiver[B], limit: int, handling: HandlerSettings) -> None:
         self._receiver, self._handling, self._limit = receiver, handling, limit
         self._take = self._at(receiver.shards.first, limit)
-        self._glances: list[Take] = []
+        self._glances: list[ClaimRound] = []
         self._switches, self._leads, self._is_wide = 0, 0, False
         self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
         self.lease_seconds = handling.lease_ms / 1000
@@ -442,15 +442,15 @@ class Batch(Generic[B]):
         """Return the calls that settle everything: unanswered jobs are acked, after an error nacked."""
         unanswered = Ack() if error is None else Nack(reason=type(error).__name__)
         return self._take.settle(
-            Ending(delivery, settlement.answered(job.answer or unanswered, delivery.attempt, self._handling))
+            Settlement(delivery, settlement.answered(job.answer or unanswered, delivery.attempt, self._handling))
             for job, delivery in zip(self.jobs, self._deliveries, strict=True)
         )
 
-    def _at(self, keys: Keys, limit: int) -> Take:
+    def _at(self, keys: Keys, limit: int) -> ClaimRound:
         is_keyed = self._receiver.is_keyed
-        return Take(keys, self._receiver.settings, limit=limit, lease_ms=self._handling.lease_ms, keyed=is_keyed)
+        return ClaimRound(keys, self._receiver.settings, limit=limit, lease_ms=self._handling.lease_ms, keyed=is_keyed)
 
-    def _takes(self) -> Sequence[Take]:
+    def _takes(self) -> Sequence[ClaimRound]:
         """Return where the next look is made."""
         return (self._take, *self._glances) if self._is_wide else (self._take,)
 
@@ -479,7 +479,7 @@ class Batch(Generic[B]):
         known = (queue, header.key, one.token, first_published(queue, one.id, header), self._kept_ms)
         self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
 
-    def _undecodable(self, delivery: Delivery, error: Exception) -> Ending:
+    def _undecodable(self, delivery: Delivery, error: Exception) -> Settlement:
         """Return the end of a delivery whose body does not decode, and note its event."""
         queue = self._take.keys.name
         why = settlement.undecodable(error, queue, delivery.id)
@@ -487,7 +487,7 @@ class Batch(Generic[B]):
         self.undecodable.append(
             Handled(queue, delivery.id, delivery.attempt, "nack", 0.0, error=outcome.error, failed=True)
         )
-        return Ending(delivery, outcome)
+        return Settlement(delivery, outcome)
 
 
 logger = logging.getLogger(__name__)
@@ -505,7 +505,7 @@ _settlings: set[asyncio.Task[None]] = set()
 
 @contextmanager
 def receiving(
-    client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore
+    client: Client, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: threading.Semaphore
 ) -> Iterator[list[Received[B]]]:
     """Take messages, renew their leases in a thread of its own while the block runs, and settle them."""
     _take(client, batch, wait_seconds, places_to_wait)
@@ -525,7 +525,7 @@ def receiving(
             _settle(client, batch, batch.settle(error))
 
 
-def _settle(client: Client, batch: Batch[B], calls: list[Call[Settled]]) -> None:
+def _settle(client: Client, batch: LeaseBatch[B], calls: list[Call[Settled]]) -> None:
     """Settle in one round trip; a call that Redis cannot answer now is made again alone."""
     answers = client.run_all(calls, for_seconds=batch.lease_seconds)
     for call, answer in zip(calls, answers, strict=True):
@@ -536,7 +536,7 @@ def _settle(client: Client, batch: Batch[B], calls: list[Call[Settled]]) -> None
     _raise_first(answers)
 
 
-def _take(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
+def _take(client: Client, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
     try:
         with batch.noting_outages():
             _look(client, batch, wait_seconds, places_to_wait)
@@ -550,7 +550,7 @@ def _take(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: 
     _tell(client.observers, batch)
 
 
-def _look(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
+def _look(client: Client, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
     batch.begin()
     until = time.monotonic() + wait_seconds
     while True:
@@ -569,7 +569,7 @@ def _look(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: 
     batch.over()
 
 
-def _wait(client: Client, batch: Batch[B], seconds: float, places_to_wait: threading.Semaphore) -> None:
+def _wait(client: Client, batch: LeaseBatch[B], seconds: float, places_to_wait: threading.Semaphore) -> None:
     """Wait in Redis for something to claim; where many do so already, for a place. The next look tells what failed."""
     until = time.monotonic() + seconds
     if places_to_wait.acquire(timeout=seconds):
@@ -581,7 +581,7 @@ def _wait(client: Client, batch: Batch[B], seconds: float, places_to_wait: threa
             places_to_wait.release()
 
 
-def _renew_until(over: threading.Event, client: Client, batch: Batch[B]) -> None:
+def _renew_until(over: threading.Event, client: Client, batch: LeaseBatch[B]) -> None:
     while batch.jobs and not over.wait(batch.lease_seconds / 3):
         with suppress(ReliqError), batch.noting_outages():
             batch.told(client.run(batch.renew()))
@@ -589,7 +589,7 @@ def _renew_until(over: threading.Event, client: Client, batch: Batch[B]) -> None
 
 @asynccontextmanager
 async def areceiving(
-    client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore
+    client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore
 ) -> AsyncIterator[list[Received[B]]]:
     """As `receiving`; the renewal is a task, so a block that holds the event loop up for a lease loses it."""
     # Taking is not cut off: what a cancelled caller has claimed is given back.
@@ -622,7 +622,7 @@ async def areceiving(
             raise
 
 
-async def _asettle(client: AsyncClient, batch: Batch[B], calls: list[Call[Settled]]) -> None:
+async def _asettle(client: AsyncClient, batch: LeaseBatch[B], calls: list[Call[Settled]]) -> None:
     """As `_settle`, in async code."""
     with batch.noting_outages():
         answers = await client.run_all(calls, for_seconds=batch.lease_seconds)
@@ -634,7 +634,9 @@ async def _asettle(client: AsyncClient, batch: Batch[B], calls: list[Call[Settle
     _raise_first(answers)
 
 
-async def _atake(client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+async def _atake(
+    client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore
+) -> None:
     try:
         with batch.noting_outages():
             await _alook(client, batch, wait_seconds, places_to_wait)
@@ -650,7 +652,9 @@ async def _atake(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
     _tell(client.observers, batch)
 
 
-async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+async def _alook(
+    client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore
+) -> None:
     batch.begin()
     until = time.monotonic() + wait_seconds
     while not batch.given_up:
@@ -669,7 +673,7 @@ async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
     batch.over()
 
 
-async def _alisten(listener: Listener, batch: Batch[B], seconds: float) -> Found | None:
+async def _alisten(listener: Listener, batch: LeaseBatch[B], seconds: float) -> Found | None:
     """Return where something has come; None when the time is over, or the caller has gone."""
     if batch.given_up:  # during the look
         return None
@@ -687,7 +691,7 @@ async def _alisten(listener: Listener, batch: Batch[B], seconds: float) -> Found
     return found
 
 
-async def _await(client: AsyncClient, batch: Batch[B], seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+async def _await(client: AsyncClient, batch: LeaseBatch[B], seconds: float, places_to_wait: asyncio.Semaphore) -> None:
     until = time.monotonic() + seconds
     with suppress(TimeoutError):
         await asyncio.wait_for(places_to_wait.acquire(), seconds)
@@ -699,7 +703,7 @@ async def _await(client: AsyncClient, batch: Batch[B], seconds: float, places_to
             places_to_wait.release()
 
 
-async def _arenew(client: AsyncClient, batch: Batch[B]) -> None:
+async def _arenew(client: AsyncClient, batch: LeaseBatch[B]) -> None:
     while batch.jobs:
         await asyncio.sleep(batch.lease_seconds / 3)
         with suppress(ReliqError), batch.noting_outages():
@@ -713,7 +717,7 @@ def _raise_first(answers: Sequence[Any]) -> None:
             raise answer
 
 
-def _tell(observers: Sequence[Observer], batch: Batch[B]) -> None:
+def _tell(observers: Sequence[Observer], batch: LeaseBatch[B]) -> None:
     """Log bodies that do not decode, and notify of them as a worker does: the block never sees them."""
     for one in batch.undecodable:
         logger.warning("%s: %s does not decode and goes back: %s", one.queue, printable(one.id), one.error)

@@ -14,13 +14,13 @@ from reliq.keys import Keys
 from reliq.lua import transitions
 from reliq.message import Confirmed
 from reliq.redis import server as transport
-from reliq.redis.cluster import AsyncWire, ManyWire, Wire
+from reliq.redis.cluster import AsyncWire, ClusterTransport, Wire
 from reliq.redis.commands import Call, Clock, Command, Request, T
 from reliq.redis.connection import translated
 from reliq.redis.pool import NotSentError, is_denied_eval, is_failure, is_unknown_script
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS, Connection, default_url
 from reliq.redis.url import Target
-from reliq.redis.wakeups import StandingWaits
+from reliq.redis.wakeups import BlockingWaits
 from reliq.settings import Tries
 
 
@@ -274,9 +274,9 @@ class Client:
         replies = self._try_all(requests, for_seconds, once_sent) if for_seconds else self._exchange(requests)
         return self._read_all(requests, replies)
 
-    def standing_waits(self) -> StandingWaits[Any]:
+    def standing_waits(self) -> BlockingWaits[Any]:
         """Return waits in Redis that go on beside the calls of this client."""
-        return StandingWaits(self._wire)
+        return BlockingWaits(self._wire)
 
     def place(self, key: str) -> Hashable:
         """Return what `key` has in common with all keys that may stand in one command with it."""
@@ -285,7 +285,7 @@ class Client:
     @property
     def has_many(self) -> bool:
         """Whether there are several servers, of which none speaks for all."""
-        return isinstance(self._wire, ManyWire)
+        return isinstance(self._wire, ClusterTransport)
 
     def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
         """

@@ -13,7 +13,7 @@ import redis
 
 from reliq.keys import CLUSTER_SLOTS, slot_of
 from reliq.redis.commands import Arg, raise_first, read_facts
-from reliq.redis.connection import AsyncPooledWire, PooledWire, Reply
+from reliq.redis.connection import AsyncPooledConnection, PooledConnection, Reply
 from reliq.redis.pool import BROKEN, NotSentError, WrongKindError, code
 
 #: An application that seeds `random` keeps its numbers: this one has none of its state.
@@ -26,7 +26,7 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 0.5
 
 
-class Breakers:
+class CircuitBreakers:
     """
     The nodes that did not answer in time. What is sent to them fails at once, so that nobody waits for them.
 
@@ -262,7 +262,7 @@ class Servers:
     def __init__(self, seeds: Sequence[str], ask: Connect) -> None:
         self._ask, self._favourite = ask, ""
         self.topology = Topology(seeds, self._asked, self._take)
-        self._breakers = Breakers(lambda node: raise_first(ask(node, [("PING",)])), self.topology.read_again)
+        self._breakers = CircuitBreakers(lambda node: raise_first(ask(node, [("PING",)])), self.topology.read_again)
 
     @property
     def is_ready(self) -> bool:
@@ -350,7 +350,7 @@ def _is_silent(error: Exception) -> bool:
     return isinstance(error, redis.TimeoutError)
 
 
-W = TypeVar("W", PooledWire, AsyncPooledWire)
+W = TypeVar("W", PooledConnection, AsyncPooledConnection)
 
 #: A server's first reply is awaited for this long, and for what its commands themselves wait; then it counts as away.
 SERVER_SECONDS = 0.9
@@ -436,7 +436,7 @@ class Exchange:
             yield group
 
 
-class _Wires(Generic[W]):
+class _NodeConnections(Generic[W]):
     """The wire to each server, made when it is first used, dropped when the server has left."""
 
     def __init__(self, servers: Servers, make: Callable[[str], W]) -> None:
@@ -467,12 +467,12 @@ class _Wires(Generic[W]):
             return [self._wires.pop(server) for server in gone]
 
 
-class ManyWire:
+class ClusterTransport:
     """Commands to many servers, each to the one that has its keys."""
 
-    def __init__(self, servers: Servers, make: Callable[[str], PooledWire]) -> None:
+    def __init__(self, servers: Servers, make: Callable[[str], PooledConnection]) -> None:
         self._servers = servers
-        self._wires: _Wires[PooledWire] = _Wires(servers, make)
+        self._wires: _NodeConnections[PooledConnection] = _NodeConnections(servers, make)
         self.pools = self._wires.pools
         self.place: Callable[[str], Hashable] = servers.place
 
@@ -496,22 +496,22 @@ class ManyWire:
         count = len(commands)
         return {name: made.replies[at * count : (at + 1) * count] for at, name in enumerate(names)}
 
-    def node_for(self, key: str) -> PooledWire:
+    def node_for(self, key: str) -> PooledConnection:
         """Return the wire to the server that has `key`; raise NotSentError when none has, or it does not answer."""
         return self._wires.to(self._servers.server_of(("GET", key)))
 
-    def each(self, *, replicas: bool = False) -> dict[str, PooledWire]:
+    def each(self, *, replicas: bool = False) -> dict[str, PooledConnection]:
         """Return the wires to all servers that there are now, and with `replicas` to those too; for operators."""
         others = self._servers.look()
         names = [*self._servers.names(), *(others if replicas else ())]
         return {server: self._wires.to(server) for server in names}
 
-    def note(self, node: PooledWire, error: Exception) -> None:
+    def note(self, node: PooledConnection, error: Exception) -> None:
         """Note that a server failed, or refused, outside of an exchange."""
         self._servers.note(node.server, error)
 
     def _make(self, made: Exchange, shares: Shares) -> None:
-        waiting: list[tuple[PooledWire, Any, list[Sent]]] = []
+        waiting: list[tuple[PooledConnection, Any, list[Sent]]] = []
         try:
             # In one order for all threads: no two wait for each other's connections.
             for server, share in sorted(shares.items()):
@@ -533,12 +533,12 @@ class ManyWire:
                 wire.drop(connection)
 
 
-class AsyncManyWire:
-    """As `ManyWire`, for asyncio."""
+class AsyncClusterTransport:
+    """As `ClusterTransport`, for asyncio."""
 
-    def __init__(self, servers: Servers, make: Callable[[str], AsyncPooledWire]) -> None:
+    def __init__(self, servers: Servers, make: Callable[[str], AsyncPooledConnection]) -> None:
         self._servers = servers
-        self._wires: _Wires[AsyncPooledWire] = _Wires(servers, make)
+        self._wires: _NodeConnections[AsyncPooledConnection] = _NodeConnections(servers, make)
         self.pools = self._wires.pools
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
@@ -571,8 +571,8 @@ class AsyncManyWire:
             made.fail(server, share, error)
 
 
-Wire = PooledWire | ManyWire
-AsyncWire = AsyncPooledWire | AsyncManyWire
+Wire = PooledConnection | ClusterTransport
+AsyncWire = AsyncPooledConnection | AsyncClusterTransport
 
 
 def patience(share: Sequence[Sent]) -> float:

@@ -12,7 +12,7 @@ from reliq.errors import ProtocolError, RedisUnavailableError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, stack_request_key, stacks_key, worker_key
 from reliq.message import Confirmed, Letter, Pause
 from reliq.settings import BATCH_LIMIT, milliseconds
-from reliq.text import LAST_SECOND, moment, whole_number
+from reliq.text import LAST_SECOND, clamp_time, whole_number
 from reliq.wire_format import FailureNote, StateWord, open_envelope
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ _Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class RunningJob:
     """
     A handler that runs.
 
@@ -235,7 +235,7 @@ class Worker:
     started: _Moment
     last_claim: _Moment
     seen: _Moment
-    running: tuple[Slot, ...] = ()
+    running: tuple[RunningJob, ...] = ()
 
 
 #: Characters that are read of a pause's reason which something else than reliq wrote.
@@ -273,7 +273,7 @@ def read_ids(reply: Sequence[bytes]) -> list[str]:
 
 def read_scores(reply: Any) -> list[tuple[str, float]]:
     """Return ids with their scores, as RESP 2 and RESP 3 tell them."""
-    return [(id, moment(score)) for id, score in read_raw_scores(reply)]
+    return [(id, clamp_time(score)) for id, score in read_raw_scores(reply)]
 
 
 def read_raw_scores(reply: Any) -> list[tuple[str, float]]:
@@ -317,7 +317,7 @@ def read_letter(row: Any, keys: Keys) -> Letter:
         attempts = header.retries + 1  # only a message with no retry left ends by its lease
     # One that came from another shard says when it died: its name here says when it came.
     death = fields.get(b"died", row[0]).split(b"-")[0]
-    id, died = id_text(fields.get(b"id", b"")), moment((whole_number(death) or 0) / 1000)
+    id, died = id_text(fields.get(b"id", b"")), clamp_time((whole_number(death) or 0) / 1000)
     return Letter(name, id, note.reason, note.error, attempts, died, header, payload, note.raised, keys.shard)
 
 
@@ -360,7 +360,7 @@ def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[flo
     """Read the unix seconds at which messages are due, or their leases end; None for one that is not there."""
     return Command(
         ("ZMSCORE", getattr(keys, place), *ids),
-        lambda reply: [None if one is None else moment(float(one)) for one in reply],
+        lambda reply: [None if one is None else clamp_time(float(one)) for one in reply],
     )
 
 

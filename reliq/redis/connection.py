@@ -16,9 +16,9 @@ from reliq.redis import pool as replies
 from reliq.redis.commands import Arg, Call, Command, Request
 from reliq.redis.pool import (
     BROKEN,
-    Gate,
     KnownScripts,
     NotSentError,
+    ServerCheck,
     await_reply,
     is_denied_eval,
     is_elsewhere,
@@ -28,7 +28,7 @@ from reliq.redis.pool import (
 Reply = Any
 
 
-class Trust:
+class StaleCheck:
     """
     Which kept connections of a pool may be used as they are.
 
@@ -54,7 +54,7 @@ class Trust:
         return self.worked.get(connection, self.failures) < self.failures
 
 
-class PooledWire:
+class PooledConnection:
     """
     Commands to one server, over connections from a pool.
 
@@ -62,9 +62,9 @@ class PooledWire:
         server: what the server is called among several.
     """
 
-    def __init__(self, pool: Any, gate: Gate, scripts: KnownScripts, server: str = "") -> None:
+    def __init__(self, pool: Any, gate: ServerCheck, scripts: KnownScripts, server: str = "") -> None:
         self._pool, self._gate, self._scripts, self.server = pool, gate, scripts, server
-        self._trust = Trust()
+        self._trust = StaleCheck()
 
     def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
         """Send `commands` at once and return the replies; one that Redis refused is an exception in its place."""
@@ -120,7 +120,7 @@ class PooledWire:
         """Return what keys have in common that may stand in one command: here all may."""
         return self.server
 
-    def node_for(self, _key: str) -> "PooledWire":
+    def node_for(self, _key: str) -> "PooledConnection":
         """Return the wire to the server that has a key: this one."""
         return self
 
@@ -128,11 +128,11 @@ class PooledWire:
         """Send `commands` to every server at once; return the replies of each, by its name."""
         return {self.server: self.exchange(commands)}
 
-    def each(self, *, replicas: bool = False) -> dict[str, "PooledWire"]:  # noqa: ARG002  none is known
+    def each(self, *, replicas: bool = False) -> dict[str, "PooledConnection"]:  # noqa: ARG002  none is known
         """Return the wires to all servers."""
         return {self.server: self}
 
-    def note(self, node: "PooledWire", error: Exception) -> None:
+    def note(self, node: "PooledConnection", error: Exception) -> None:
         """Take notice of a failure outside of an exchange: nothing follows from it where there is one server."""
 
     def lone_connection(self) -> Any:
@@ -169,12 +169,12 @@ class PooledWire:
             raise not_sent(error, self._pool) from error
 
 
-class AsyncPooledWire:
-    """As `PooledWire`, for asyncio."""
+class AsyncPooledConnection:
+    """As `PooledConnection`, for asyncio."""
 
-    def __init__(self, pool: Any, gate: Gate, scripts: KnownScripts, server: str = "") -> None:
+    def __init__(self, pool: Any, gate: ServerCheck, scripts: KnownScripts, server: str = "") -> None:
         self._pool, self._gate, self._scripts, self.server = pool, gate, scripts, server
-        self._trust = Trust()
+        self._trust = StaleCheck()
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
         """Send `commands` at once and return the replies; one that Redis refused is an exception in its place."""

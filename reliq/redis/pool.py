@@ -130,7 +130,7 @@ class WrongKindError(ConfigurationError):
     """A node of a Cluster was named as a single server, or a single server as a node of a Cluster."""
 
 
-class Gate:
+class ServerCheck:
     """
     Lets no command through before a server is known to be new enough and of the kind that was named.
 

@@ -19,10 +19,10 @@ from redis.retry import Retry
 
 from reliq.errors import ConfigurationError, InsecureWarning
 from reliq.keys import Layout
-from reliq.redis.cluster import SERVER_SECONDS, AsyncManyWire, AsyncWire, ManyWire, Servers, Wire
+from reliq.redis.cluster import SERVER_SECONDS, AsyncClusterTransport, AsyncWire, ClusterTransport, Servers, Wire
 from reliq.redis.commands import Clock
-from reliq.redis.connection import AsyncPooledWire, PooledWire, read_replies
-from reliq.redis.pool import BROKEN, Gate, KeptPool, KnownScripts, not_sent
+from reliq.redis.connection import AsyncPooledConnection, PooledConnection, read_replies
+from reliq.redis.pool import BROKEN, KeptPool, KnownScripts, ServerCheck, not_sent
 from reliq.redis.url import (
     Address,
     Primary,
@@ -139,7 +139,7 @@ def _sentinel_pool(primary: Primary, settings: dict[str, Any], timeout_seconds: 
     )
 
 
-class WireFactory:
+class TransportFactory:
     """
     Makes the wires of one connection, which share what is known of its servers.
 
@@ -149,17 +149,17 @@ class WireFactory:
 
     def __init__(self, target: Callable[[], Target]) -> None:
         self._target = target
-        self._many: ManyWire | None = None
-        self._known: dict[str, tuple[Gate, KnownScripts]] = {}
+        self._many: ClusterTransport | None = None
+        self._known: dict[str, tuple[ServerCheck, KnownScripts]] = {}
 
     def blocking(self, timeout_seconds: float) -> Wire:
         """Return a wire whose replies are awaited for `timeout_seconds`; to many servers there is one, for all of them."""
         if self._servers is None:
-            return PooledWire(self.pool("", timeout_seconds, asynchronous=False), *self._known_of(""))
+            return PooledConnection(self.pool("", timeout_seconds, asynchronous=False), *self._known_of(""))
         if self._many is None:
-            self._many = ManyWire(
+            self._many = ClusterTransport(
                 self._servers,
-                lambda name: PooledWire(
+                lambda name: PooledConnection(
                     self.pool(name, SERVER_SECONDS, asynchronous=False), *self._known_of(name), name
                 ),
             )
@@ -168,10 +168,10 @@ class WireFactory:
     def asynchronous(self, timeout_seconds: float, made: Collection[AsyncWire]) -> AsyncWire:
         """As `blocking`, for an event loop that has those `made` already."""
         if self._servers is None:
-            return AsyncPooledWire(self.pool("", timeout_seconds, asynchronous=True), *self._known_of(""))
-        return next(iter(made), None) or AsyncManyWire(
+            return AsyncPooledConnection(self.pool("", timeout_seconds, asynchronous=True), *self._known_of(""))
+        return next(iter(made), None) or AsyncClusterTransport(
             self._servers,
-            lambda name: AsyncPooledWire(
+            lambda name: AsyncPooledConnection(
                 self.pool(name, SERVER_SECONDS, asynchronous=True), *self._known_of(name), name
             ),
         )
@@ -194,9 +194,9 @@ class WireFactory:
     def _ask(self, name: str, commands: Sequence[Sequence[str]]) -> list[Any]:
         return ask(self._target(), SERVER_SECONDS, commands, node=name)
 
-    def _known_of(self, name: str) -> tuple[Gate, KnownScripts]:
+    def _known_of(self, name: str) -> tuple[ServerCheck, KnownScripts]:
         """Return the gate of a server and what is known of its scripts, which all of its wires share."""
-        gate = Gate(in_cluster=self._servers is not None, place=name or shown(self._target()))
+        gate = ServerCheck(in_cluster=self._servers is not None, place=name or shown(self._target()))
         return self._known.setdefault(name, (gate, KnownScripts()))
 
 
@@ -209,7 +209,7 @@ PUBLISH_TIMEOUT_SECONDS = 0.9
 WORKER_TIMEOUT_SECONDS = 5.0
 
 
-class OfLoop:
+class LoopLocal:
     """The wires of one event loop by their time-out, until the loop ends."""
 
     def __init__(self, places_to_wait: int) -> None:
@@ -244,14 +244,14 @@ class Connection:
         self._url = target if isinstance(target, str) else ""
         # When the owner of a client drops it, the client and this connection are freed.
         self._client = None if isinstance(target, str) else weakref.ref(target)
-        self._factory = WireFactory(self._target)
+        self._factory = TransportFactory(self._target)
         #: Queue -> until when this process need not name it in the registry, by the monotonic clock.
         self.named: dict[str, float] = {}
         #: Queue -> the map of its shards, until when that is believed, and whether it has keys.
         self.maps: dict[str, tuple[Any, float, bool]] = {}
         self._lock = threading.Lock()
         self._wires: dict[float, Wire] = {}
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, OfLoop] = weakref.WeakKeyDictionary()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLocal] = weakref.WeakKeyDictionary()
 
     @classmethod
     def to(cls, target: Target | None) -> "Connection":
@@ -322,12 +322,12 @@ class Connection:
         if ours:
             await ours.end.aclose()
 
-    def _of_loop(self) -> OfLoop:
+    def _of_loop(self) -> LoopLocal:
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
             for closed in [one for one in self._loops if one.is_closed()]:  # and did not end its generators first
                 del self._loops[closed]
-            self._loops[loop] = OfLoop(self._places_to_wait())
+            self._loops[loop] = LoopLocal(self._places_to_wait())
         return self._loops[loop]
 
     def _places_to_wait(self) -> int:

@@ -41,7 +41,7 @@ from reliq.errors import (
 from reliq.keys import SHARDS_LIMIT, home
 from reliq.redis import server as transport
 from reliq.redis.commands import Command, read_bytes, read_text, runs
-from reliq.text import count_of, typed
+from reliq.text import pluralize, shell_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,7 +110,7 @@ class ShardMap:
         if self.served > 1:
             raise ConfigurationError(
                 f"queue {name!r} has {self.served} shards, and limits hold for a queue of one: leave the limits out, or "
-                f"shrink the queue first with `{typed('shards', name, '1')}`"
+                f"shrink the queue first with `{shell_command('shards', name, '1')}`"
             )
 
     @classmethod
@@ -229,7 +229,7 @@ def believed(name: str, known: ShardMap, found: ShardMap, told: Sequence[object]
         logger.warning(
             "queue %r: Redis has lost the map of its shards (Redis has epoch %d, the latest is %d); this process goes on "
             "with %s. Write the map again: reliq check %s --repair",
-            *(name, found.epoch, map.epoch, count_of(map.served, "shard"), name),
+            *(name, found.epoch, map.epoch, pluralize(map.served, "shard"), name),
         )
     return map
 
@@ -406,8 +406,8 @@ class Shards:
         if self.wanted not in (None, found.n):
             name = self.first.name
             raise ConfigurationError(
-                f"queue {name!r} has {count_of(found.n, 'shard')}, not {self.wanted}: leave `shards` out, or "
-                f"change their number with `{typed('shards', name, str(self.wanted))}`"
+                f"queue {name!r} has {pluralize(found.n, 'shard')}, not {self.wanted}: leave `shards` out, or "
+                f"change their number with `{shell_command('shards', name, str(self.wanted))}`"
             )
 
     def _stay(self, error: ReliqError) -> None:

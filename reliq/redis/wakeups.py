@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reliq.redis.client import Client
     from reliq.redis.cluster import Wire
     from reliq.redis.commands import Command
-    from reliq.redis.connection import PooledWire
+    from reliq.redis.connection import PooledConnection
 
 
 N = TypeVar("N", bound="Hashable")
@@ -42,7 +42,7 @@ class _Wait(Generic[N]):
 
     name: N
     key: str
-    node: PooledWire
+    node: PooledConnection
     connection: Any
     socket: socket.socket
     request: Command[Any]
@@ -50,7 +50,7 @@ class _Wait(Generic[N]):
     stands: bool = False
 
 
-class StandingWaits(Generic[N]):
+class BlockingWaits(Generic[N]):
     """
     Waits in Redis that need not be in one slot or on one server. They go on while the caller does something else.
 
@@ -130,7 +130,7 @@ class StandingWaits(Generic[N]):
         self._poker.close()
         return came
 
-    def _opened(self, name: N, key: str, node: PooledWire, request: Command[Any]) -> _Wait[N]:
+    def _opened(self, name: N, key: str, node: PooledConnection, request: Command[Any]) -> _Wait[N]:
         connection = node.lone_connection()
         try:
             connection.connect()
@@ -185,12 +185,12 @@ STAND_SECONDS = 180.0
 STAND_AGAIN_SECONDS = 1.0
 
 
-class Tokens:
+class WakeTokens:
     """The waits of one process for the tokens of its shards; `poke` may be called by other threads."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._waits: StandingWaits[Keys] = client.standing_waits()
+        self._waits: BlockingWaits[Keys] = client.standing_waits()
         self._again_at: dict[Keys, float] = {}
         self.poke = self._waits.poke
 

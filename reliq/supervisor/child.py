@@ -21,7 +21,7 @@ from reliq.consumer import EXIT_HUNG, EXIT_REPLACE
 from reliq.distribution import command_of
 from reliq.errors import EXIT_CONFIG, ConfigurationError
 from reliq.supervisor import guard_main
-from reliq.supervisor.status import BoardView, Row
+from reliq.supervisor.status import ProcessStatusView, Row
 from reliq.worker.slots import CANCEL_SECONDS
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _waits(pid: int, thread: int) -> int:
     return 0
 
 
-class Guard:
+class OrphanKiller:
     """Starts the guard, and names to it each process that begins and ends; its input ends with this process."""
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 
 
 @dataclass(slots=True)
-class Silence:
+class HeartbeatMonitor:
     """
     The time for which the interpreter of a process has let no thread give a sign of life.
 
@@ -288,8 +288,8 @@ class Child:
     pulse: Pulse
     handlers: Sequence[Handler]
     process: subprocess.Popen[str] | None = None
-    board: BoardView | None = None
-    silence: Silence = field(default_factory=Silence)
+    board: ProcessStatusView | None = None
+    silence: HeartbeatMonitor = field(default_factory=HeartbeatMonitor)
     started_at: float = -RESTART_SECONDS
     failures: int = 0
     crashes: int = 0
@@ -316,7 +316,7 @@ class Child:
         """Start a process with `plan`; its standard input stays open as long as the supervisor lives."""
         path = self.folder / f"board-{self.number}"
         figures = str(self.folder / METRICS_FOLDER) if plan.metrics else ""
-        self.board = BoardView(path, [one.queue.name for one in self.handlers], plan.concurrency)
+        self.board = ProcessStatusView(path, [one.queue.name for one in self.handlers], plan.concurrency)
         self.pulse.note(None)
         command, environment = command_of("reliq.supervisor.main")
         if figures:

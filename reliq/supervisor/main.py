@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from reliq.consumer import EXIT_HUNG, Consumer, SignalNotes, end_at_once, load_consumer, take
+from reliq.consumer import EXIT_HUNG, Consumer, SignalNotes, end_at_once, handle_signal, load_consumer
 from reliq.errors import EXIT_CONFIG, ConfigurationError, LoginError
 from reliq.logs import configure_logging, limiter
 from reliq.metrics.store import file_of
@@ -64,10 +64,10 @@ ALONE_SECONDS = 5.0
 
 def main() -> int:
     """Work as the plan on standard input says; return the exit code."""
-    take(signal.SIGINT, _pass)  # the supervisor speaks for the terminal
-    take(signal.SIGTERM, end_at_once)
+    handle_signal(signal.SIGINT, _pass)  # the supervisor speaks for the terminal
+    handle_signal(signal.SIGTERM, end_at_once)
     stack_requests = SignalNotes()
-    take(signal.SIGUSR1, stack_requests.note)
+    handle_signal(signal.SIGUSR1, stack_requests.note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor has held it back until now
     _let_threads_print()
     plan = ChildPlan.of(sys.stdin.readline())

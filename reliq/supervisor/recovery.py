@@ -16,12 +16,12 @@ from reliq.lua import transitions
 from reliq.message import Claimed
 from reliq.redis import commands
 from reliq.redis.client import Client
-from reliq.redis.cluster import ManyWire
+from reliq.redis.cluster import ClusterTransport
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS
 from reliq.settings import BATCH_LIMIT
-from reliq.text import printable, some
+from reliq.text import join_first, printable
 from reliq.wire_format import Held, read_count
-from reliq.worker.claims import Served
+from reliq.worker.claims import ServedQueues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -59,17 +59,17 @@ class Leases:
     """
 
     def __init__(self, consumer: Consumer) -> None:
-        self._consumer, self._served = consumer, Served(consumer.handlers)
+        self._consumer, self._served = consumer, ServedQueues(consumer.handlers)
         self.call_seconds = CALL_SECONDS
 
     @property
     def has_many_servers(self) -> bool:
         """Whether one server may be away while others answer."""
-        return isinstance(self._connection().wire(PUBLISH_TIMEOUT_SECONDS), ManyWire)
+        return isinstance(self._connection().wire(PUBLISH_TIMEOUT_SECONDS), ClusterTransport)
 
     def shards(self, names: Sequence[str]) -> list[Keys]:
         """Return the shards of queues; while Redis is away, the first of each."""
-        self._served = Served([self._handler(name) for name in names])
+        self._served = ServedQueues([self._handler(name) for name in names])
         with suppress(ReliqError):
             self._client().run_all(self._served.questions())
         return list(self._served.shards())
@@ -281,4 +281,4 @@ def _cut_off(report: str) -> dict[tuple[str, int], list[Claimed]]:
 
 
 def _named(claimed: Sequence[Claimed]) -> str:
-    return printable(some([one.id for one in claimed]))
+    return printable(join_first([one.id for one in claimed]))

@@ -118,7 +118,7 @@ def _raw_id(facts: _HandlerFacts, run: HandlerCall) -> bytes:
     return raw if len(raw) <= _ID_BYTES else b""
 
 
-class Board:
+class ProcessStatus:
     """
     The board as its process writes it: when a handler begins, and by a thread that clears what has ended.
 
@@ -240,7 +240,7 @@ class Board:
                 _LANE.pack_into(self._memory, place, lane.encode())
 
 
-class BoardView:
+class ProcessStatusView:
     """
     The board as the supervisor reads it.
 
@@ -353,7 +353,7 @@ def watch(
         metrics = ProcessMetrics([handler.queue.name for handler in handlers], figures)
         consumer.observers.append(metrics)
         Sampler(consumer.stats, sign.note, metrics.sample).start()
-    noted = Board(board, consumer, handlers, concurrency)
+    noted = ProcessStatus(board, consumer, handlers, concurrency)
     consumer.before_call = noted.begins
     if concurrency > 1:  # else `begins` names the only coroutine
         consumer.note_step = noted.steps

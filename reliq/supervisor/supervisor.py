@@ -14,11 +14,11 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from reliq.consumer import EXIT_SECOND_SIGNAL, STOPS, SignalNotes, take
+from reliq.consumer import EXIT_SECOND_SIGNAL, STOPS, SignalNotes, handle_signal
 from reliq.errors import EXIT_CONFIG, ConfigurationError
 from reliq.events import ProcessEnded, notify
 from reliq.logs import Background
-from reliq.supervisor.child import HARD_LIMIT_SECONDS, METRICS_FOLDER, Child, Folder, Guard
+from reliq.supervisor.child import HARD_LIMIT_SECONDS, METRICS_FOLDER, Child, Folder, OrphanKiller
 from reliq.supervisor.plan import STALL_SECONDS, STOP_MARGIN_SECONDS, fingerprint
 from reliq.supervisor.recovery import Recovery, reap_orphans
 from reliq.supervisor.status import board_bytes
@@ -156,7 +156,7 @@ class Supervisor:
         self._leaving: list[Child] = []  # they finish what they run; others have their places
         self._recovery, self._background = Recovery(consumer, plan.concurrency), Background("reliq-recovery")
         self._has_worked = False  # some process has come through its start
-        self._guard: Guard | None = None
+        self._guard: OrphanKiller | None = None
         self._signals = SignalNotes()
         self._exit_code = 0
         self._memory_at = 0.0
@@ -164,8 +164,8 @@ class Supervisor:
     def run(self) -> int:
         """Keep the children running until a signal, or until all are done; return the exit code."""
         for number in (*STOPS, signal.SIGHUP, signal.SIGUSR1):
-            take(number, self._signals.note)
-        manager, self._guard = ServiceManager(), Guard()
+            handle_signal(number, self._signals.note)
+        manager, self._guard = ServiceManager(), OrphanKiller()
         try:
             while not self._stopping and not all(child.done for child in self.children):
                 self._look()

@@ -17,7 +17,7 @@ import typer
 from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
 from reliq.cli.settings import ENVIRONMENT, FILE
 from reliq.cli.tables import print_table
-from reliq.consumer import STOPS, Consumer, end_at_once, load_consumer, take, traceback_of_module
+from reliq.consumer import STOPS, Consumer, end_at_once, handle_signal, load_consumer, traceback_of_module
 from reliq.distribution import missing
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.handlers.handler import Handler
@@ -29,7 +29,7 @@ from reliq.supervisor.child import METRICS_FOLDER
 from reliq.supervisor.main import leave
 from reliq.supervisor.plan import ChildPlan, find_modules
 from reliq.supervisor.supervisor import Supervisor
-from reliq.text import count_of
+from reliq.text import pluralize
 
 try:
     import watchfiles
@@ -79,7 +79,7 @@ class Reloader:
         """Return `code` when the worker was to end; begin anew when a source has changed, and if it failed wait for that."""
         if code not in (0, EXIT_INTERRUPTED) and not self._changed.is_set():
             for number in STOPS:
-                take(number, end_at_once)
+                handle_signal(number, end_at_once)
             complain("the worker has ended; it begins anew when a source changes")
             if not self._watches:
                 self.watch(lambda: True)
@@ -142,7 +142,9 @@ def serve(
         handlers = found.chosen(plan.queues)
         if plan.log_format != "json":
             where = found.connection(handlers).name
-            _print_handlers(handlers, f"{count_of(processes, 'process', 'processes')} of {plan.concurrency} on {where}")
+            _print_handlers(
+                handlers, f"{pluralize(processes, 'process', 'processes')} of {plan.concurrency} on {where}"
+            )
         supervisor = Supervisor(found, plan, processes=processes, max_memory=max_memory, stall=stall)
         if reloader is not None:
             reloader.watch(supervisor.stop)
@@ -164,8 +166,8 @@ def serve(
 def _prepare_process() -> None:
     """Let signals end this process before it serves; set up its standard streams and its children's environment."""
     for number in STOPS:  # a container's first process ignores a signal for which it has no handler
-        take(number, end_at_once)
-    take(signal.SIGUSR1, lambda *_: None)  # its default is to end the process
+        handle_signal(number, end_at_once)
+    handle_signal(signal.SIGUSR1, lambda *_: None)  # its default is to end the process
     _fill_standard_streams()
     # glibc gives threads heaps of their own, up to eight for each core, and each keeps what it once took (mallopt(3)).
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")

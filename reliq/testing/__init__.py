@@ -6,7 +6,7 @@ The pytest plugin has it as the fixture `reliq`; `with isolated() as reliq` is t
 
 from typing import TYPE_CHECKING
 
-from reliq.lazy_imports import names_of
+from reliq.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from reliq.testing.drain import DrainResult as DrainResult
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reliq.testing.published import Match as Match, Published as Published, State as State
 
 if not TYPE_CHECKING:  # a type checker sees every name above, and that there is no other
-    __getattr__, __dir__, __all__ = names_of(
+    __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
             "reliq.testing.drain": "DrainResult",

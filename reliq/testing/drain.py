@@ -16,14 +16,14 @@ from reliq import distribution
 from reliq.errors import ConfigurationError, UndecodableError
 from reliq.handlers.settlement import burial, is_final
 from reliq.lua import transitions
-from reliq.lua.transitions import Lanes
+from reliq.lua.transitions import CallSequences
 from reliq.message import Answer
-from reliq.receive.receiver import Take
+from reliq.receive.receiver import ClaimRound
 from reliq.redis.commands import raise_first
 from reliq.settings import LONGEST_SECONDS, seconds
 from reliq.testing import published
 from reliq.testing.published import keys_of
-from reliq.text import count_of
+from reliq.text import pluralize
 from reliq.wire_format import from_handler
 from reliq.worker.engine import live
 from reliq.worker.runner import Runner
@@ -333,7 +333,7 @@ class Drain:
     ) -> None:
         self._handlers, self._client = consumer.chosen(()), client
         self._travel, self._fail_fast, self._most = travel, fail_fast, most
-        self._lane, _ = Lanes().take()
+        self._lane, _ = CallSequences().take()
         self._by_queue: Counter[str] = Counter()
         self._ticks = Ticks(client, consumer.periodic)
         if consumer.periodic:
@@ -369,7 +369,7 @@ class Drain:
         settings = handler.queue.settings
         is_keyed = handler.queue.limits is not None or handler.queue.known_shards.is_keyed
         spread = 1 if handler.settings.batch_by_key else None
-        take = Take(keys, settings, limit=handler.batch, lease_ms=LONG_LEASE_MS, keyed=is_keyed, spread=spread)
+        take = ClaimRound(keys, settings, limit=handler.batch, lease_ms=LONG_LEASE_MS, keyed=is_keyed, spread=spread)
         take.looked(self._asked(take.look(self._lane.next())))
         self._bury(handler, keys, take.buried)
         waits += take.next_in_ms
@@ -401,7 +401,7 @@ class Drain:
         if self._by_queue.total() > self._most:
             queues = ", ".join(f"{count} of {name!r}" for name, count in self._by_queue.most_common())
             raise AssertionError(
-                f"not drained after {count_of(self._most, 'delivery', 'deliveries')} ({queues}): does a handler publish "
+                f"not drained after {pluralize(self._most, 'delivery', 'deliveries')} ({queues}): does a handler publish "
                 "to itself, or snooze, without an end? Otherwise give drain(most=) a larger number"
             )
 

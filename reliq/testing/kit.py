@@ -15,7 +15,7 @@ from reliq.redis.client import Client
 from reliq.redis.commands import drop_watch, push_wake_token
 from reliq.redis.server import Connection, redirected
 from reliq.redis.shards import shard_map
-from reliq.settings import OUTBOX_PREFIX, whole
+from reliq.settings import OUTBOX_PREFIX, check_int
 from reliq.testing.drain import (
     LONG_LEASE_MS,
     AsyncCalls,
@@ -143,7 +143,7 @@ class Performance:
 def _held(handler: Handler, queue: Queue[Any], outgoing: Outgoing[Any], attempt: int) -> HeldDelivery:
     bare = queue.layout.bare
     order = Writer(queue.known_shards, queue.codec, queue.settings).special(outgoing)
-    whole("attempt", attempt, least=1, most=order.terms.retries + 1)
+    check_int("attempt", attempt, least=1, most=order.terms.retries + 1)
     due = b"" if bare else f"{ENVELOPE_START}{round(time.time() * 1000)}".encode()
     value = due + order.value
     claimed = Claimed(order.id, f"performed:{LONG_LEASE_MS}", order.terms.retries - attempt + 1, token=attempt)

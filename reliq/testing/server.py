@@ -19,7 +19,7 @@ import redis
 from reliq import distribution
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.testing import published
-from reliq.text import count_of
+from reliq.text import pluralize
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -216,7 +216,7 @@ def clear(client: Client, url: str) -> None:
     if _used.get(url) != os.getpid():
         if count := client.run(published.keys_there()):
             raise ConfigurationError(
-                f"{url} has {count_of(count, 'key')}, and tests empty their Redis: give them an empty database of their own, or "
+                f"{url} has {pluralize(count, 'key')}, and tests empty their Redis: give them an empty database of their own, or "
                 f"empty it: redis-cli -u {url} flushdb"
             )
         _used[url] = os.getpid()

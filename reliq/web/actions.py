@@ -15,15 +15,15 @@ from reliq.admin.calls import check_place
 from reliq.admin.dead import RedriveOptions
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.logs import WEB_WRITE
-from reliq.text import count_of, printable
-from reliq.web.request import Refusal
+from reliq.text import pluralize, printable
+from reliq.web.request import PageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.responses import Response
 
-    from reliq.web.request import Visit
+    from reliq.web.request import RequestContext
 
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ Step = Callable[[int, str], None]
 
 
 @dataclass(slots=True)
-class Work:
+class BackgroundTask:
     """
     One write that takes a while.
 
@@ -71,25 +71,25 @@ class _Stopped(Exception):  # noqa: N818  it ends a work, and is no error
     """A person stopped the work."""
 
 
-class Works:
+class BackgroundTasks:
     """The works of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._works: dict[str, Work] = {}
+        self._works: dict[str, BackgroundTask] = {}
         self._stops: dict[str, threading.Event] = {}
 
-    def all(self) -> list[Work]:
+    def all(self) -> list[BackgroundTask]:
         """Return every work that runs or is remembered, the newest first."""
         with self._lock:
             return list(reversed(self._works.values()))
 
-    def get(self, id: str) -> Work | None:
+    def get(self, id: str) -> BackgroundTask | None:
         """Return the work of that id; None when it is not remembered."""
         with self._lock:
             return self._works.get(id)
 
-    def start(self, work: Work, run: Callable[[Step], str]) -> bool:
+    def start(self, work: BackgroundTask, run: Callable[[Step], str]) -> bool:
         """Begin a work: `run` gets a step to call, and returns what became of all; False when too many run."""
         stop = threading.Event()
         with self._lock:
@@ -113,7 +113,7 @@ class Works:
             stop.set()
         return stop is not None
 
-    def _run(self, work: Work, run: Callable[[Step], str], stop: threading.Event) -> None:
+    def _run(self, work: BackgroundTask, run: Callable[[Step], str], stop: threading.Event) -> None:
         def step(looked: int, outcome: str) -> None:
             work.done += looked
             work.outcome = outcome
@@ -156,7 +156,7 @@ LIMIT_FIELDS: Mapping[str, type] = {
 }
 
 
-def pause(visit: Visit) -> Response:
+def pause(visit: RequestContext) -> Response:
     """Have consumers of a queue stop claiming."""
     reason, for_ = visit.form.text("reason"), visit.form.seconds("for")
     visit.admin.pause(visit.queue, reason=reason, for_=for_, by=visit.visitor.who)
@@ -164,14 +164,14 @@ def pause(visit: Visit) -> Response:
     return visit.go("queue", queue=visit.queue, said="paused")
 
 
-def resume(visit: Visit) -> Response:
+def resume(visit: RequestContext) -> Response:
     """Have consumers of a queue claim again."""
     was_paused = visit.admin.resume(visit.queue)
     note(visit, "resumed")
     return visit.go("queue", queue=visit.queue, said="resumed" if was_paused else "not_paused")
 
 
-def pause_key(visit: Visit) -> Response:
+def pause_key(visit: RequestContext) -> Response:
     """Have no message of a key start."""
     key, for_ = visit.form.text("key"), visit.form.seconds("for")
     visit.admin.pause_key(visit.queue, key, for_=for_)
@@ -179,7 +179,7 @@ def pause_key(visit: Visit) -> Response:
     return visit.go("keys", queue=visit.queue, key=key, said="key_paused")
 
 
-def resume_key(visit: Visit) -> Response:
+def resume_key(visit: RequestContext) -> Response:
     """Have a key served again."""
     key = visit.form.text("key")
     was_paused = visit.admin.resume_key(visit.queue, key)
@@ -187,7 +187,7 @@ def resume_key(visit: Visit) -> Response:
     return visit.go("keys", queue=visit.queue, key=key, said="key_resumed" if was_paused else "not_paused")
 
 
-def limits(visit: Visit) -> Response:
+def limits(visit: RequestContext) -> Response:
     """Change the limits of a queue: what a field says holds, and where one is empty there is none."""
     form, given = visit.form, dict[str, Any]()
     for name, kind in LIMIT_FIELDS.items():
@@ -200,7 +200,7 @@ def limits(visit: Visit) -> Response:
     return visit.go("keys", queue=visit.queue, said="limits_changed")
 
 
-def cancel(visit: Visit) -> Response:
+def cancel(visit: RequestContext) -> Response:
     """Cancel one message."""
     id = visit.form.text("id")
     said = visit.admin.cancel(visit.queue, [id])[id]
@@ -208,7 +208,7 @@ def cancel(visit: Visit) -> Response:
     return visit.go("message", queue=visit.queue, id=id, said=said)
 
 
-def reschedule(visit: Visit) -> Response:
+def reschedule(visit: RequestContext) -> Response:
     """Give one message another due time."""
     id = visit.form.text("id")
     said = visit.admin.reschedule(visit.queue, id, delay=visit.form.seconds("delay") or 0.0)
@@ -216,7 +216,7 @@ def reschedule(visit: Visit) -> Response:
     return visit.go("message", queue=visit.queue, id=id, said="still_running" if said == "running" else said)
 
 
-def purge(visit: Visit) -> Response:
+def purge(visit: RequestContext) -> Response:
     """Delete the messages of a state."""
     admin, queue, where = visit.admin, visit.queue, visit.filter(visit.form)
     state = check_place(visit.form.text("state"), PURGEABLE)
@@ -228,7 +228,7 @@ def purge(visit: Visit) -> Response:
     )
 
 
-def redrive(visit: Visit) -> Response:
+def redrive(visit: RequestContext) -> Response:
     """Publish dead letters again."""
     admin, queue, where, form = visit.admin, visit.queue, visit.letter_filter(visit.form), visit.form
     rate = form.number("rate", float)
@@ -248,7 +248,7 @@ def redrive(visit: Visit) -> Response:
     )
 
 
-def delete(visit: Visit) -> Response:
+def delete(visit: RequestContext) -> Response:
     """Delete dead letters."""
     admin, queue, where = visit.admin, visit.queue, visit.letter_filter(visit.form)
 
@@ -259,29 +259,29 @@ def delete(visit: Visit) -> Response:
     return _begin(visit, "delete of dead letters", admin.size(queue, "dead"), run)
 
 
-def check(visit: Visit) -> Response:
+def check(visit: RequestContext) -> Response:
     """Look at every id of a queue for what contradicts the model; nothing is changed."""
     admin, queue = visit.admin, visit.queue
     admin.account(queue)  # an unknown queue is refused at once
 
     def run(step: Step) -> str:
-        report = admin.check(queue, progress=lambda what, looked: step(0, f"reading {what}: {count_of(looked, 'id')}"))
+        report = admin.check(queue, progress=lambda what, looked: step(0, f"reading {what}: {pluralize(looked, 'id')}"))
         faults = ", ".join(f"{fault.count} {fault.name}" for fault in report.faults)
         verdict = "sound" if report.is_sound else "NOT sound"
-        return f"the queue is {verdict}; {count_of(report.looked_at, 'id')} looked at" + (
+        return f"the queue is {verdict}; {pluralize(report.looked_at, 'id')} looked at" + (
             f"; {faults}" if faults else ""
         )
 
     return _begin(visit, "check", None, run, only_reads=True)
 
 
-def run_cron(visit: Visit) -> Response:
+def run_cron(visit: RequestContext) -> Response:
     """Have a worker publish the message of a periodic entry at once."""
     admin, queue, name = visit.admin, visit.queue, visit.form.text("name")
     return _begin(visit, f"run of {name}", None, lambda _step: f"published {admin.run_cron(queue, name)}")
 
 
-def pause_cron(visit: Visit) -> Response:
+def pause_cron(visit: RequestContext) -> Response:
     """Have the ticks of a periodic entry skipped."""
     name, reason = visit.form.text("name"), visit.form.text("reason")
     visit.admin.pause_cron(visit.queue, name, reason=reason, by=visit.visitor.who)
@@ -289,7 +289,7 @@ def pause_cron(visit: Visit) -> Response:
     return visit.go("cron", queue=visit.queue, name=name, said="cron_paused")
 
 
-def resume_cron(visit: Visit) -> Response:
+def resume_cron(visit: RequestContext) -> Response:
     """Have the ticks of a periodic entry published again."""
     name = visit.form.text("name")
     was_paused = visit.admin.resume_cron(visit.queue, name)
@@ -297,7 +297,7 @@ def resume_cron(visit: Visit) -> Response:
     return visit.go("cron", queue=visit.queue, name=name, said="cron_resumed" if was_paused else "not_paused")
 
 
-def stacks(visit: Visit) -> Response:
+def stacks(visit: RequestContext) -> Response:
     """Ask a worker process for the stacks of its handlers."""
     id = visit.path["id"]
     visit.admin.ask_stacks(id)
@@ -305,17 +305,17 @@ def stacks(visit: Visit) -> Response:
     return visit.go("worker", id=id, said="asked")
 
 
-def stop(visit: Visit) -> Response:
+def stop(visit: RequestContext) -> Response:
     """Have a work stop after its step; a visitor who may not write stops checks alone."""
     work = visit.desk.works.get(visit.path["id"])
     if work is not None and not work.only_reads and not visit.visitor.may_write:
-        raise Refusal(403, "You may only look", "Stopping a write needs WRITE.")
+        raise PageError(403, "You may only look", "Stopping a write needs WRITE.")
     stopped = visit.desk.works.stop(visit.path["id"])
     note(visit, "stopped", f"the work {visit.path['id']}")
     return visit.go("work", id=visit.path["id"], said="stopping" if stopped else "ended")
 
 
-def note(visit: Visit, what: str, more: str = "") -> None:
+def note(visit: RequestContext, what: str, more: str = "") -> None:
     """Write down who did what, and have the next page look at Redis anew."""
     visit.desk.last.forget()
     queue, who = visit.path.get("queue", ""), visit.visitor.who or "somebody"
@@ -325,14 +325,14 @@ def note(visit: Visit, what: str, more: str = "") -> None:
 
 
 def _begin(
-    visit: Visit, title: str, total: int | None, run: Callable[[Step], Any], *, only_reads: bool = False
+    visit: RequestContext, title: str, total: int | None, run: Callable[[Step], Any], *, only_reads: bool = False
 ) -> Response:
     """Begin a work, and lead to its page."""
     layout = visit.query.text("layout")
     who = visit.visitor.who
-    work = Work(new_id(), title, visit.queue, layout, who, time.time(), total)
+    work = BackgroundTask(new_id(), title, visit.queue, layout, who, time.time(), total)
     work.visitor, work.only_reads = f"{who}@{visit.asker}", only_reads
     if not visit.desk.works.start(work, run):
-        raise Refusal(429, "Too much is under way", "Wait until one of the others has ended.")
+        raise PageError(429, "Too much is under way", "Wait until one of the others has ended.")
     note(visit, "began a", f"{title}")
     return visit.go("work", id=work.id)

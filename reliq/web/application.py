@@ -39,10 +39,10 @@ from reliq.web.access import (
     is_known_host,
     visitor_of,
 )
-from reliq.web.desk import Desk
+from reliq.web.desk import AdminContext
 from reliq.web.live import Part, Stream
 from reliq.web.pages import LIVE, rendered
-from reliq.web.request import Fields, Refusal, Visit
+from reliq.web.request import Fields, PageError, RequestContext
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -86,7 +86,7 @@ class WebPage:
     name: str
     path: str
     needs: Access
-    answer: Callable[[Visit], Response]
+    answer: Callable[[RequestContext], Response]
     method: str = "GET"
 
 
@@ -157,7 +157,7 @@ class Application:
         desk: what its pages share.
     """
 
-    def __init__(self, desk: Desk, login: str, hosts: Iterable[str]) -> None:
+    def __init__(self, desk: AdminContext, login: str, hosts: Iterable[str]) -> None:
         self.desk, self._login_url = desk, login
         self._hosts = frozenset(name.lower().removesuffix(".") for name in hosts)
         routes: list[Any] = [
@@ -195,7 +195,7 @@ class Application:
     def _check_host(self, request: Request) -> None:
         """Raise Refusal for a request under a host name that is not allowed."""
         if not is_known_host(request.headers.get("host", ""), self._hosts):
-            raise Refusal(
+            raise PageError(
                 400,
                 "This host name is not known here",
                 "Add it to the allowed hosts: reliq web --allowed-host NAME, or web.app(hosts=[...]).",
@@ -204,7 +204,7 @@ class Application:
     async def _page(self, page: WebPage, request: Request) -> Response:
         return await in_thread(page.answer, await self._allowed(request, page.name, page.needs))
 
-    async def _allowed(self, request: Request, route: str, needs: Access) -> Visit:
+    async def _allowed(self, request: Request, route: str, needs: Access) -> RequestContext:
         """Return the request as pages see it; raise Refusal when it is not allowed."""
         visitor = request.scope[VISITOR] = await self._visitor(request)
         if not visitor.may(needs):
@@ -219,17 +219,17 @@ class Application:
             place = traceback.extract_tb(error.__traceback__)[-1]
             line = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
             logger.error("web: the access resolver failed, so nobody is let in: %s", line)  # noqa: TRY400  one line
-            raise Refusal(500, "The page failed", "Its log says more.") from None
+            raise PageError(500, "The page failed", "Its log says more.") from None
 
-    def _not_allowed(self, visitor: Visitor, needs: Access) -> Refusal:
+    def _not_allowed(self, visitor: Visitor, needs: Access) -> PageError:
         if not visitor.access and self.desk.token is not None:
-            return Refusal(401, "A token is wanted")
+            return PageError(401, "A token is wanted")
         if not visitor.access:
-            return Refusal(403, "You may not see this")
-        return Refusal(403, "You may only look", f"This needs {needs.name}.")
+            return PageError(403, "You may not see this")
+        return PageError(403, "You may only look", f"This needs {needs.name}.")
 
-    def _visit(self, request: Request, route: str, query: bytes = b"", form: bytes = b"") -> Visit:
-        return Visit(
+    def _visit(self, request: Request, route: str, query: bytes = b"", form: bytes = b"") -> RequestContext:
+        return RequestContext(
             desk=self.desk,
             route=route,
             visitor=request.scope.get(VISITOR, Visitor()),
@@ -246,12 +246,12 @@ class Application:
         query = visit.query
         part = Part(query.text("page"), query.text("queue") or query.text("id"), query.text("layout"), visit.root)
         if part.page not in LIVE:
-            raise Refusal(404, "There is no such stream", f"There are {', '.join(LIVE)}.")
+            raise PageError(404, "There is no such stream", f"There are {', '.join(LIVE)}.")
         if request.method != "GET":
-            raise Refusal(405, "A stream has no head")
+            raise PageError(405, "A stream has no head")
         visitor = f"{visit.visitor.who}@{visit.asker}"
         if not self.desk.live.has_room(part, visitor):
-            raise Refusal(429, "Too many are watching", "This page is as new as its last reload.")
+            raise PageError(429, "Too many are watching", "This page is as new as its last reload.")
         return Stream(self.desk.live, part, visitor)
 
     async def _login(self, request: Request) -> Response:
@@ -261,7 +261,7 @@ class Application:
         if not token.is_token(Fields(await _form(request)).text("token")):
             logger.warning("web: failed login from %s", _asker(request))
             await sleep(FAILED_LOGIN_SECONDS)
-            raise Refusal(401, "A token is wanted", "That is not the token")
+            raise PageError(401, "A token is wanted", "That is not the token")
         return self._logged_in(request, token)
 
     async def _enter(self, request: Request) -> Response:
@@ -273,7 +273,7 @@ class Application:
             return visit.page("login.html", failed=False, entry=visit.url("enter", once=once))
         await _form(request)
         if request.method != "POST" or not token.take(once):
-            raise Refusal(401, "This address was used", "It works once.")
+            raise PageError(401, "This address was used", "It works once.")
         return self._logged_in(request, token)
 
     async def _logout(self, request: Request) -> Response:
@@ -287,7 +287,7 @@ class Application:
     def _token(self) -> Token:
         """Return the token; raise Refusal when there is none."""
         if self.desk.token is None:
-            raise Refusal(404, "There is no token here", "Who may see this page is decided elsewhere.")
+            raise PageError(404, "There is no token here", "Who may see this page is decided elsewhere.")
         return self.desk.token
 
     def _logged_in(self, request: Request, token: Token) -> Response:
@@ -312,7 +312,7 @@ class Application:
     async def _missing(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else HTTPStatus.INTERNAL_SERVER_ERROR
         heading = "There is no such page" if status == HTTPStatus.NOT_FOUND else "That is not done here"
-        return await in_thread(self._refused, request, Refusal(status, heading))
+        return await in_thread(self._refused, request, PageError(status, heading))
 
     def _refused(self, request: Request, error: Exception) -> Response:
         """Return the page that says why there is no other."""
@@ -339,29 +339,29 @@ class Application:
         )
 
 
-def _refusal(error: Exception, method: str) -> Refusal:
+def _refusal(error: Exception, method: str) -> PageError:
     """Return what a page says about an error: nothing about one that nobody expects."""
     match error:
-        case Refusal():
+        case PageError():
             return error
         case RedisUnavailableError():
-            return Refusal(503, "Redis does not answer", str(error), "This page asks again by itself.")
+            return PageError(503, "Redis does not answer", str(error), "This page asks again by itself.")
         case ProtocolError():
-            return Refusal(
+            return PageError(
                 503, "Redis holds data that reliq cannot read", str(error), "`reliq check` names what is wrong."
             )
         case RedisRefusedError():
-            return Refusal(
+            return PageError(
                 503, "Redis refuses", str(error), "The page needs the rights of the role `operator`: see `reliq acl`."
             )
         case UnknownQueueError():
-            return Refusal(404, "There is no such queue", str(error))
+            return PageError(404, "There is no such queue", str(error))
         case ConfigurationError() if method in SAFE_METHODS:
-            return Refusal(404, "There is no such thing here", str(error))
+            return PageError(404, "There is no such thing here", str(error))
         case ConfigurationError():
-            return Refusal(400, "That cannot be done", str(error))
+            return PageError(400, "That cannot be done", str(error))
     logger.error("a page failed", exc_info=error)
-    return Refusal(500, "The page failed", "Its log says more.")
+    return PageError(500, "The page failed", "Its log says more.")
 
 
 async def _form(request: Request) -> bytes:
@@ -369,18 +369,18 @@ async def _form(request: Request) -> bytes:
     if request.method in SAFE_METHODS:
         return b""
     if is_foreign(request):
-        raise Refusal(403, "This came from another site", "A page of another site may not act here.")
+        raise PageError(403, "This came from another site", "A page of another site may not act here.")
     if request.headers.get("content-type", FORM_TYPE).partition(";")[0].strip().lower() != FORM_TYPE:
-        raise Refusal(415, "That is no form", f"Send {FORM_TYPE}.")
+        raise PageError(415, "That is no form", f"Send {FORM_TYPE}.")
     body = b""
     try:
         async with asyncio.timeout(FORM_SECONDS):
             async for piece in request.stream():
                 body += piece
                 if len(body) > FORM_BYTES:
-                    raise Refusal(413, "That form is too large", f"A form has at most {FORM_BYTES:,} bytes.")
+                    raise PageError(413, "That form is too large", f"A form has at most {FORM_BYTES:,} bytes.")
     except TimeoutError:
-        raise Refusal(408, "That form took too long", f"Send it within {FORM_SECONDS:g} seconds.") from None
+        raise PageError(408, "That form took too long", f"Send it within {FORM_SECONDS:g} seconds.") from None
     return body
 
 
@@ -429,4 +429,4 @@ def app(
         )
     known = Token(token) if token else None
     logger.addFilter(limiter)
-    return Application(Desk(admin, access, known, visitor_of(grants), title, PATHS, rendered), login, hosts)
+    return Application(AdminContext(admin, access, known, visitor_of(grants), title, PATHS, rendered), login, hosts)

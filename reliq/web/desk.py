@@ -12,7 +12,7 @@ from reliq.admin import Admin
 from reliq.errors import RedisUnavailableError
 from reliq.keys import Layout
 from reliq.web.access import Visitor, bearer_of, visitor_of
-from reliq.web.actions import Works
+from reliq.web.actions import BackgroundTasks
 from reliq.web.live import Live
 from reliq.web.pages import Pages
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from reliq.admin import Moment, Overview
-    from reliq.admin.queues import Minute
+    from reliq.admin import Overview, QueueSample
+    from reliq.admin.queues import MinuteStats
     from reliq.redis.url import Target
     from reliq.web.access import Access, Token
     from reliq.web.live import Part
@@ -47,8 +47,8 @@ class Now:
         histories: queue -> what its workers noted of the last hour.
     """
 
-    moment: Moment
-    histories: Mapping[str, Sequence[Minute]]
+    moment: QueueSample
+    histories: Mapping[str, Sequence[MinuteStats]]
 
     @property
     def overview(self) -> Overview:
@@ -56,7 +56,7 @@ class Now:
         return self.moment.overview
 
 
-class LastMoment:
+class LastSample:
     """The last look at every queue, for pages and streams alike."""
 
     def __init__(self, admin: Admin) -> None:
@@ -102,7 +102,7 @@ class LastMoment:
         return Now(moment, self._admin.histories())
 
 
-class Desk:
+class AdminContext:
     """
     All that the pages of one application share.
 
@@ -119,13 +119,13 @@ class Desk:
         bearer: Visitor,
         title: str,
         paths: Mapping[str, str],
-        render: Callable[[Desk, Iterable[Part]], Mapping[Part, str]],
+        render: Callable[[AdminContext, Iterable[Part]], Mapping[Part, str]],
     ) -> None:
         self._admin = admin if isinstance(admin, Admin) else Admin(admin)
         self._resolver, self._bearer = resolver, bearer
         self.token, self.paths = token, paths
-        self.pages, self.works = Pages(title), Works()
-        self.last = LastMoment(self._admin)
+        self.pages, self.works = Pages(title), BackgroundTasks()
+        self.last = LastSample(self._admin)
         self.live = Live(lambda parts: render(self, parts), FRESH_SECONDS)
 
     @property

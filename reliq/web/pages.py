@@ -17,10 +17,21 @@ from reliq.admin.workers import running_in
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
 from reliq.message import DEATH_REASONS
 from reliq.redis.commands import BEAT_SECONDS
-from reliq.text import amount, count_of, moment, partial, pretty, printable, rate, spoken, start_of, typed
+from reliq.text import (
+    clamp_time,
+    format_duration,
+    format_missing,
+    format_number,
+    format_rate,
+    pluralize,
+    pretty,
+    printable,
+    shell_command,
+    start_of,
+)
 from reliq.web.access import Access, Visitor
-from reliq.web.render import Curve, ages, cron_marks, is_unwatched, marks, redacted, share
-from reliq.web.request import Fields, Refusal, Visit
+from reliq.web.render import Sparkline, ages, cron_marks, is_unwatched, marks, redacted, share
+from reliq.web.request import Fields, PageError, RequestContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +41,7 @@ if TYPE_CHECKING:
 
     from reliq.admin import Failure, QueueView
     from reliq.settings import Limits
-    from reliq.web.desk import Desk, Now
+    from reliq.web.desk import AdminContext, Now
     from reliq.web.live import Part
 
 
@@ -44,17 +55,17 @@ KEYS_SHOWN = 50
 SILENT_SECONDS = 2 * BEAT_SECONDS
 
 
-def queues(visit: Visit) -> Response:
+def queues(visit: RequestContext) -> Response:
     """Show every queue at a glance."""
     return visit.page("queues.html", **_queues(visit, visit.desk.last.get()))
 
 
-def queue(visit: Visit) -> Response:
+def queue(visit: RequestContext) -> Response:
     """Show one queue: where its messages are, and who works on it."""
     return visit.page("queue.html", **_queue(visit, visit.desk.last.get()))
 
 
-def keys(visit: Visit) -> Response:
+def keys(visit: RequestContext) -> Response:
     """Show the keys of a queue's messages and its limits; one key, the largest, or all of them page by page."""
     admin, query, queue = visit.admin, visit.query, visit.queue
     key, after, every = query.text("key"), query.text("after") or None, query.text("every") == "1"
@@ -71,7 +82,7 @@ def keys(visit: Visit) -> Response:
     )
 
 
-def _limits(visit: Visit) -> Limits | None:
+def _limits(visit: RequestContext) -> Limits | None:
     """Return the limits of the queue of the address; None when Redis has some that make no sense."""
     try:
         return visit.admin.limits(visit.queue)
@@ -79,41 +90,41 @@ def _limits(visit: Visit) -> Limits | None:
         return None
 
 
-def workers(visit: Visit) -> Response:
+def workers(visit: RequestContext) -> Response:
     """Show who is alive, and what runs where."""
     return visit.page("workers.html", **_workers(visit, visit.desk.last.get()))
 
 
-def worker(visit: Visit) -> Response:
+def worker(visit: RequestContext) -> Response:
     """Show one worker process, and where its handlers stood when somebody asked."""
     return visit.page("worker.html", **_worker(visit))
 
 
-def crons(visit: Visit) -> Response:
+def crons(visit: RequestContext) -> Response:
     """Show every periodic entry: when it ticks next, and what was missed or skipped."""
     return visit.page("crons.html", **_crons(visit, visit.desk.last.get()))
 
 
-def cron(visit: Visit) -> Response:
+def cron(visit: RequestContext) -> Response:
     """Show one periodic entry."""
     name = visit.query.text("name")
     found = next((one for one in visit.admin.crons([visit.queue]) if one.name == name), None)
     if found is None:
-        raise Refusal(404, "There is no such periodic entry", f"Queue {visit.queue} has none called {name[:80]!r}.")
+        raise PageError(404, "There is no such periodic entry", f"Queue {visit.queue} has none called {name[:80]!r}.")
     return visit.page("cron.html", entry=found)
 
 
-def work(visit: Visit) -> Response:
+def work(visit: RequestContext) -> Response:
     """Show one write that takes a while, and how far it is."""
     return visit.page("work.html", **_work(visit))
 
 
-def works(visit: Visit) -> Response:
+def works(visit: RequestContext) -> Response:
     """Show every write of this process that takes a while."""
     return visit.page("works.html", works=visit.desk.works.all())
 
 
-def message(visit: Visit) -> Response:
+def message(visit: RequestContext) -> Response:
     """Show one message: where it is, and what became of it."""
     id = visit.query.text("id")
     found = visit.admin.show(visit.queue, id)
@@ -127,7 +138,7 @@ def message(visit: Visit) -> Response:
     )
 
 
-def messages(visit: Visit) -> Response:
+def messages(visit: RequestContext) -> Response:
     """Show the messages of a state, or those of them that a search finds."""
     admin, query, queue, state = visit.admin, visit.query, visit.queue, visit.path["state"]
     where, after, key = visit.filter(query), query.text("after") or None, query.text("key")
@@ -151,7 +162,7 @@ def messages(visit: Visit) -> Response:
     )
 
 
-def dead(visit: Visit) -> Response:
+def dead(visit: RequestContext) -> Response:
     """Show why messages died, and the letters that are meant."""
     admin, query, queue = visit.admin, visit.query, visit.queue
     where, after = visit.letter_filter(query), query.text("after") or None
@@ -176,18 +187,18 @@ def dead(visit: Visit) -> Response:
     )
 
 
-def account(visit: Visit) -> Response:
+def account(visit: RequestContext) -> Response:
     """Show what came into each queue, and how it ended."""
     accounts, unreadable = visit.admin.accounts()
     return visit.page("account.html", accounts=accounts, unreadable=unreadable)
 
 
-def doctor(visit: Visit) -> Response:
+def doctor(visit: RequestContext) -> Response:
     """Show whether this Redis is fit for queues."""
     return visit.page("doctor.html", findings=visit.admin.doctor())
 
 
-def rendered(desk: Desk, parts: Iterable[Part]) -> Mapping[Part, str]:
+def rendered(desk: AdminContext, parts: Iterable[Part]) -> Mapping[Part, str]:
     """
     Look at Redis once, and return each part as HTML.
 
@@ -198,7 +209,7 @@ def rendered(desk: Desk, parts: Iterable[Part]) -> Mapping[Part, str]:
         visit = _viewer(desk, part)
         try:
             found[part] = visit.text(f"live/{part.page}.html", **LIVE[part.page](visit, now))
-        except (ConfigurationError, RedisRefusedError, Refusal):
+        except (ConfigurationError, RedisRefusedError, PageError):
             continue
         except RedisUnavailableError:
             raise
@@ -207,18 +218,20 @@ def rendered(desk: Desk, parts: Iterable[Part]) -> Mapping[Part, str]:
     return found
 
 
-def _viewer(desk: Desk, part: Part) -> Visit:
+def _viewer(desk: AdminContext, part: Part) -> RequestContext:
     """Return the request of nobody in particular: a part is the same for all its viewers."""
     path = {"queue": part.of, "id": part.of}
     query = Fields(b"layout=" + part.layout.encode("ascii", "replace"))
-    return Visit(desk, part.page, Visitor(Access.READ), path, query, Fields(b""), part.root, "", may_log_out=False)
+    return RequestContext(
+        desk, part.page, Visitor(Access.READ), path, query, Fields(b""), part.root, "", may_log_out=False
+    )
 
 
-def _queues(_visit: Visit, now: Now) -> dict[str, Any]:
+def _queues(_visit: RequestContext, now: Now) -> dict[str, Any]:
     return {"overview": now.overview, "histories": now.histories}
 
 
-def _queue(visit: Visit, now: Now) -> dict[str, Any]:
+def _queue(visit: RequestContext, now: Now) -> dict[str, Any]:
     view = view_of(visit, now)
     return {
         "view": view,
@@ -228,27 +241,27 @@ def _queue(visit: Visit, now: Now) -> dict[str, Any]:
     }
 
 
-def _workers(_visit: Visit, now: Now) -> dict[str, Any]:
+def _workers(_visit: RequestContext, now: Now) -> dict[str, Any]:
     return {"workers": now.overview.workers}
 
 
-def _crons(_visit: Visit, now: Now) -> dict[str, Any]:
+def _crons(_visit: RequestContext, now: Now) -> dict[str, Any]:
     return {"entries": now.moment.crons}
 
 
-def _worker(visit: Visit, _now: Now | None = None) -> dict[str, Any]:
+def _worker(visit: RequestContext, _now: Now | None = None) -> dict[str, Any]:
     return {"worker": visit.admin.worker(visit.path["id"]), "silent_seconds": SILENT_SECONDS}
 
 
-def _work(visit: Visit, _now: Now | None = None) -> dict[str, Any]:
+def _work(visit: RequestContext, _now: Now | None = None) -> dict[str, Any]:
     found = visit.desk.works.get(visit.path["id"])
     if found is None:
-        raise Refusal(404, "There is no such work", "It has long ended, or was begun by another process.")
+        raise PageError(404, "There is no such work", "It has long ended, or was begun by another process.")
     return {"work": found}
 
 
 #: The part of a page that goes on changing -> what it shows.
-LIVE: Mapping[str, Callable[[Visit, Now], dict[str, Any]]] = {
+LIVE: Mapping[str, Callable[[RequestContext, Now], dict[str, Any]]] = {
     "queues": _queues,
     "queue": _queue,
     "workers": _workers,
@@ -258,7 +271,7 @@ LIVE: Mapping[str, Callable[[Visit, Now], dict[str, Any]]] = {
 }
 
 
-def view_of(visit: Visit, now: Now) -> QueueView:
+def view_of(visit: RequestContext, now: Now) -> QueueView:
     """Return the queue of the address; raise ConfigurationError when there is none."""
     layout = visit.query.text("layout") or "reliq"
     for view in now.overview.queues:
@@ -266,11 +279,11 @@ def view_of(visit: Visit, now: Now) -> QueueView:
             return view
     asked = visit.admin.overview([visit.queue])
     if not asked.queues:
-        raise Refusal(503, f"Queue {visit.queue} cannot be read", "".join(asked.unreadable.values()))
+        raise PageError(503, f"Queue {visit.queue} cannot be read", "".join(asked.unreadable.values()))
     return asked.queues[0]
 
 
-def _page(visit: Visit, found: Any) -> dict[str, Any]:
+def _page(visit: RequestContext, found: Any) -> dict[str, Any]:
     """Return a piece of a list for the template: its entries, where the next are, and how far a search has looked."""
     items = found.items if visit.shows_bodies else redacted(found.items)
     looked, of = getattr(found, "looked", None), getattr(found, "of", None)
@@ -308,13 +321,13 @@ class Pages:
         jinja.filters.update(FILTERS)
         jinja.globals.update(
             title=title,
-            curve=Curve,
+            curve=Sparkline,
             ages=ages,
             share=share,
             marks=marks,
             cron_marks=cron_marks,
             is_unwatched=is_unwatched,
-            typed=typed,
+            typed=shell_command,
         )
 
     def render(self, template: str, **context: Any) -> str:
@@ -329,12 +342,12 @@ def _harmless(value: Any) -> Any:
 
 def _clock(at: float) -> str:
     """Return unix seconds as a date and time in UTC."""
-    return f"{datetime.fromtimestamp(moment(at), UTC):%d %b %Y, %H:%M:%S} UTC"
+    return f"{datetime.fromtimestamp(clamp_time(at), UTC):%d %b %Y, %H:%M:%S} UTC"
 
 
 def _iso(at: float) -> str:
     """Return unix seconds as the machine-readable form of HTML's `time`."""
-    return f"{datetime.fromtimestamp(moment(at), UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{datetime.fromtimestamp(clamp_time(at), UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 @pass_context
@@ -343,7 +356,7 @@ def _ago(context: Context, at: float) -> str:
     seconds = context["now"] - at
     if abs(seconds) < 1:
         return "now"
-    return f"{spoken(seconds)} ago" if seconds > 0 else f"in {spoken(-seconds)}"
+    return f"{format_duration(seconds)} ago" if seconds > 0 else f"in {format_duration(-seconds)}"
 
 
 def _body(body: bytes) -> Markup:
@@ -352,14 +365,14 @@ def _body(body: bytes) -> Markup:
 
 
 FILTERS: Mapping[str, Any] = {
-    "amount": amount,
-    "rate": rate,
-    "spoken": spoken,
+    "amount": format_number,
+    "rate": format_rate,
+    "spoken": format_duration,
     "clock": _clock,
     "iso": _iso,
     "ago": _ago,
-    "plural": count_of,
-    "partial": partial,
+    "plural": pluralize,
+    "partial": format_missing,
     "body": _body,
     "start": lambda body: start_of(body, 120),
 }

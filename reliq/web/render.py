@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reliq.message import BARE, Header
 from reliq.redis.crons import TICK_LATE_SECONDS
-from reliq.text import partial, spoken
+from reliq.text import format_duration, format_missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.admin import CronView, QueueView
-    from reliq.admin.queues import Minute
+    from reliq.admin.queues import MinuteStats
 
 
 #: The fields that hold what a publisher or a handler wrote.
@@ -54,7 +54,7 @@ LATE_SECONDS, TOO_LATE_SECONDS = 60.0, 300.0
 SOME_FAIL, MOST_FAIL = 0.1, 0.5
 
 
-class QueueMark(NamedTuple):
+class QueueBadge(NamedTuple):
     """A few words beside a queue; `bad` is red, `warn` asks for a look, and "" only tells."""
 
     level: Literal["bad", "warn", ""]
@@ -66,24 +66,26 @@ def is_unwatched(view: QueueView) -> bool:
     return view.workers == 0 and view.alive > 0 and not (view.rates and view.rates.acked)
 
 
-def marks(view: QueueView) -> list[QueueMark]:
+def marks(view: QueueView) -> list[QueueBadge]:
     """Return why a queue wants a look, the gravest first; nothing for a queue that is well."""
-    found = [QueueMark("bad", "nobody works on it")] if is_unwatched(view) else []
+    found = [QueueBadge("bad", "nobody works on it")] if is_unwatched(view) else []
     if view.away:
-        found.append(QueueMark("bad", partial(view.away)))
+        found.append(QueueBadge("bad", format_missing(view.away)))
     if view.pause is not None:
-        found.append(QueueMark("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
+        found.append(QueueBadge("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
     elif (view.late or 0.0) >= LATE_SECONDS:
         found.append(
-            QueueMark("bad" if (view.late or 0.0) >= TOO_LATE_SECONDS else "warn", f"{spoken(view.late or 0)} late")
+            QueueBadge(
+                "bad" if (view.late or 0.0) >= TOO_LATE_SECONDS else "warn", f"{format_duration(view.late or 0)} late"
+            )
         )
     failing = failed_share(view)
     if failing >= SOME_FAIL:
-        found.append(QueueMark("bad" if failing >= MOST_FAIL else "warn", f"{failing:.0%} of deliveries fail"))
+        found.append(QueueBadge("bad" if failing >= MOST_FAIL else "warn", f"{failing:.0%} of deliveries fail"))
     if view.workers is None:
-        found.append(QueueMark("warn", "workers unknown"))
+        found.append(QueueBadge("warn", "workers unknown"))
     elif view.workers and (view.busy or 0) >= (view.slots or 0) > 0:
-        found.append(QueueMark("warn", "all slots busy"))
+        found.append(QueueBadge("warn", "all slots busy"))
     return found
 
 
@@ -94,17 +96,17 @@ def failed_share(view: QueueView) -> float:
     return view.rates.failed / (view.rates.failed + view.rates.acked)
 
 
-def cron_marks(view: CronView) -> list[QueueMark]:
+def cron_marks(view: CronView) -> list[QueueBadge]:
     """Return why a periodic entry wants a look; nothing for one that ticks."""
     found = []
     if not view.is_served:
-        found.append(QueueMark("bad", "no worker has it"))
+        found.append(QueueBadge("bad", "no worker has it"))
     elif view.late > TICK_LATE_SECONDS:
-        found.append(QueueMark("bad", f"its tick is {spoken(view.late)} late"))
+        found.append(QueueBadge("bad", f"its tick is {format_duration(view.late)} late"))
     if view.next is None:
-        found.append(QueueMark("warn", "its schedule cannot be read here"))
+        found.append(QueueBadge("warn", "its schedule cannot be read here"))
     if view.pause is not None:
-        found.append(QueueMark("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
+        found.append(QueueBadge("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
     return found
 
 
@@ -114,7 +116,7 @@ WIDTH, HEIGHT = 240.0, 60.0
 HOUR_SECONDS, GAP_SECONDS = 3600.0, 150.0
 
 
-class Curve:
+class Sparkline:
     """
     A number of each minute, and where it lies in a box whose right edge is now.
 
@@ -125,7 +127,7 @@ class Curve:
         top: the number that touches the upper edge.
     """
 
-    def __init__(self, minutes: Sequence[Minute], numbers: Sequence[float | None], now: float, top: float) -> None:
+    def __init__(self, minutes: Sequence[MinuteStats], numbers: Sequence[float | None], now: float, top: float) -> None:
         self._noted = [
             (minute.at, number)
             for minute, number in zip(minutes, numbers, strict=True)
@@ -155,7 +157,7 @@ class Curve:
         return f"{across:.1f},{HEIGHT - 1 - (HEIGHT - 2) * min(1.0, number / self._top):.1f}"
 
 
-def ages(minutes: Sequence[Minute]) -> list[float | None]:
+def ages(minutes: Sequence[MinuteStats]) -> list[float | None]:
     """Return for each minute how long the oldest message had waited: 0 when none did, None when nobody knows."""
     return [minute.oldest if minute.waiting else 0.0 for minute in minutes]
 

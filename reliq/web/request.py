@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from reliq.admin import Admin
     from reliq.web.access import Visitor
-    from reliq.web.desk import Desk
+    from reliq.web.desk import AdminContext
 
 #: Stands in an address for letters without a place.
 NO_PLACE = "-"
@@ -46,7 +46,7 @@ OUTCOMES = {
 }
 
 
-class Refusal(Exception):  # noqa: N818  it is an answer
+class PageError(Exception):
     """A page that cannot be given, and why."""
 
     def __init__(self, status: int, heading: str, detail: str = "", *advice: str) -> None:
@@ -61,7 +61,7 @@ class Fields:
         try:
             self._pairs = parse_qsl(text.decode("ascii", "replace"), errors="surrogateescape", max_num_fields=1000)
         except ValueError:
-            raise Refusal(400, "Too many fields") from None
+            raise PageError(400, "Too many fields") from None
 
     def text(self, name: str) -> str:
         """Return the last value of that name; empty when there is none."""
@@ -86,7 +86,7 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class RequestContext:
     """
     One request.
 
@@ -98,7 +98,7 @@ class Visit:
         asker: the address that it comes from, for the log.
     """
 
-    desk: Desk
+    desk: AdminContext
     route: str
     visitor: Visitor
     path: Mapping[str, str]
@@ -155,7 +155,7 @@ class Visit:
     def _check_search(self, fields: Fields) -> None:
         """Raise Refusal for a search by one who may not read: it says whether a body holds a text."""
         if not self.visitor.may_read_bodies and any(fields.texts(name) for name in ("text", "header", "error")):
-            raise Refusal(403, "You may not search bodies, headers or errors", "A search says what they hold.")
+            raise PageError(403, "You may not search bodies, headers or errors", "A search says what they hold.")
 
     def text(self, template: str, **context: Any) -> str:
         """Return a template's HTML, with what every page has."""

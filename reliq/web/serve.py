@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reliq import distribution
-from reliq.consumer import STOPS, take
+from reliq.consumer import STOPS, handle_signal
 from reliq.errors import ConfigurationError
 from reliq.logs import limiter
-from reliq.settings import whole
+from reliq.settings import check_int
 from reliq.wire_format import port_refusal
 
 try:
@@ -141,7 +141,7 @@ class PageServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Stop at SIGTERM and SIGINT, and return: uvicorn itself would raise the signal again."""
         for number in STOPS:
-            take(number, self._stop)
+            handle_signal(number, self._stop)
         yield
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
@@ -150,7 +150,7 @@ class PageServer(uvicorn.Server):
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; raise ConfigurationError when it cannot."""
-    whole("port", port, most=65535)
+    check_int("port", port, most=65535)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sends small answers at once only where a socket names its protocol: else each waits 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("reliq")
 
 
-def write_limits(client: Client, served: Served) -> list[RedisRefusedError]:
+def write_limits(client: Client, served: ServedQueues) -> list[RedisRefusedError]:
     """
     Write the limits of those queues for which Redis has others, and say so; return what it refused.
 
@@ -66,7 +66,7 @@ DOUBT_SECONDS = 1.0
 FENCES_SECONDS = 60.0
 
 
-class Served:
+class ServedQueues:
     """
     The shards of the handlers' queues in the Redis of the worker; a queue that is not sharded has one.
 
@@ -477,7 +477,7 @@ def seconds_between_looks(workers: int) -> float:
     return seconds * _chance.uniform(0.75, 1.25)
 
 
-class SeldomLooks:
+class PollJitter:
     """
     When one process looks at shards that others watch: at all of them in one round, so that they share round trips.
 

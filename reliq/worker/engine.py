@@ -24,12 +24,12 @@ from reliq.redis.commands import raise_first
 from reliq.redis.pool import ServerVersion
 from reliq.redis.server import WORKER_TIMEOUT_SECONDS
 from reliq.settings import BATCH_LIMIT
-from reliq.text import count_of
+from reliq.text import pluralize
 from reliq.wire_format import Backoff
-from reliq.worker.claims import Served, write_limits
+from reliq.worker.claims import ServedQueues, write_limits
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.health import EngineStats
-from reliq.worker.loop import Loop, Teller
+from reliq.worker.loop import EventQueue, Loop
 from reliq.worker.runner import AsyncExecutor, Runner, ThreadExecutor
 from reliq.worker.scheduler import Scheduler, Ticker
 from reliq.worker.settler import Renewer, Settler
@@ -119,7 +119,7 @@ REPORT_SECONDS = 10.0
 class Drained:
     """Looks whether the queues are empty but for what is due later, and says from time to time what is left."""
 
-    def __init__(self, client: Client, served: Served, inflight: Inflight) -> None:
+    def __init__(self, client: Client, served: ServedQueues, inflight: Inflight) -> None:
         self._client, self._inflight = client, inflight
         self._served = served
         self._tell_at = time.monotonic() + REPORT_SECONDS
@@ -138,7 +138,7 @@ class Drained:
     def _left(self, *, delayed: bool) -> list[str]:
         """Return what is left, in words."""
         if held := len(self._inflight.deliveries()):
-            return [f"for {count_of(held, 'message')} held here"]
+            return [f"for {pluralize(held, 'message')} held here"]
         shards = self._served.shards()
         counts = dict(zip(shards, self._asked([transitions.counts(keys) for keys in shards]), strict=True))
         filled = {keys: one for keys, one in counts.items() if one.alive and not one.paused}
@@ -217,10 +217,13 @@ class Engine:
     ) -> None:
         self._settings, self._periodic, self._relay = settings, periodic, relay
         self._connection, self._observers = connection, observers
-        self._teller = Teller(observers)
+        self._teller = EventQueue(observers)
         self._part_observers = [self._teller] if observers else []  # without observers no events are made
         self._client = client = Client.to(connection, reply_seconds(handlers), self._part_observers)
-        inflight, served = self.inflight, self._served = Inflight(handlers, settings.concurrency), Served(handlers)
+        inflight, served = self.inflight, self._served = (
+            Inflight(handlers, settings.concurrency),
+            ServedQueues(handlers),
+        )
         inflight.most = settings.max_jobs or math.inf
         self.stopping = threading.Event()
         self._settler = Settler(client, inflight, self._collect_soon, self._poke)

@@ -15,10 +15,10 @@ from reliq.keys import token
 from reliq.lua import transitions
 from reliq.lua.transitions import NOT_WATCHING
 from reliq.redis import commands
-from reliq.redis.wakeups import Tokens
+from reliq.redis.wakeups import WakeTokens
 from reliq.settings import BATCH_LIMIT, INLINE_BYTES, READ_BYTES
-from reliq.text import chunked_by_size, some
-from reliq.worker.claims import FairOrder, QueueClaims, SeldomLooks, shared_out
+from reliq.text import chunked_by_size, join_first
+from reliq.worker.claims import FairOrder, PollJitter, QueueClaims, shared_out
 from reliq.worker.loop import REPLY_LAG_SECONDS, QueueBackoff
 from reliq.worker.slots import deliveries_of
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from reliq.lua.transitions import ClaimAnswer, FoundBody
     from reliq.redis.client import Client
     from reliq.redis.commands import Request
-    from reliq.worker.claims import Offer, Served
+    from reliq.worker.claims import Offer, ServedQueues
     from reliq.worker.scheduler import Scheduler
     from reliq.worker.slots import HeldDelivery, Inflight
     from reliq.worker.upkeep import Heartbeat
@@ -182,7 +182,7 @@ class Fetcher:
     A round whose reply was lost is made again under the same numbers: Redis gives the same answer. When a wait for a
     token began without queues that had no room, `poke` ends it as soon as there is some (see `Inflight.watch`).
 
-    Where all shards lie together one wait in Redis is for all of them; else each has its own (see `Tokens`).
+    Where all shards lie together one wait in Redis is for all of them; else each has its own (see `WakeTokens`).
 
     Args:
         heartbeat: says what is to go along with the wait of an idle second, and how many workers there are.
@@ -191,7 +191,7 @@ class Fetcher:
     def __init__(
         self,
         client: Client,
-        served: Served,
+        served: ServedQueues,
         inflight: Inflight,
         scheduler: Scheduler,
         submit: Callable[[list[HeldDelivery]], None],
@@ -202,9 +202,9 @@ class Fetcher:
         self._served, self._lanes = served, {handler.queue.name: token() for handler in served.handlers}
         self._claims: dict[Keys, QueueClaims] = {}
         self._queues: list[QueueClaims] = []
-        self._tokens: Tokens | None = None
+        self._tokens: WakeTokens | None = None
         self._served_at = float("-inf")  # when the shards were last taken up
-        self._name, self._seldom = token(), SeldomLooks(heartbeat.workers)
+        self._name, self._seldom = token(), PollJitter(heartbeat.workers)
         self._poke_key = served.handlers[0].queue.keys.lane(f"{self._name}.poke")
         self._order, self._backoff = FairOrder(), QueueBackoff("fetcher", client.observers)
         self._reader = BodyReader(served.handlers, inflight, self._backoff, submit, settle)
@@ -256,7 +256,7 @@ class Fetcher:
         }
         self._queues = list(self._claims.values())
         if self._tokens is None and len(found) > 1 and len({self._client.place(keys.wake) for keys in found}) > 1:
-            self._tokens = Tokens(self._client)
+            self._tokens = WakeTokens(self._client)
         for keys in gone:
             self._scheduler.forget(keys)
             if self._tokens is not None:
@@ -296,7 +296,7 @@ class Fetcher:
             logger.warning(
                 "all %d slots have been held for %.0f s, %d of them by %s, while messages wait in %s: give its handler a "
                 "shorter timeout or concurrency=, or its queue a worker of its own",
-                *(len(runs), HELD_SECONDS, slots, name, some(list(dict.fromkeys(waiting)))),
+                *(len(runs), HELD_SECONDS, slots, name, join_first(list(dict.fromkeys(waiting)))),
             )
         self._told_held = is_held
 
@@ -348,7 +348,7 @@ class Fetcher:
         for one, token_there in zip(cold, tokens, strict=True):
             one.hot = token_there is True
 
-    def _stand(self, tokens: Tokens, others: list[QueueClaims]) -> None:
+    def _stand(self, tokens: WakeTokens, others: list[QueueClaims]) -> None:
         """Wait for a token of any shard, the time to look at some, or until there is room for one of `others`."""
         rest = max(0.0, POLL_SECONDS - (time.monotonic() - self._polled_at))
         if self._backoff.until:

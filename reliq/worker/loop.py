@@ -183,7 +183,7 @@ WAITING_LIMIT = 10_000
 CLOSE_SECONDS = 2.0
 
 
-class Teller:
+class EventQueue:
     """
     An observer that hands each event to other observers, in the order of the events, in one thread.
 

@@ -33,7 +33,7 @@ from reliq.handlers.settlement import (
     undecodable,
 )
 from reliq.message import Nack
-from reliq.text import class_name, printable, spoken
+from reliq.text import class_name, format_duration, printable
 from reliq.wire_format import described, placed, traceback_of
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _goes_on(outcome: Outcome, *, final: bool) -> str:
         return "now a dead letter"
     if outcome is OVERRAN:
         return "again when its lease ends"
-    return f"again in {spoken(outcome.delay_ms / 1000)}" if outcome.delay_ms else "again at once"
+    return f"again in {format_duration(outcome.delay_ms / 1000)}" if outcome.delay_ms else "again at once"
 
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,16 @@ from reliq.handlers.settlement import burial
 from reliq.keys import SHARDS_LIMIT, token
 from reliq.lua import transitions
 from reliq.redis import commands
-from reliq.redis.commands import BEAT_SECONDS, MINUTE_MS, SLOTS_LIMIT, HandlerStack, Slot, StackReport, Totals, Worker
+from reliq.redis.commands import (
+    BEAT_SECONDS,
+    MINUTE_MS,
+    SLOTS_LIMIT,
+    HandlerStack,
+    RunningJob,
+    StackReport,
+    Totals,
+    Worker,
+)
 from reliq.text import clean_text, printable
 from reliq.worker.claims import write_limits
 from reliq.worker.loop import QueueBackoff
@@ -28,18 +37,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
-    from reliq.admin.resharding import Leftover
+    from reliq.admin.resharding import PendingMigration
     from reliq.keys import Keys
     from reliq.metrics.snapshot import QueueSnapshot
     from reliq.queue import Queue
     from reliq.redis.client import Client
     from reliq.redis.commands import Command, Request
     from reliq.redis.server import Connection
-    from reliq.worker.claims import Served
+    from reliq.worker.claims import ServedQueues
     from reliq.worker.slots import HandlerCall, Inflight
 
 
-class MinuteNotes:
+class HistoryRollup:
     """
     The notes of the shards that `shards` returns.
 
@@ -91,9 +100,9 @@ CHANGES_SECONDS = 0.1
 class ShardChanges:
     """The changes of the queues of one worker, a little at a time."""
 
-    def __init__(self, served: Served, connection: Connection) -> None:
+    def __init__(self, served: ServedQueues, connection: Connection) -> None:
         self._served, self._connection = served, connection
-        self._under_way: dict[str, Iterator[Leftover]] = {}
+        self._under_way: dict[str, Iterator[PendingMigration]] = {}
 
     def begin(self, shards: Iterable[Keys]) -> None:
         """Begin a round: move what is to leave these shards; who has the first of a queue ends the change if it can."""
@@ -119,7 +128,7 @@ class ShardChanges:
                 del self._under_way[name]
         return bool(self._under_way)
 
-    def _steps(self, shards: list[Keys]) -> Iterator[Leftover]:
+    def _steps(self, shards: list[Keys]) -> Iterator[PendingMigration]:
         from reliq.admin.resharding import ShardChange  # noqa: PLC0415  a satellite
         from reliq.admin.session import QueueSession  # noqa: PLC0415
 
@@ -152,7 +161,7 @@ class Janitor:
     def __init__(
         self,
         client: Client,
-        served: Served,
+        served: ServedQueues,
         connection: Connection,
         workers: Callable[[], int] = lambda: 1,
     ) -> None:
@@ -160,7 +169,7 @@ class Janitor:
         self._changes = ShardChanges(served, connection)
         self._next = _chance.randrange(SHARDS_LIMIT)  # the shard of each queue to go on with
         self._cursors: dict[Keys, tuple[int, int]] = {}
-        self._minutes = MinuteNotes(client, self._shards)
+        self._minutes = HistoryRollup(client, self._shards)
         self._claims: dict[Keys, int] = {}
         self._backoff = QueueBackoff("janitor", client.observers)
         self._round_at = 0.0
@@ -327,7 +336,7 @@ class Heartbeat:
     def __init__(
         self,
         client: Client,
-        served: Served,
+        served: ServedQueues,
         inflight: Inflight,
         last_claim_at: Callable[[], float],
         report: Callable[[], StackReport],
@@ -418,9 +427,9 @@ class Heartbeat:
         )
 
 
-def _slot(run: HandlerCall, epoch: float) -> Slot:
+def _slot(run: HandlerCall, epoch: float) -> RunningJob:
     """Return the record of a slot, for a batch that of its first message; the monotonic clock began at unix time `epoch`."""
     first = run.deliveries[0]
     # An id of a foreign publisher may be any bytes; JSON holds text alone.
     id = first.delivery.id.encode("utf-8", "replace").decode()
-    return Slot(first.queue, id, first.delivery.attempt, round(run.started_at + epoch, 3))
+    return RunningJob(first.queue, id, first.delivery.attempt, round(run.started_at + epoch, 3))

@@ -27,7 +27,7 @@ from reliq.errors import ConfigurationError
 from reliq.lua.transitions import CallNumber
 from reliq.supervisor.child import Child, Folder
 from reliq.supervisor.plan import ChildPlan
-from reliq.supervisor.status import BoardView
+from reliq.supervisor.status import ProcessStatusView
 from reliq.supervisor.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 def plan(tmp_path):
     """The plan of a child that stops itself after one job."""
     board = tmp_path / "board"
-    BoardView(board, ["once", "slow"], 2)
+    ProcessStatusView(board, ["once", "slow"], 2)
     settings = {"concurrency": 2, "grace": 0.2, "max_jobs": 1, "burst": False, "allow_eviction": False}
     files = {"board": str(board), "report": str(tmp_path / "report")}
     return ChildPlan(consumer="stubborn:consumer", queues=("once",), log_level="info", **settings, **files)

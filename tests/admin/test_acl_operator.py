@@ -10,7 +10,7 @@ import time
 import pytest
 
 from reliq import Outgoing, Queue
-from reliq.redis.commands import Slot
+from reliq.redis.commands import RunningJob
 
 #: Rights that these calls do not need: to watch, to continue a page, to repair other faults.
 ELSEWHERE = {"HRANDFIELD", "LREM", "RENAMENX", "EVAL", "ZCOUNT", "ZRANK"}
@@ -55,7 +55,7 @@ def scene(url, client, alive, queue, claim, die):
     for at in range(6):
         queue.publish({"at": at}, id=f"ready{at}")
         queue.publish({"at": at}, id=f"later{at}", delay=600)
-    alive("w", running=(Slot("q", "held", 1, time.time()),))
+    alive("w", running=(RunningJob("q", "held", 1, time.time()),))
     client.persist("reliq:worker:w")
     return queue
 

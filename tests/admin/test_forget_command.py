@@ -9,7 +9,7 @@ from waiting import eventually
 from reliq import Consumer, WorkerSettings
 from reliq.keys import QUEUES_KEY
 from reliq.publish import publisher as naming
-from reliq.worker.upkeep import MinuteNotes
+from reliq.worker.upkeep import HistoryRollup
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def empty(queue, die, client, old):
     queue.publish({}, id="cancelled", delay=60)
     queue.cancel("cancelled")
     queue.pause(reason="for good")
-    MinuteNotes(queue._clients.blocking(), lambda: [queue.keys]).step(int(time.time() * 1000))
+    HistoryRollup(queue._clients.blocking(), lambda: [queue.keys]).step(int(time.time() * 1000))
     old()
 
 

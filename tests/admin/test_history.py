@@ -9,8 +9,8 @@ from reliq import Queue
 from reliq.errors import ConfigurationError
 from reliq.redis import commands
 from reliq.redis.commands import MINUTE_MS, MINUTES_LIMIT, Totals
-from reliq.worker.claims import Served
-from reliq.worker.upkeep import Janitor, MinuteNotes
+from reliq.worker.claims import ServedQueues
+from reliq.worker.upkeep import HistoryRollup, Janitor
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def note(client, queue, now_ms):
 @pytest.fixture
 def notes(queue):
     """The notes of one process."""
-    return MinuteNotes(queue._clients.blocking(), lambda: [queue.keys])
+    return HistoryRollup(queue._clients.blocking(), lambda: [queue.keys])
 
 
 def ran(client, name):
@@ -98,7 +98,7 @@ def test_histories_of_all_queues_are_read_in_one_round_trip(admin, queue, url, n
 
 def test_one_process_of_many_notes_a_minute(queue, client, notes, now_ms):
     queue.publish({})
-    other = MinuteNotes(queue._clients.blocking(), lambda: [queue.keys])
+    other = HistoryRollup(queue._clients.blocking(), lambda: [queue.keys])
 
     for _ in range(3):
         notes.step(now_ms)
@@ -131,7 +131,7 @@ def test_janitor_notes_the_minute_of_its_queues(queue, client, url):
     queue.publish({})
     queues = [SimpleNamespace(queue=one) for one in (queue, Queue("other", url=url))]
 
-    Janitor(queue._clients.blocking(), Served(queues), print).step()
+    Janitor(queue._clients.blocking(), ServedQueues(queues), print).step()
 
     assert (client.hlen(queue.keys.minutes), client.exists("{reliq:other}:minutes")) == (1, 1)
 

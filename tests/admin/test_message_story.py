@@ -10,7 +10,7 @@ from handling import bury_all, raised
 from reliq import Queue
 from reliq.admin import Admin
 from reliq.keys import Layout
-from reliq.redis.commands import Slot
+from reliq.redis.commands import RunningJob
 
 #: In microseconds: when every lease and every wait of these tests is over.
 LATER = int(time.time() * 1e6) + 3_600_000_000
@@ -38,7 +38,7 @@ def test_story_of_a_running_message_has_its_failures_and_its_worker(story, queue
     fail(queue, ValueError("no"), delay=1)
     fail(queue, KeyError("k"), delay=1)
     with queue.receive():
-        alive(running=(Slot("q", "m", 3, before),))
+        alive(running=(RunningJob("q", "m", 3, before),))
         told = story("m")
 
     published, first, second, claimed = sorted(told.events, key=lambda event: event.attempt or 0)

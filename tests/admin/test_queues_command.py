@@ -9,7 +9,7 @@ from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
 from reliq.keys import QUEUES_KEY, Layout
-from reliq.redis.commands import Slot
+from reliq.redis.commands import RunningJob
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_queues_shows_every_state_the_lateness_and_workers(command, queue, clien
     client.set(queue.keys.msg("old"), b'RELIQ/1 {"d":1000,"r":3}\n{}')
     client.rpush(queue.keys.ready, "old")
 
-    alive("w1", queues=("q", "other"), running=(Slot("q", "m", 1, time.time()),))
+    alive("w1", queues=("q", "other"), running=(RunningJob("q", "m", 1, time.time()),))
     alive("w2", queues=("q",), slots=3)
     alive("w3", queues=("other",))
 
@@ -124,7 +124,11 @@ def test_workers_lists_workers_until_their_records_expire(command, alive, client
 def test_running_shows_message_worker_and_duration(command, alive, queue):
     queue.publish({})
     now = time.time()
-    rows = (Slot("q", "slow", 2, now - 900), Slot("q", "quick", 1, now), Slot("other", "elsewhere", 1, now))
+    rows = (
+        RunningJob("q", "slow", 2, now - 900),
+        RunningJob("q", "quick", 1, now),
+        RunningJob("other", "elsewhere", 1, now),
+    )
     alive("w1", queues=("q", "other"), running=rows)
 
     assert [row["id"] for row in command("running", "q", "--json").json] == ["slow", "quick"]
@@ -138,7 +142,7 @@ def test_running_shows_message_worker_and_duration(command, alive, queue):
 
 def test_running_and_workers_show_the_age_of_old_records(command, alive, queue):
     queue.publish({})
-    rows = (Slot("q", "m", 1, time.time() - 90),)
+    rows = (RunningJob("q", "m", 1, time.time() - 90),)
     alive("w1", running=rows, seen=time.time() + 60)  # a clock that is ahead
     assert "as of" not in command("running", "q").out + command("workers").out
 
@@ -167,7 +171,7 @@ def test_running_reports_a_process_that_sends_no_stacks(command, alive, queue, m
     monkeypatch.setattr("reliq.admin.workers.STACK_LOOK_SECONDS", 0)
     monkeypatch.setattr("reliq.cli.queues.STACK_SECONDS", 0)
     queue.publish({})
-    alive("w1", running=(Slot("q", "held", 1, time.time()),))
+    alive("w1", running=(RunningJob("q", "held", 1, time.time()),))
 
     assert "no answer: a handler holds the interpreter" in command("running", "q", "--stacks").out
     assert command("running", "q", "--stacks", "--json").json[0]["stack"] is None

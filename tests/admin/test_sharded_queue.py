@@ -17,7 +17,7 @@ from reliq.metrics.queues import QueueCollector
 from reliq.metrics.snapshot import SnapshotReader
 from reliq.redis import commands
 from reliq.redis.client import Client, Moves
-from reliq.redis.commands import Slot
+from reliq.redis.commands import RunningJob
 from reliq.redis.server import Connection
 from reliq.redis.shards import WITNESSES, ShardMap
 
@@ -121,7 +121,7 @@ def test_list_shows_the_messages_of_all_shards(command, filled):
 
 def test_running_show_ends_and_dead_read_all_shards_or_one(command, filled, alive):
     mine, other = (shard.ids["unack"][0] for shard in filled[1:3])
-    alive(running=tuple(Slot("q", id, 1, time.time()) for id in (mine, other)))
+    alive(running=tuple(RunningJob("q", id, 1, time.time()) for id in (mine, other)))
     assert {one["id"] for one in command("running", "q", "--json").json} == {mine, other}
     assert [one["id"] for one in command("running", "q", "--json", "--shard", "1").json] == [mine]
 

@@ -9,7 +9,7 @@ import pytest
 from reliq import Queue
 from reliq.admin import Admin
 from reliq.keys import Layout
-from reliq.redis.commands import Slot
+from reliq.redis.commands import RunningJob
 
 #: In microseconds: when every lease and every wait of these tests is over.
 LATER = int(time.time() * 1e6) + 3_600_000_000
@@ -42,7 +42,7 @@ def test_show_names_the_worker_of_a_running_message(command, show, queue, alive)
     now = time.time()
     with queue.receive():
         assert (show("m")["state"], show("m")["holder"]) == ("leased", None)
-        alive(running=(Slot("q", "m", 1, now - 90),))
+        alive(running=(RunningJob("q", "m", 1, now - 90),))
 
         told = show("m")
 

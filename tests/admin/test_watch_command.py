@@ -11,10 +11,10 @@ import pytest
 from terminal import PATIENCE_SECONDS
 
 from reliq import Admin, Pause, Queue
-from reliq.admin import Failure, Moment, Overview, QueueView
-from reliq.admin.show import End
+from reliq.admin import Failure, Overview, QueueSample, QueueView
+from reliq.admin.show import FinishedMessage
 from reliq.cli.watch import Interrupts, Screen, line_of, show
-from reliq.redis.commands import Slot, Worker
+from reliq.redis.commands import RunningJob, Worker
 from reliq.testing.server import EmbeddedRedis
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ def scene(queue, client, die, alive):
     client.set(queue.keys.msg("late"), b'RELIQ/1 {"d":%d,"r":3}\n{}' % ((time.time() - 300) * 1000))
     client.rpush(queue.keys.ready, "late")
     now = time.time()
-    alive(pid=4711, slots=8, started=now - 3600, running=(Slot("q", "order-7", 1, now - 90),))
+    alive(pid=4711, slots=8, started=now - 3600, running=(RunningJob("q", "order-7", 1, now - 90),))
     client.persist("reliq:worker:w1")
 
 
@@ -82,7 +82,7 @@ class Interrupted(str):
 def test_interrupt_during_a_redraw_leaves_the_terminal_clean(queue, url, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     interrupts = Interrupts()
-    before = signal.signal(signal.SIGINT, interrupts.take)
+    before = signal.signal(signal.SIGINT, interrupts.handle_signal)
     try:
         with pytest.raises(KeyboardInterrupt):
             show(Admin(url).watch(), Interrupted("redis://x"), 60.0, interrupts)
@@ -127,7 +127,7 @@ def view(name, **fields):
 
 
 def moment(views=(), workers=(), ends=(), errors=()):
-    return Moment(Overview(views, workers, (), {}, {}, 0.0), {}, ends, errors)
+    return QueueSample(Overview(views, workers, (), {}, {}, 0.0), {}, ends, errors)
 
 
 def screen_lines(seen, columns=80, lines=24):
@@ -137,9 +137,9 @@ def screen_lines(seen, columns=80, lines=24):
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50), (20, 5)], ids=["80x24", "200x50", "20x5"])
 def test_screen_fits_whatever_there_is(columns, lines):
     views = [view(f"queue-{number:03}-{'x' * 60}", ready=number, late=float(number)) for number in range(100)]
-    slots = tuple(Slot("q" * 100, "i" * 100, 1, 0.0) for _ in range(200))
+    slots = tuple(RunningJob("q" * 100, "i" * 100, 1, 0.0) for _ in range(200))
     workers = [Worker("w", "h" * 80, 1, "1", ("q",), 999, 200, 0, 0, 0, slots)] * 30
-    ends = [Failure("q", End("i" * 100, "dead", 0.0), "failed", "e" * 500)] * 50
+    ends = [Failure("q", FinishedMessage("i" * 100, "dead", 0.0), "failed", "e" * 500)] * 50
 
     shown = screen_lines(moment(views, workers, ends), columns, lines)
 

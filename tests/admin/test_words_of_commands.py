@@ -8,7 +8,7 @@ from reliq.admin.filters import duration
 from reliq.cli.output import print_json
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
-from reliq.text import DEEPEST, as_value, spoken
+from reliq.text import DEEPEST, as_value, format_duration
 
 
 def test_duration_is_parsed():
@@ -32,7 +32,7 @@ def test_duration_is_printed_in_at_most_two_units():
         187_200: "2d4h",
     }
 
-    assert {seconds: spoken(seconds) for seconds in durations} == durations
+    assert {seconds: format_duration(seconds) for seconds in durations} == durations
 
 
 def test_output_escapes_control_characters(capsys):

@@ -8,7 +8,7 @@ from reliq.bench.bench import Diary
 from reliq.consumer import SignalNotes
 from reliq.supervisor import main
 from reliq.supervisor.plan import ChildPlan
-from reliq.supervisor.status import Board, BoardView
+from reliq.supervisor.status import ProcessStatus, ProcessStatusView
 
 
 def reporting(consumer):
@@ -31,10 +31,10 @@ def test_bench_process_has_the_observers_of_a_supervised_process(url, tmp_path, 
     supervised = Consumer(url)
     monkeypatch.setattr(supervised, "run", lambda *_args, **_options: 0)
     supervised.handler(queue)(lambda body: None)
-    BoardView(tmp_path / "board", ["q"], 16)
+    ProcessStatusView(tmp_path / "board", ["q"], 16)
     facts = {"consumer": "", "queues": (), "grace": 1.0, "max_jobs": None, "burst": False, "allow_eviction": True}
     plan = ChildPlan(**facts, concurrency=16, log_level="info", board=str(tmp_path / "board"), report=str(tmp_path))
     main._work(supervised, plan, SignalNotes(), threading.Event())
 
     assert reporting(made[0]) == reporting(supervised)
-    assert reporting(supervised)[1] is Board.begins
+    assert reporting(supervised)[1] is ProcessStatus.begins

@@ -8,7 +8,7 @@ from waiting import eventually
 
 from reliq.errors import RedisUnavailableError
 from reliq.redis.client import Client
-from reliq.redis.cluster import Breakers
+from reliq.redis.cluster import CircuitBreakers
 from reliq.redis.commands import Command
 from reliq.redis.pool import NotSentError, is_failure
 from reliq.redis.server import Connection
@@ -152,7 +152,7 @@ class Node:
 
 def test_a_node_that_does_not_answer_is_tried_by_one_thread_until_it_does():
     node, looks = Node(answers=3), []
-    breakers = Breakers(node, lambda: looks.append(1))
+    breakers = CircuitBreakers(node, lambda: looks.append(1))
     for _ in range(20):
         breakers.trip("a", redis.TimeoutError("late"))
 
@@ -164,10 +164,10 @@ def test_a_node_that_does_not_answer_is_tried_by_one_thread_until_it_does():
     assert (node.tries, len(looks)) == (3, 2)
 
 
-@pytest.mark.parametrize("end", [Breakers.close, lambda breakers: breakers.keep({"b"})], ids=["closed", "left"])
+@pytest.mark.parametrize("end", [CircuitBreakers.close, lambda breakers: breakers.keep({"b"})], ids=["closed", "left"])
 def test_a_node_that_left_or_was_closed_is_not_tried_any_more(end):
     node = Node(answers=10**9)
-    breakers = Breakers(node, lambda: None)
+    breakers = CircuitBreakers(node, lambda: None)
     breakers.trip("a", redis.TimeoutError("late"))
     assert node.tried.acquire(timeout=60)
 
@@ -181,7 +181,7 @@ def test_a_server_that_answers_a_ping_by_a_refusal_answers():
     def refuses(_node):
         raise redis.exceptions.NoPermissionError("this user may not PING")
 
-    breakers = Breakers(refuses, lambda: None)
+    breakers = CircuitBreakers(refuses, lambda: None)
     breakers.trip("a", redis.TimeoutError("late"))
 
     eventually(lambda: not breakers._open, "the node is used again")

@@ -13,9 +13,9 @@ from reliq import Admin, Queue
 from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber
 from reliq.receive.listener import Listener, ShardWatch
-from reliq.receive.receiver import Batch, Receiver
+from reliq.receive.receiver import LeaseBatch, Receiver
 from reliq.redis.shards import ShardMap
-from reliq.redis.wakeups import Tokens
+from reliq.redis.wakeups import WakeTokens
 
 pytestmark = pytest.mark.slow
 
@@ -217,7 +217,7 @@ def test_wake_up_of_a_receive_cancelled_meanwhile_goes_to_another_process(queue,
 @pytest.mark.usefixtures("no_looks")
 def test_a_listener_whose_thread_or_waits_were_refused_begins_anew(queue, other, monkeypatch):
     """A machine that is short of threads or of descriptors for a moment leaves nobody deaf."""
-    refusals = {"thread": threading.Thread.start, "waits": Tokens.__init__}
+    refusals = {"thread": threading.Thread.start, "waits": WakeTokens.__init__}
 
     def refused_once(what, call):
         def made(self, *given):
@@ -228,7 +228,7 @@ def test_a_listener_whose_thread_or_waits_were_refused_begins_anew(queue, other,
         return made
 
     monkeypatch.setattr(threading.Thread, "start", refused_once("thread", threading.Thread.start))
-    monkeypatch.setattr(Tokens, "__init__", refused_once("waits", Tokens.__init__))
+    monkeypatch.setattr(WakeTokens, "__init__", refused_once("waits", WakeTokens.__init__))
     with pytest.raises(RuntimeError):
         receive_one(queue)
 
@@ -242,7 +242,7 @@ def test_a_listener_whose_thread_or_waits_were_refused_begins_anew(queue, other,
 
 @pytest.mark.usefixtures("no_looks")
 def test_receive_cancelled_while_it_claims_does_not_wait(queue, monkeypatch):
-    look, tasks = Batch.look, []
+    look, tasks = LeaseBatch.look, []
 
     def cancelled_under_way(batch):
         if batch._is_wide:
@@ -255,7 +255,7 @@ def test_receive_cancelled_while_it_claims_does_not_wait(queue, monkeypatch):
             await asyncio.wait(tasks)
         await queue.aclose()
 
-    monkeypatch.setattr(Batch, "look", cancelled_under_way)
+    monkeypatch.setattr(LeaseBatch, "look", cancelled_under_way)
     asyncio.run(cancelled())
 
     assert tasks[0].cancelled()

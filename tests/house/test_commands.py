@@ -6,7 +6,7 @@ from typing import get_args
 
 from reliq import keys as key_names
 from reliq.admin import calls
-from reliq.admin.calls import PLACES, TYPES, LinePlace
+from reliq.admin.calls import PLACES, TYPES, KeyQueueState
 from reliq.keys import Keys, stack_request_key, stacks_key, worker_key
 from reliq.lua import script
 from reliq.message import Pause
@@ -62,10 +62,10 @@ GIVEN = {
     "poke": (KEYS.lane("w.poke"),),
 }
 #: Places of a function that takes not all of its type.
-SPOTS = {name: ("ready", "retry", LinePlace("tenant")) for name in ("index_of", "newest_ids")}
+SPOTS = {name: ("ready", "retry", KeyQueueState("tenant")) for name in ("index_of", "newest_ids")}
 SPOTS |= {
-    "ids_at": ("pending", "ready", "unack", "retry", LinePlace("tenant")),
-    "size": (*(place for place in PLACES if place != "waiting"), LinePlace("tenant")),
+    "ids_at": ("pending", "ready", "unack", "retry", KeyQueueState("tenant")),
+    "size": (*(place for place in PLACES if place != "waiting"), KeyQueueState("tenant")),
 }
 
 

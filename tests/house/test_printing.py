@@ -9,7 +9,7 @@ from pathlib import Path
 import reliq
 from reliq.cli.output import console, print_json, say
 from reliq.cli.tables import print_table
-from reliq.text import moment, printable, whole_number
+from reliq.text import clamp_time, printable, whole_number
 
 PACKAGE = Path(reliq.__file__).parent
 #: The module that prints; commands whose --raw prints bytes; processes that print nothing foreign.
@@ -76,4 +76,4 @@ def test_numbers_and_times_of_foreign_writers_stay_within_bounds():
 
     assert {text: whole_number(text) for text in read} == read
     assert {text: whole_number(text.encode()) for text in read} == read
-    assert [moment(float(score)) for score in ("inf", "-inf", "1e300")] == [253_402_300_799, 0, 253_402_300_799]
+    assert [clamp_time(float(score)) for score in ("inf", "-inf", "1e300")] == [253_402_300_799, 0, 253_402_300_799]

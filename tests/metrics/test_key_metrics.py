@@ -8,7 +8,7 @@ from reliq import Outgoing, Queue
 from reliq.lua import transitions
 from reliq.metrics.names import KEY_LENGTH, REST
 from reliq.metrics.serving import queue_collector
-from reliq.metrics.snapshot import HELD_UP_LIMIT, HeldUp
+from reliq.metrics.snapshot import HELD_UP_LIMIT, BlockedKeys
 from reliq.redis.client import Client
 
 
@@ -71,7 +71,7 @@ def run(connection):
 def held_up(queue, client, reader):
     """Look as if so many seconds had passed since the test began; return for how long a key has been held up."""
     start = client.time()[0]
-    own = reader(queue.keys, held_up=HeldUp())
+    own = reader(queue.keys, held_up=BlockedKeys())
     return lambda seconds: own.look((start + seconds) * 1000).queues[0].held_up
 
 

@@ -14,7 +14,7 @@ from reliq import ConfigurationError, Durability, Outgoing, PublishFailed, Queue
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
 from reliq.publish.messages import Writer
-from reliq.publish.publisher import LOOKS, Route
+from reliq.publish.publisher import LOOKS, Router
 from reliq.redis import shards as shards_module
 from reliq.redis.shards import WITNESSES, ShardMap
 
@@ -114,7 +114,7 @@ def test_detour_leads_to_another_shard(queue, remap, turns_of_others):
     remap(ShardMap(1, 2, 2))
     queue.shards()
     shards = queue.known_shards
-    route = Route(shards, [Writer(shards, queue.codec, queue.settings).order({}, {}, shards.turn())])
+    route = Router(shards, [Writer(shards, queue.codec, queue.settings).order({}, {}, shards.turn())])
     [part] = route.parts()
     for _ in range(turns_of_others):
         shards.turn()

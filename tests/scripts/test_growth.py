@@ -1,7 +1,7 @@
 """
 Every order of what may happen while a queue grows: each chosen id is accepted once.
 
-The producers are the code of the package (`Route` and `Writer`), the steps are its calls, made in a real Redis. A step
+The producers are the code of the package (`Router` and `Writer`), the steps are its calls, made in a real Redis. A step
 may be the last of its actor: a producer that is paused or killed is one whose next step comes late, or never. A state
 is what Redis holds and where each actor stands; from each state each actor takes its next step.
 """
@@ -17,8 +17,8 @@ from reliq.admin import calls
 from reliq.codec import Codec
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
-from reliq.publish.messages import CallTerms, Order, Writer, receipts
-from reliq.publish.publisher import Route
+from reliq.publish.messages import CallTerms, PreparedMessage, Writer, receipts
+from reliq.publish.publisher import Router
 from reliq.redis.shards import UNSHARDED, ShardMap, shard_map
 from reliq.settings import QueueSettings
 from reliq.wire_format import envelope_rest
@@ -30,7 +30,7 @@ WINDOW_SECONDS = 600
 ID = next(id for number in count() if home(id := f"order-{number}", 2) == 1)
 TERMS = CallTerms(None, 0, 3_600_000, 3, WINDOW_SECONDS * 1000, False)
 #: All publish the same: a state is known by its bytes.
-ORDER = Order(ID, envelope_rest(3, 1, WINDOW_SECONDS * 1000) + b"{}", TERMS)
+ORDER = PreparedMessage(ID, envelope_rest(3, 1, WINDOW_SECONDS * 1000) + b"{}", TERMS)
 
 
 class Known:
@@ -50,7 +50,7 @@ def producer(name, map, accepted, *, asks=True, fenced=True):
     """Publish the id once, beginning with the map that is known; each yield is one call to Redis."""
     known = Known(map)
     writer = Writer(known, Codec(dict), QueueSettings(dedup=WINDOW_SECONDS))
-    route = Route(known, [ORDER])
+    route = Router(known, [ORDER])
     while route.left:
         if route.is_stale:
             known.map = yield shard_map(known.first)

@@ -18,7 +18,7 @@ def look(run, keys):
 
 def test_the_largest_lines_come_first_with_the_messages_in_flight_of_each(publish_under, publish, serve, look):
     publish("a")
-    assert look() == t.KeyLines([], 0, 0, 0)
+    assert look() == t.KeyQueues([], 0, 0, 0)
     serve()
     publish_under("small", "s1")
     publish_under("large", "l1", "l2", "l3")

@@ -24,7 +24,7 @@ SEEDED = settings(max_examples=300, deadline=None, derandomize=True, database=No
 KEYS, BARE = Keys("q"), Keys("q", Layout.hdt3213())
 DAILY = Tick("daily", "every 60", 60, 0)
 ONE, TURN = Claimed("a", "lane.1:30000", 3), CallNumber("lane", 1)
-LEFT = moves.Departure(1, {"a": b""}, letters=False)
+LEFT = moves.MigrationBatch(1, {"a": b""}, letters=False)
 
 #: One request of every kind that there is, by what reads its reply.
 REQUESTS = [

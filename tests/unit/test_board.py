@@ -8,8 +8,8 @@ from begun import begun
 from waiting import eventually
 
 from reliq import Consumer, Queue
-from reliq.supervisor.child import LOOK_CLOSER_SECONDS, Silence
-from reliq.supervisor.status import Board, BoardView
+from reliq.supervisor.child import LOOK_CLOSER_SECONDS, HeartbeatMonitor
+from reliq.supervisor.status import ProcessStatus, ProcessStatusView
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def sides(tmp_path):
     """A board of one handler, which nothing has claimed for yet, its supervisor's view, and a function that begins a call."""
     consumer, path = Consumer(), tmp_path / "board"
     consumer.handler(Queue("q", str))(lambda body: None)
-    view = BoardView(path, ["q"], 1)
-    board = Board(path, consumer, consumer.handlers, 1)
+    view = ProcessStatusView(path, ["q"], 1)
+    board = ProcessStatus(path, consumer, consumer.handlers, 1)
 
     def begin(id):
         run = begun(consumer.handlers[0], id)
@@ -63,7 +63,7 @@ def test_board_of_very_many_queues_has_a_lane_for_each(tmp_path):
     names = [f"{number:038}" for number in range(2000)]
     for name in reversed(names):
         consumer.handler(Queue(name, str))(lambda body: None)
-    view, board = BoardView(path, names, 1), Board(path, consumer, consumer.handlers, 1)
+    view, board = ProcessStatusView(path, names, 1), ProcessStatus(path, consumer, consumer.handlers, 1)
     board._lanes = {name: f"lane-of-{name[-5:]}" for name in names}
 
     board._note_lanes()
@@ -75,7 +75,7 @@ def test_handler_that_begins_ends_the_silence_of_its_process(sides):
     """Threads are compared from then on: what began after the first of two looks at them is not passed over."""
     board, view, begin = sides
     board.look()
-    silence, before = Silence(), view.beat
+    silence, before = HeartbeatMonitor(), view.beat
     silence.hear(before, before, os.getpid())
     silence.hear(before, before + LOOK_CLOSER_SECONDS + 0.1, os.getpid())  # the thread that looks has to wait
     assert silence._before

@@ -12,7 +12,7 @@ from tenacity import wait_fixed, wait_random_exponential
 from reliq.errors import ConfigurationError
 from reliq.publish.messages import unix_ms
 from reliq.queue import listing, pause_by
-from reliq.settings import Durability, HandlerSettings, QueueSettings, WorkerSettings, milliseconds, seconds, whole
+from reliq.settings import Durability, HandlerSettings, QueueSettings, WorkerSettings, check_int, milliseconds, seconds
 
 NOW = datetime.now(UTC)
 TEN_YEARS = 3650 * 86_400
@@ -46,7 +46,7 @@ def test_bad_duration_or_number_is_refused_with_its_name_and_value(case):
     value, said = (BAD_SECONDS | BAD_WHOLE)[case]
 
     with pytest.raises(ConfigurationError) as caught:
-        seconds("delay", value) if case in BAD_SECONDS else whole("delay", value, most=1000)
+        seconds("delay", value) if case in BAD_SECONDS else check_int("delay", value, most=1000)
 
     assert str(caught.value).startswith(f"delay must be {said}")
 

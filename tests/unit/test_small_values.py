@@ -14,7 +14,7 @@ from tenacity import Retrying
 from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError, UndecodableError, WrongKeyTypeError
 from reliq.events import Cancelled, notify
 from reliq.keys import Keys, Layout, check_id, made_at, new_id
-from reliq.lua.transitions import PARKED_LIMIT, Lanes, Message
+from reliq.lua.transitions import PARKED_LIMIT, CallSequences, Message
 from reliq.redis.url import check_url, masked
 from reliq.settings import DEFAULT_BACKOFF, Tries, seconds_after
 
@@ -128,7 +128,7 @@ def test_forked_child_makes_other_ids_and_tokens(fork):
 
 
 def test_forked_child_publishes_in_lanes_of_its_own():
-    lanes = Lanes()
+    lanes = CallSequences()
     lane, turn = lanes.take(A)
     lanes.park(lane, A)
 
@@ -145,7 +145,7 @@ def test_forked_child_publishes_in_lanes_of_its_own():
 
 
 def test_lane_serves_a_call_at_a_time_and_counts():
-    lanes = Lanes()
+    lanes = CallSequences()
     one, first = lanes.take(A)
     two, other = lanes.take(B)
     lanes.give_back(one)
@@ -160,7 +160,7 @@ def test_lane_serves_a_call_at_a_time_and_counts():
 
 @pytest.mark.parametrize("other", [A, B, (Message("a", 2), *B), (*B, *A)], ids=["first", "second", "body", "order"])
 def test_other_publish_of_an_id_ends_a_publish_that_gave_up(other):
-    lanes = Lanes()
+    lanes = CallSequences()
     lane, turn = lanes.take(A + B)
     lanes.park(lane, A + B)
 
@@ -170,7 +170,7 @@ def test_other_publish_of_an_id_ends_a_publish_that_gave_up(other):
 
 
 def test_publishes_that_gave_up_are_forgotten_by_number_and_age(monkeypatch):
-    lanes = Lanes()
+    lanes = CallSequences()
     for n in range(PARKED_LIMIT + 5):
         lane, turn = lanes.take((Message(f"{n}", 1),))
         lanes.park(lane, (Message(f"{n}", 1),))

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from reliq.admin import Overview, QueueView, Rates, Worker
-from reliq.admin.queues import Minute
+from reliq.admin.queues import MinuteStats
 
 NOW = 1_795_336_800.0
 
@@ -38,7 +38,7 @@ def worker(**fields):
 
 
 def minute(published=0, acked=0, failed=0, waiting=0, oldest=None, ago=0.0):
-    return Minute(NOW - ago, published, acked, failed, 0, waiting, oldest)
+    return MinuteStats(NOW - ago, published, acked, failed, 0, waiting, oldest)
 
 
 def overview(*views, workers=()):

@@ -17,7 +17,7 @@ from reliq.admin import session
 from reliq.testing.server import EmbeddedRedis
 from reliq.web import desk, live
 from reliq.web.application import in_thread
-from reliq.web.desk import LastMoment
+from reliq.web.desk import LastSample
 from reliq.web.live import EVENTS_LIMIT, Live, Part
 from reliq.web.pages import LIVE
 
@@ -71,7 +71,7 @@ def test_stream_shows_a_queue_of_another_layout(url, site):
 @pytest.mark.parametrize(("old_after", "arrived"), [(3600, True), (-1, False)], ids=["recent", "old"])
 def test_rates_count_from_the_last_look_unless_it_is_old(orders, admin, monkeypatch, old_after, arrived):
     monkeypatch.setattr(desk, "OLD_LOOK_SECONDS", old_after)
-    last = LastMoment(admin)
+    last = LastSample(admin)
     last.get()
     orders.publish_many([{"n": 1}] * 7)
     last.forget()
@@ -165,7 +165,7 @@ def test_pages_that_wait_in_an_outage_do_not_all_try_redis_again(monkeypatch):
     monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(desk, "FRESH_SECONDS", 3600)
     listener = HangsUp()
-    last = LastMoment(Admin(listener.url))
+    last = LastSample(Admin(listener.url))
     tries = []
     for _ in range(2):
         with pytest.raises(RedisUnavailableError):

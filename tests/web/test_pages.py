@@ -6,7 +6,7 @@ from made_up import NOW, context, minute, overview, rates, view, worker
 
 from reliq.message import Pause
 from reliq.web.pages import TEMPLATES, Pages
-from reliq.web.render import HEIGHT, WIDTH, Curve, ages, marks, share
+from reliq.web.render import HEIGHT, WIDTH, Sparkline, ages, marks, share
 
 
 def test_templates_have_no_inline_style_script_or_unescaped_text():
@@ -77,7 +77,7 @@ def test_foreign_text_is_escaped_and_invisible_characters_are_shown():
 
 def curve(noted, top=10.0):
     """The curve of numbers, by how many seconds ago they were noted."""
-    return Curve([minute(ago=ago) for ago in noted], list(noted.values()), NOW, top)
+    return Sparkline([minute(ago=ago) for ago in noted], list(noted.values()), NOW, top)
 
 
 def test_curve_ends_with_its_last_minute_and_touches_the_edge_at_its_top():

@@ -165,7 +165,7 @@ def test_reader_with_many_streams_leaves_room_for_others(url, monkeypatch):
 
 def test_checks_of_readers_leave_room_for_writes(url, orders, monkeypatch):
     held = []
-    monkeypatch.setattr("reliq.web.actions.Works._run", lambda *run: held.append(run))  # every work goes on
+    monkeypatch.setattr("reliq.web.actions.BackgroundTasks._run", lambda *run: held.append(run))  # every work goes on
     rights = {"alice": Access.READ, "carol": Access.WRITE}
 
     def access(request):

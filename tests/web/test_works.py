@@ -13,7 +13,7 @@ from waiting import eventually
 from reliq import Queue
 from reliq.admin import messages
 from reliq.web import pages
-from reliq.web.actions import REMEMBERED, RUNNING_LIMIT, Work, Works
+from reliq.web.actions import REMEMBERED, RUNNING_LIMIT, BackgroundTask, BackgroundTasks
 
 
 @pytest.fixture
@@ -103,11 +103,11 @@ def test_check_reports_what_is_wrong(orders, client, admin, site):
 
 
 def work_of(name):
-    return Work(name, "a title", "orders", "", "alice", 0.0, None)
+    return BackgroundTask(name, "a title", "orders", "", "alice", 0.0, None)
 
 
 def test_failed_work_is_reported_and_its_error_is_in_the_log_alone(caplog):
-    works, work = Works(), work_of("w")
+    works, work = BackgroundTasks(), work_of("w")
 
     def run(step):
         step(3, "3 redriven")
@@ -122,10 +122,10 @@ def test_failed_work_is_reported_and_its_error_is_in_the_log_alone(caplog):
 
 
 def test_works_at_once_and_works_remembered_are_limited():
-    works, go_on = Works(), threading.Event()
+    works, go_on = BackgroundTasks(), threading.Event()
     run = lambda _step: str(go_on.wait())  # noqa: E731  used twice
     started = [works.start(work_of(str(number)), run) for number in range(RUNNING_LIMIT + 1)]
-    check = works.start(Work("check", "a title", "orders", "", "bob", 0.0, None, only_reads=True), run)
+    check = works.start(BackgroundTask("check", "a title", "orders", "", "bob", 0.0, None, only_reads=True), run)
     go_on.set()
     eventually(lambda: all(work.state == "finished" for work in works.all()), "they end")
 
@@ -151,7 +151,7 @@ class Meeting(int):
 
 def test_works_begun_at_once_keep_to_the_limit(monkeypatch):
     monkeypatch.setattr("reliq.web.actions.RUNNING_LIMIT", Meeting(1))
-    works, go_on = Works(), threading.Event()
+    works, go_on = BackgroundTasks(), threading.Event()
     with ThreadPoolExecutor(2) as pool:
         begun = list(pool.map(lambda name: works.start(work_of(name), lambda _step: str(go_on.wait())), "ab"))
     go_on.set()
@@ -163,7 +163,7 @@ def test_work_whose_thread_does_not_start_takes_no_place(monkeypatch):
     def fail(_thread):
         raise RuntimeError("can't start new thread")
 
-    works = Works()
+    works = BackgroundTasks()
     monkeypatch.setattr(threading.Thread, "start", fail)
     with pytest.raises(RuntimeError):
         works.start(work_of("w"), lambda _step: "done")

@@ -17,7 +17,7 @@ from reliq.redis.server import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.redis.shards import ShardMap
 from reliq.testing.server import EmbeddedRedis
 from reliq.wire_format import envelope_rest
-from reliq.worker.claims import Served
+from reliq.worker.claims import ServedQueues
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.scheduler import Scheduler
 from reliq.worker.slots import Inflight, deliveries_of
@@ -251,7 +251,7 @@ def fetcher_of(caller, inflight_of):
     """Make a fetcher whose rounds the test makes, with its parts and the deliveries that it submits."""
 
     def make(consumer, concurrency=4, *, client=caller, served=None, heartbeat=None, submit=None):
-        served = served or Served(consumer.handlers)
+        served = served or ServedQueues(consumer.handlers)
         inflight, held = inflight_of(concurrency, consumer), []
         scheduler = Scheduler(client, consumer.handlers, lambda: None, is_keyed=served.is_keyed)
         heartbeat = heartbeat or SimpleNamespace(soon=list, workers=lambda: 1)

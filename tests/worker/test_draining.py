@@ -11,7 +11,7 @@ from reliq import BodyError, ConfigurationError, Nack, Outgoing, Snooze, WorkerS
 from reliq.lua.transitions import promote
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
-from reliq.worker.claims import Served
+from reliq.worker.claims import ServedQueues
 from reliq.worker.engine import Drained
 
 LATER = 3600
@@ -40,7 +40,7 @@ def seen(queue, consumer):
 @pytest.fixture
 def drained(url, acking, inflight_of):
     """What a drain of our consumer looks at."""
-    client, served = Client.to(Connection.to(url), LATER), Served(acking.handlers)
+    client, served = Client.to(Connection.to(url), LATER), ServedQueues(acking.handlers)
     served.read(client)
     return Drained(client, served, inflight_of())
 

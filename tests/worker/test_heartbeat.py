@@ -14,7 +14,7 @@ from reliq.events import Acked
 from reliq.keys import QUEUES_KEY, WORKERS_KEY
 from reliq.redis import commands
 from reliq.redis.commands import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT, StackReport
-from reliq.worker.claims import Served
+from reliq.worker.claims import ServedQueues
 from reliq.worker.fetcher import POLL_SECONDS
 from reliq.worker.upkeep import BEAT_AGAIN_SECONDS, Heartbeat
 
@@ -35,7 +35,7 @@ def beat_of(caller, consumer, inflight_of):
     """Make a heartbeat, beside an engine's own if one is given, whose steps the test makes."""
 
     def make(engine=None, client=caller):
-        served, inflight = Served(consumer.handlers), inflight_of()
+        served, inflight = ServedQueues(consumer.handlers), inflight_of()
         if engine:
             served, inflight = engine._served, engine.inflight
         return Heartbeat(client, served, inflight, time.monotonic, lambda: StackReport(0.0, ()))

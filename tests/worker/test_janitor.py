@@ -6,14 +6,14 @@ import pytest
 
 from reliq.events import WentBack
 from reliq.lua.transitions import CallNumber
-from reliq.worker.claims import Served
+from reliq.worker.claims import ServedQueues
 from reliq.worker.upkeep import Janitor
 
 
 @pytest.fixture
 def look(caller, queue, monkeypatch):
     """Make a round of one janitor."""
-    janitor = Janitor(caller, Served([SimpleNamespace(queue=queue)]), None)
+    janitor = Janitor(caller, ServedQueues([SimpleNamespace(queue=queue)]), None)
 
     def make():
         janitor._round_at = 0.0

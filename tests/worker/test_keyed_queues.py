@@ -12,7 +12,7 @@ from reliq import ConfigurationError, Nack, Outgoing
 from reliq.events import Acked, Claimed, Lost, Released
 from reliq.lua import script
 from reliq.lua.transitions import ClaimAnswer, Suspects
-from reliq.worker.claims import Capacity, QueueClaims, Served
+from reliq.worker.claims import Capacity, QueueClaims, ServedQueues
 from reliq.worker.fetcher import POLL_SECONDS
 
 ROOM = Capacity(2, 10, suspects=Suspects(16, 0, 16))
@@ -43,7 +43,7 @@ def test_a_worker_woken_in_vain_asks_once_whether_the_queue_has_keys(queue, acki
 def test_a_queue_with_limits_claims_into_free_slots_alone_and_its_poll_takes_nothing(serve, consumer):
     serve(rate="5/s")
     serve("plain")
-    served = Served(consumer.handlers)
+    served = ServedQueues(consumer.handlers)
     assert (served.is_keyed("q"), served.is_keyed("plain")) == (True, False)
     claims = QueueClaims(consumer.handlers[0])
     claims.looked(ClaimAnswer(-1, -1, 5, []))

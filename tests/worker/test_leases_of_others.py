@@ -13,10 +13,10 @@ from waiting import eventually
 
 from reliq.lua.transitions import CallNumber
 from reliq.redis.shards import ShardMap
-from reliq.supervisor.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child, Silence
+from reliq.supervisor.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child, HeartbeatMonitor
 from reliq.supervisor.main import _report_unfinished
 from reliq.supervisor.recovery import FREE_RELEASES, Leases, Recovery
-from reliq.supervisor.status import Board, BoardView
+from reliq.supervisor.status import ProcessStatus, ProcessStatusView
 from reliq.worker.health import Pulse
 
 LANE = "lane-of-another"
@@ -90,8 +90,8 @@ def held(consumer, queue, tmp_path):
     """A child of one slot whose process holds one message that has not started, and the process's side of its board."""
     consumer.handler(queue, lease=10)(lambda body: None)
     child = Child(0, tmp_path, Pulse(), consumer.handlers)
-    child.board = BoardView(tmp_path / "board", ["q"], 1)
-    board = Board(tmp_path / "board", consumer, consumer.handlers, 1)
+    child.board = ProcessStatusView(tmp_path / "board", ["q"], 1)
+    board = ProcessStatus(tmp_path / "board", consumer, consumer.handlers, 1)
     board._lanes["q"] = LANE
     board._note_lanes()
     board.look()
@@ -119,7 +119,7 @@ def test_the_token_and_the_watch_of_a_killed_process_go_to_others(acking, queue,
 
 def test_messages_that_wait_in_a_silent_process_go_back_while_it_is_stopped(held, consumer, queue):
     child, board = held
-    child.silence = Silence(20, beat=child.board.beat)
+    child.silence = HeartbeatMonitor(20, beat=child.board.beat)
     child.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         Recovery(consumer, concurrency=1).help(child)

@@ -11,7 +11,7 @@ from reliq.events import Acked, Collected, Started
 from reliq.keys import home
 from reliq.lua.transitions import ClaimAnswer, Suspects
 from reliq.redis.shards import ShardMap
-from reliq.worker.claims import Capacity, QueueClaims, SeldomLooks, Served, seconds_between_looks, taken_in_turn
+from reliq.worker.claims import Capacity, PollJitter, QueueClaims, ServedQueues, seconds_between_looks, taken_in_turn
 
 
 def alive(client, shards):
@@ -195,7 +195,7 @@ def test_one_shard_of_a_round_may_bring_suspects_and_the_others_are_asked_again(
 def test_a_shard_that_another_watches_is_looked_at_seldom(queue, acking, fetcher_of, spread, caller, client, clock):
     """Sixteen idle workers that looked at each of sixteen shards once a second made 256 calls a second."""
     shards = spread(queue, 16)
-    served = Served(acking.handlers)
+    served = ServedQueues(acking.handlers)
     served.read(caller)
     fetcher = fetcher_of(acking, 16, served=served, heartbeat=SimpleNamespace(soon=list, workers=lambda: 16))
     for keys in shards:
@@ -232,7 +232,7 @@ def test_a_message_costs_four_scripts_and_a_wait_however_many_shards_there_are(
 def test_looks_of_all_workers_at_watched_shards_are_few_and_made_in_one_round():
     for workers, least, most in ((1, 0.75, 1.25), (2, 1, 5 / 3), (16, 15, 25), (1000, 15, 25)):
         assert all(least <= seconds_between_looks(workers) <= most for _ in range(100))
-    looks = SeldomLooks(lambda: 16)
+    looks = PollJitter(lambda: 16)
     first = looks.next(1000.0)
 
     assert {looks.next(now) for now in (1000.0, 1001.0, first - 0.001)} == {first}

@@ -14,7 +14,7 @@ from reliq import Consumer, Queue
 from reliq.events import Acked, RedisAway, RedisBack, Started
 from reliq.redis.client import Client
 from reliq.redis.server import WORKER_TIMEOUT_SECONDS, Connection
-from reliq.redis.wakeups import Tokens
+from reliq.redis.wakeups import WakeTokens
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def test_a_worker_without_room_passes_the_token_on(no_looks, queues_on, cluster,
 
 def test_tokens_that_came_during_a_stop_go_to_other_processes(queue, caller, client):
     waits = SimpleNamespace(poke=None, close=lambda: [queue.keys])
-    tokens = Tokens(SimpleNamespace(standing_waits=lambda: waits, run_all=caller.run_all))
+    tokens = WakeTokens(SimpleNamespace(standing_waits=lambda: waits, run_all=caller.run_all))
 
     tokens.close()
 
