@@ -22,7 +22,7 @@ from reliq.publish.messages import BulkProgress, ShardCalls, Writer, check_bulk,
 from reliq.publish.publisher import Sender, begun
 from reliq.receive.receiver import Receiver, areceiving, receiving
 from reliq.redis import commands
-from reliq.redis.client import Clients, Moves
+from reliq.redis.client import Clients
 from reliq.redis.commands import answered, of_every_shard, raise_first
 from reliq.redis.server import PUBLISH_SECONDS, Connection, check_slots
 from reliq.redis.shards import ShardMap, Shards
@@ -591,7 +591,6 @@ class Queue(Control, Generic[B]):
         self.limits: Limits | None = limits_in(settings, keys, wanted)
         super().__init__(keys, QueueSettings(**settings), url, observers, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
-        self.moves = Moves(self.keys, self._clients.blocking)
         self._writer = Writer(self.known_shards, self.codec, self.settings)
         self._receiver = Receiver(self.known_shards, self.codec, self.settings, self.limits)
         self._sender = Sender(self._writer, self.known_shards, self._lanes, self._clients, observers)

@@ -517,9 +517,11 @@ def drains(stage: Stage) -> float:
     lane, calls = token(), stage.scale.many // CALL_SIZE
     began = time.perf_counter()
     for number in range(1, calls + 1):
-        taken = stage.queue.moves.claim(CallNumber(lane, number), limit=CALL_SIZE, lease_ms=LEASE_MS).claimed
+        taken = stage.ask(
+            transitions.claim(stage.queue.keys, CallNumber(lane, number), limit=CALL_SIZE, lease_ms=LEASE_MS)
+        ).claimed
         stage.ask(transitions.bodies(stage.queue.keys, [one.id for one in taken], max_body=QueueSettings().max_body))
-        stage.queue.moves.ack([(one, None) for one in taken])
+        stage.ask(transitions.ack(stage.queue.keys, [(one, None) for one in taken]))
     return calls * CALL_SIZE / (time.perf_counter() - began)
 
 
@@ -537,16 +539,18 @@ def begin_when_due(stage: Stage, dues: Sequence[float], note: Callable[[float], 
         if time.time() > dues[-1] + PART_SECONDS:
             raise ReliqError(f"only {done} of {len(dues)} messages came due; does something else take them?")
         time.sleep(max(LEAST_SLEEP_SECONDS, dues[done] - time.time()))
-        stage.queue.moves.promote(limit=CALL_SIZE)
+        stage.ask(transitions.promote(stage.queue.keys, limit=CALL_SIZE))
         number += 1
-        taken = stage.queue.moves.claim(CallNumber(lane, number), limit=CALL_SIZE, lease_ms=LEASE_MS).claimed
+        taken = stage.ask(
+            transitions.claim(stage.queue.keys, CallNumber(lane, number), limit=CALL_SIZE, lease_ms=LEASE_MS)
+        ).claimed
         if taken:
             stage.ask(
                 transitions.bodies(stage.queue.keys, [one.id for one in taken], max_body=QueueSettings().max_body)
             )
         for due in dues[done : done + len(taken)]:
             note(due)
-        stage.queue.moves.ack([(one, None) for one in taken])
+        stage.ask(transitions.ack(stage.queue.keys, [(one, None) for one in taken]))
         done += len(taken)
 
 
@@ -581,9 +585,9 @@ def _fill(stage: Stage) -> float:
     batches = [[(new_id(), value) for _ in range(CALL_SIZE)] for _ in range(calls)]
     began = time.perf_counter()
     for number, batch in enumerate(batches, 1):
-        stage.queue.moves.publish(
-            batch, CallNumber(lane, number), ttl_ms=milliseconds(terms.ttl), retries=terms.retries
-        )
+        number_of_call = CallNumber(lane, number)
+        ttl_ms = milliseconds(terms.ttl)
+        stage.ask(transitions.publish(stage.queue.keys, batch, number_of_call, ttl_ms=ttl_ms, retries=terms.retries))
     return calls * CALL_SIZE / (time.perf_counter() - began)
 
 

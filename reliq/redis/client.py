@@ -3,15 +3,13 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import redis
 from tenacity import AsyncRetrying, Retrying
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
-from reliq.keys import Keys
-from reliq.lua import transitions
 from reliq.message import Confirmed
 from reliq.redis import server as transport
 from reliq.redis.cluster import AsyncWire, ClusterTransport, Wire
@@ -462,42 +460,3 @@ class Clients:
         if self.epoch is not transport.epoch or self._url != url:
             self.epoch, self._url, self._blocking, self.waits = transport.epoch, url, {}, None
             self.named_until = self.mapped_until = 0.0
-
-
-P = ParamSpec("P")
-
-
-class Moves:
-    """
-    The functions of `reliq.lua.transitions` that move messages or hold them up, with the queue's keys, made at once.
-
-    For tools and tests that need one exact move. Nothing is retried: a call that failed may have run.
-    """
-
-    def __init__(self, keys: Keys, client: Callable[[], Client]) -> None:
-        self._keys, self._client = keys, client
-        self.publish = self._move(transitions.publish)
-        self.promote = self._move(transitions.promote)
-        self.claim = self._move(transitions.claim)
-        self.reclaim = self._move(transitions.reclaim)
-        self.ack = self._move(transitions.ack)
-        self.nack = self._move(transitions.nack)
-        self.extend = self._move(transitions.extend)
-        self.release = self._move(transitions.release)
-        self.snooze = self._move(transitions.snooze)
-        self.cancel = self._move(transitions.cancel)
-        self.reschedule = self._move(transitions.reschedule)
-        self.collect = self._move(transitions.collect)
-        self.redrive = self._move(transitions.redrive)
-        self.purge = self._move(transitions.purge)
-        self.counts = self._move(transitions.counts)
-        self.tidy = self._move(transitions.tidy)
-        self.limit = self._move(transitions.limit)
-        self.sleep = self._move(transitions.sleep)
-
-    def _move(self, build: Callable[Concatenate[Keys, P], Call[T]]) -> Callable[P, T]:
-        def move(*args: P.args, **options: P.kwargs) -> T:
-            return self._client().run(build(self._keys, *args, **options))
-
-        move.__name__, move.__doc__ = build.__name__, build.__doc__
-        return move

@@ -18,6 +18,7 @@ import msgspec
 import psutil
 import pytest
 from programs import run
+from transition import run_transition
 from waiting import eventually
 from worker_process import AT_ONCE, Worker, environment_for, works
 
@@ -362,7 +363,7 @@ def test_process_with_an_unreadable_report_is_logged_and_replaced(supervisor, ca
 
 def all_claimed(queue, lane):
     turns = (CallNumber(lane, number) for number in range(1, 17))
-    return [one for turn in turns for one in queue.moves.claim(turn, limit=500, lease_ms=600_000).claimed]
+    return [one for turn in turns for one in run_transition(queue, "claim", turn, limit=500, lease_ms=600_000).claimed]
 
 
 def test_unfinished_large_batches_go_back_in_bounded_steps_in_order(supervisor, jobs, caplog):

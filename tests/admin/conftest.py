@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from handling import bury_all
 from terminal import Terminal
+from transition import run_transition
 
 from reliq import Layout, Queue
 from reliq.admin import Admin
@@ -103,7 +104,7 @@ def claim():
 
     def make(queue, limit=1, lease_ms=60_000, **options):
         call = CallNumber("w", next(turns))
-        return queue.moves.claim(call, limit=limit, lease_ms=lease_ms, **options).claimed
+        return run_transition(queue, "claim", call, limit=limit, lease_ms=lease_ms, **options).claimed
 
     return make
 

@@ -1,5 +1,7 @@
 """Handle, reject, read and search all messages of a queue."""
 
+from transition import run_transition
+
 
 def handle_all(queue):
     """Receive and ack until nothing can be claimed; return the bodies."""
@@ -17,7 +19,7 @@ def bury_all(queue, error="bad card"):
         with queue.receive(limit=500) as jobs:
             for job in jobs:
                 job.reject(reason=error)
-        queue.moves.collect([job.id for job in jobs], letters_max=1000, letters_ms=10**9)
+        run_transition(queue, "collect", [job.id for job in jobs], letters_max=1000, letters_ms=10**9)
 
 
 def raised(error):

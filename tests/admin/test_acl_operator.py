@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from transition import run_transition
 
 from reliq import Outgoing, Queue
 from reliq.redis.commands import RunningJob
@@ -47,8 +48,8 @@ def scene(url, client, alive, queue, claim, die):
     for id in ("d4", "failing", "redelivered", "lost", "held"):
         queue.publish({"id": id}, id=id)
     ended, failing, *_ = claim(queue, 9, lease_ms=600_000)
-    queue.moves.nack([(ended, 0, "rejected 1 no such card", b"{}")])
-    queue.moves.nack([(failing, 600_000, "failed 1 gateway down", b"{}")])
+    run_transition(queue, "nack", [(ended, 0, "rejected 1 no such card", b"{}")])
+    run_transition(queue, "nack", [(failing, 600_000, "failed 1 gateway down", b"{}")])
     client.zrem(queue.keys.unack, "lost", "redelivered")
     client.rpush(queue.keys.retry, "redelivered")
     client.hset(queue.keys.lease, "redelivered", "suspect")

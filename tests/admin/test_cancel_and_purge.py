@@ -2,6 +2,7 @@
 
 import pytest
 from handling import handle_all
+from transition import run_transition
 
 STATES = ("pending", "ready", "retry", "unack", "garbage")
 
@@ -27,11 +28,13 @@ def fill(queue, claim):
         if state == "garbage":
             start = 'RELIQ/1 {"d":1,"r":1,"h":{"tenant":"%s"}}\n{"n":%d}'
             values = [(start % (tenant, at)).encode() for at, tenant in enumerate(tenants)]
-            queue.moves.nack([(one, 0, "rejected 1 x", value) for one, value in zip(claimed, values, strict=True)])
+            run_transition(
+                queue, "nack", [(one, 0, "rejected 1 x", value) for one, value in zip(claimed, values, strict=True)]
+            )
             return
-        queue.moves.nack([(one, 60_000 if state == "unack" else 0, "failed 1 x", b"") for one in claimed])
+        run_transition(queue, "nack", [(one, 60_000 if state == "unack" else 0, "failed 1 x", b"") for one in claimed])
         while state == "retry" and queue.counts().retry < number:
-            queue.moves.reclaim()
+            run_transition(queue, "reclaim")
 
     return make
 

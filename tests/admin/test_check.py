@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from handling import handle_all
+from transition import run_transition
 
 from reliq import Admin, Layout, Outgoing, Queue
 from reliq.admin.check_state import check_ids
@@ -21,13 +22,13 @@ def queue(url, layout, client, claim):
         queue.publish(b"body", id=place, retries=0 if place in ("over", "dead") else 3)
         [one] = claim(queue, lease_ms=1 if place == "retried" else HOUR * 1000)
         if place in ("over", "dead"):
-            queue.moves.nack([(one, 0, "rejected 1 x", b"body")])
+            run_transition(queue, "nack", [(one, 0, "rejected 1 x", b"body")])
         elif place == "nacked":
-            queue.moves.nack([(one, HOUR * 1000, "failed 1 x", b"")])
+            run_transition(queue, "nack", [(one, HOUR * 1000, "failed 1 x", b"")])
         elif place == "retried":
             later = (client.time()[0] + 2) * 1_000_000
-            assert queue.moves.reclaim(clock=later).overdue == ("retried",)
-    queue.moves.collect(["dead"], letters_max=9, letters_ms=10**12)
+            assert run_transition(queue, "reclaim", clock=later).overdue == ("retried",)
+    run_transition(queue, "collect", ["dead"], letters_max=9, letters_ms=10**12)
     queue.publish_many([Outgoing(body=b"body", id=f"ready-{n}") for n in range(3)])
     queue.publish_many([Outgoing(body=b"body", id=f"late-{n}", delay=HOUR) for n in range(3)])
     yield queue
@@ -202,7 +203,7 @@ def test_missing_body_and_foreign_lease_are_reported_as_passing(url, client):
     queue.publish(b"body", id="held")
     client.delete(queue.keys.msg("expired"))
     client.rpop(queue.keys.ready)
-    queue.moves.promote()
+    run_transition(queue, "promote")
     client.lpush(queue.keys.ready, "expired")
     client.lrem(queue.keys.ready, 0, "held")
     client.zadd(queue.keys.unack, {"held": client.time()[0] + 60})

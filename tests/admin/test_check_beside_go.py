@@ -2,6 +2,7 @@
 
 import pytest
 from go_original import GoProgram
+from transition import run_transition
 
 from reliq import Admin, Layout, Queue
 from reliq.admin.check import Checker
@@ -126,7 +127,7 @@ def test_fault_of_another_kind_after_the_wait_is_not_repaired(go, now, check, cl
 def test_state_word_left_by_a_go_consumer_is_reported_as_passing(go, now, check, claim, client, url):
     queue = Queue("orders", bytes, url=url, layout=go.keys.layout)
     queue.publish(b"body", id="m")
-    queue.moves.nack([(*claim(queue), 0, "failed 1 x", b"")])
+    run_transition(queue, "nack", [(*claim(queue), 0, "failed 1 x", b"")])
     client.zadd(go.keys.unack, {"m": now})
     go.ack("m")
     queue.publish(b"beside")

@@ -3,6 +3,7 @@
 from secrets import token_hex
 
 import pytest
+from transition import run_transition
 
 from reliq import Admin, Queue
 from reliq.lua import transitions as t
@@ -31,12 +32,12 @@ def call_number():
 
 def publish(queue, key, *ids):
     items = [(id, envelope_rest(3, 1, None) + b"body") for id in ids]
-    queue.moves.publish(items, call_number(), ttl_ms=HOUR_MS, retries=3, message_keys=[key] * len(ids))
+    run_transition(queue, "publish", items, call_number(), ttl_ms=HOUR_MS, retries=3, message_keys=[key] * len(ids))
 
 
 def claim(queue, limit=500):
     number = call_number()
-    return queue.moves.claim(number, limit=limit, lease_ms=HOUR_MS, keyed=True).claimed
+    return run_transition(queue, "claim", number, limit=limit, lease_ms=HOUR_MS, keyed=True).claimed
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from forked import CONTEXT
 from handling import bury_all, handle_all
 from listener import Listener, received
+from transition import run_transition
 
 from reliq import Admin, Queue
 from reliq.admin import LetterFilter, RedriveOptions
@@ -129,7 +130,7 @@ def test_move_killed_at_any_point_is_finished_by_a_repetition(state, drained, cl
                 for job in jobs:
                     job.nack(delay=0)
             while source.counts().retry < len(BODIES):
-                source.moves.reclaim()
+                run_transition(source, "reclaim")
 
     every_point(redis_server.port, move, state, stage=stage, check=account.check, least=12)
 

@@ -1,6 +1,7 @@
 """`reliq list`: every state, what is known of each message, and filters."""
 
 import pytest
+from transition import run_transition
 
 from reliq import Queue
 from reliq.admin.filters import Filter
@@ -16,7 +17,7 @@ def test_list_shows_attempt_error_headers_and_body(command, queue, client, claim
     queue.publish({"n": 0}, id="held")
     queue.publish({"n": 1}, id="nacked", retries=3, headers={"tenant": "acme"})
     _held, nacked = claim(queue, 2)
-    queue.moves.nack([(nacked, 60_000, "failed 1 no route", b"")])
+    run_transition(queue, "nack", [(nacked, 60_000, "failed 1 no route", b"")])
 
     queue.publish({}, id="cancelled")
     queue.publish({}, id="delayed")

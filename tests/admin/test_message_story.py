@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 from handling import bury_all, raised
+from transition import run_transition
 
 from reliq import Queue
 from reliq.admin import Admin
@@ -25,7 +26,7 @@ def story(admin):
 def fail(queue, error, **options):
     with queue.receive() as [job]:
         job.nack(reason=raised(error), **options)
-    queue.moves.reclaim(clock=LATER)
+    run_transition(queue, "reclaim", clock=LATER)
 
 
 def kinds(told):
@@ -59,7 +60,7 @@ def test_story_of_a_message_in_backoff_and_then_dead_has_all_its_failures(story,
     assert kinds(waits) == ["published", "failed", "due"]
     assert waits.events[-1].at == pytest.approx(time.time() + 600, abs=60)
 
-    queue.moves.reclaim(clock=LATER)
+    run_transition(queue, "reclaim", clock=LATER)
     bury_all(queue)
     told = story("m")
     assert (told.state, kinds(told)) == ("dead", ["published", "failed", "failed", "dead"])
@@ -106,7 +107,7 @@ def test_dead_list_groups_letters_and_redrive_takes_a_group(command, queue, die)
     die("a", "b")
     queue.publish({"secret": "canary"}, id="c", retries=0)
     fail(queue, KeyError("canary"))
-    queue.moves.collect(["c"], letters_max=1000, letters_ms=10**9)
+    run_transition(queue, "collect", ["c"], letters_max=1000, letters_ms=10**9)
 
     told = command("dead", "list", "q", "--group").out
     groups = command("dead", "list", "q", "--group", "--json").json["groups"]

@@ -2,6 +2,7 @@
 
 import pytest
 from handling import handle_all
+from transition import run_transition
 from waiting import eventually
 
 from reliq import Consumer, Layout, Queue
@@ -54,7 +55,7 @@ def test_messages_in_backoff_move_and_running_messages_stay(command, queue, othe
     queue.publish({"n": 1}, id="waits")
     queue.publish({"n": 2}, id="runs")
     waits, _runs = claim(queue, 2)
-    queue.moves.nack([(waits, 600_000, "failed 1 x", b"")])
+    run_transition(queue, "nack", [(waits, 600_000, "failed 1 x", b"")])
     again = client.zscore(queue.keys.unack, "waits")
 
     ran = command("move", "q", "other", "--state", "unack", "--yes")
@@ -96,7 +97,7 @@ def test_move_after_another_that_was_cut_off_is_refused_until_that_is_finished(c
     Queue("third", url=queue.target).publish({})
     queue.publish({"n": 1}, id="m")
     client.set(queue.keys.moving, "other")
-    queue.moves.reschedule(["m"], at_ms=5 * 10**12)
+    run_transition(queue, "reschedule", ["m"], at_ms=5 * 10**12)
 
     listed = command("list", "q", "--json").json
     refused = command("move", "q", "third", "--state", "ready", "--yes")
@@ -127,7 +128,7 @@ def cut_off(queue, client):
     queue.publish({"n": 2}, id="b")
     client.set(queue.keys.moving, "other")
     for id, at in (("a", due - 3600), ("b", due - 3600), ("later", due)):
-        queue.moves.reschedule([id], at_ms=round(at * 1000) + 4 * 10**12)
+        run_transition(queue, "reschedule", [id], at_ms=round(at * 1000) + 4 * 10**12)
     return due
 
 
@@ -157,7 +158,7 @@ def test_repeated_move_recognizes_its_own_copy(cut_off, command, queue, other):
 def test_message_put_off_for_a_move_reaches_no_worker_and_is_no_fault(command, queue, url):
     queue.publish({"n": 1}, id="listed")
     queue.publish({"n": 1}, id="delayed", delay=60)
-    queue.moves.reschedule(["listed", "delayed"], at_ms=4 * 10**12 + 1_800_000_000_000)
+    run_transition(queue, "reschedule", ["listed", "delayed"], at_ms=4 * 10**12 + 1_800_000_000_000)
     before = queue.counts()
     ran = command("check", "q", "--repair")
     assert (ran.code, queue.counts()) == (0, before), ran.out

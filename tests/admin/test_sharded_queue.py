@@ -16,7 +16,7 @@ from reliq.metrics import names
 from reliq.metrics.queues import QueueCollector
 from reliq.metrics.snapshot import SnapshotReader
 from reliq.redis import commands
-from reliq.redis.client import Client, Moves
+from reliq.redis.client import Client
 from reliq.redis.commands import RunningJob
 from reliq.redis.server import Connection
 from reliq.redis.shards import WITNESSES, ShardMap
@@ -33,14 +33,16 @@ _numbers = count(1)
 class Shard:
     """One shard of a queue, with messages in each state; their generated ids say the shard."""
 
-    def __init__(self, client, moves, shard):
-        self._moves, self.shard, self.keys = moves, shard, KEYS.of_shard(shard)
+    def __init__(self, client, caller, shard):
+        self._caller, self.shard, self.keys = caller, shard, KEYS.of_shard(shard)
         self.ids = {state: [new_id(shard) for _ in range(number)] for state, number in HELD.items()}
         claimed = {state: self._claim(state) for state in ("dead", "garbage", "retry", "unack")}
         ended = [*claimed["dead"], *claimed["garbage"]]
-        moves.nack([(one, 0, "rejected 1 no such card", b"{}") for one in ended])
-        moves.collect(self.ids["dead"], letters_max=9, letters_ms=10**12)
-        moves.nack([(one, 10**8, "failed 1 gateway down", b"") for one in claimed["retry"]])
+        caller.run(transitions.nack(self.keys, [(one, 0, "rejected 1 no such card", b"{}") for one in ended]))
+        caller.run(transitions.collect(self.keys, self.ids["dead"], letters_max=9, letters_ms=10**12))
+        caller.run(
+            transitions.nack(self.keys, [(one, 10**8, "failed 1 gateway down", b"") for one in claimed["retry"]])
+        )
         client.zrem(self.keys.unack, *self.ids["retry"])
         client.rpush(self.keys.retry, *self.ids["retry"])
         client.hset(self.keys.lease, self.ids["retry"][0], "suspect")
@@ -49,12 +51,13 @@ class Shard:
 
     def _publish(self, state, **options):
         items = [(id, b',"r":3}\n{"number":%d}' % at) for at, id in enumerate(self.ids[state])]
-        self._moves.publish(items, transitions.CallNumber("t", next(_numbers)), ttl_ms=10**8, retries=3, **options)
+        call = transitions.CallNumber("t", next(_numbers))
+        self._caller.run(transitions.publish(self.keys, items, call, ttl_ms=10**8, retries=3, **options))
 
     def _claim(self, state):
         self._publish(state)
         call = transitions.CallNumber("w", next(_numbers))
-        return self._moves.claim(call, limit=HELD[state], lease_ms=10**8).claimed
+        return self._caller.run(transitions.claim(self.keys, call, limit=HELD[state], lease_ms=10**8)).claimed
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def filled(client, url, map_is):
     map_is(SHARDS)
     Queue("other", bytes, url=url).publish(b"{}")
     caller = Client(Connection.to(url).wire())
-    return [Shard(client, Moves(KEYS.of_shard(shard), lambda: caller), shard) for shard in range(SHARDS)]
+    return [Shard(client, caller, shard) for shard in range(SHARDS)]
 
 
 def ids_of(shards, state):

@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from transition import run_transition
 
 from reliq import Queue
 from reliq.admin import Admin
@@ -61,7 +62,7 @@ def test_show_prints_the_error_of_a_failed_message_until_it_is_redelivered(show,
     assert [told[name] for name in names] == ["backoff", "failed", "gateway down", 1, 3]
     assert 500 < told["due"] - time.time() < 601
 
-    queue.moves.reclaim(clock=LATER)
+    run_transition(queue, "reclaim", clock=LATER)
     assert (show("m")["state"], show("m")["retries_left"]) == ("retry", 2)
 
 
@@ -70,7 +71,7 @@ def test_show_does_not_count_snoozed_and_released_deliveries(command, queue, cla
     with queue.receive() as [job]:
         job.snooze(delay=600)
     queue.publish({}, id="released")
-    queue.moves.release(claim(queue))
+    run_transition(queue, "release", claim(queue))
 
     for id in ("released", "snoozed"):
         assert "deliveries  0 (snoozed and released ones are not counted)\n" in command("show", "q", id).out
@@ -83,7 +84,7 @@ def test_show_marks_suspects_and_cancelled_messages(command, show, queue, client
         client.hset(queue.keys.lease, "m", word)
         assert (show("m")["state"], show("m")["suspect"]) == (state, True)
     client.hset(queue.keys.lease, "m", "w.1:1")
-    queue.moves.reclaim(clock=LATER)
+    run_transition(queue, "reclaim", clock=LATER)
     assert show("m")["suspect"] is True
 
     queue.cancel("m")
@@ -137,7 +138,7 @@ def test_show_of_a_dead_message_has_its_end_and_dead_letter(command, show, queue
         told = show("order-42")
         names = ("state", "reason", "error", "deliveries")
         assert [told[name] for name in names] == [state, "rejected", "no such card", 1]
-        queue.moves.collect(["order-42"], letters_max=1000, letters_ms=10**9)
+        run_transition(queue, "collect", ["order-42"], letters_max=1000, letters_ms=10**9)
 
     (end,), (letter,) = told["ends"], told["letters"]
     assert (end["kind"], end["letter"]) == ("dead", letter["letter"])
@@ -199,7 +200,7 @@ def test_ends_lists_the_newest_first_by_kind_and_limit(command, queue, die, clie
     queue.publish({}, id="cancelled", delay=60)
     queue.cancel("cancelled")
     queue.publish({}, id="purged")
-    queue.moves.purge(["purged"], state="ready")
+    run_transition(queue, "purge", ["purged"], state="ready")
     queue.publish({}, id="expired")
     client.delete(queue.keys.msg("expired"))
     with queue.receive() as jobs:
@@ -221,7 +222,7 @@ def test_ends_are_read_page_by_page(url, queue, monkeypatch):
     ids = [f"m{number}" for number in range(50)]
     for id in ids:
         queue.publish({}, id=id, delay=60)
-    queue.moves.cancel(ids)
+    run_transition(queue, "cancel", ids)
 
     assert [end.id for end in Admin(url).ends("q")] == ids[::-1]
     assert [end.kind for end in Admin(url).show("q", "m0").ends] == ["cancelled"]

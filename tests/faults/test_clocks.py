@@ -4,6 +4,7 @@ import time
 
 import pytest
 from shifted import Clock, library
+from transition import run_transition
 from waiting import eventually
 
 from reliq.lua.transitions import CallNumber
@@ -80,13 +81,13 @@ def test_redis_clock_set_back_stops_no_work(long_job, faulty, set_clock):
 def test_redis_clock_set_back_does_not_prolong_a_lease(faulty, set_clock):
     queue = faulty.COUNTED
     id = queue.publish(1).id
-    queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=300)
+    run_transition(queue, "claim", CallNumber("dead", 1), limit=1, lease_ms=300)
 
     set_clock(-1)
-    assert not queue.moves.reclaim().overdue
-    assert queue.moves.tidy()[2] == 1
+    assert not run_transition(queue, "reclaim").overdue
+    assert run_transition(queue, "tidy")[2] == 1
 
-    eventually(lambda: queue.moves.reclaim().overdue == (id,), "its lease ends")
+    eventually(lambda: run_transition(queue, "reclaim").overdue == (id,), "its lease ends")
 
 
 def test_workers_whose_own_clocks_are_wrong_change_nothing(worker, faulty, admin, shim, tmp_path):

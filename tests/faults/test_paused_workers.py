@@ -5,6 +5,7 @@ import time
 
 import pytest
 from broken import hold
+from transition import run_transition
 from waiting import eventually
 
 from reliq.handlers.settlement import RELEASED
@@ -40,7 +41,7 @@ def test_prefetched_message_starts_only_while_its_lease_lasts(faulty, over):
     [handler] = faulty.consumer.chosen(["steady"])
     faulty.STEADY.publish(1)
     sent_at = time.monotonic() - (handler.lease_seconds if over else 0.0)
-    [claimed] = faulty.STEADY.moves.claim(CallNumber("paused", 1), limit=1, lease_ms=60_000).claimed
+    [claimed] = run_transition(faulty.STEADY, "claim", CallNumber("paused", 1), limit=1, lease_ms=60_000).claimed
     deliveries, settled = deliveries_of([claimed], handler, sent_at), []
     run = HandlerCall(deliveries, handler, time.monotonic(), None)
     running = Runner(lambda deliveries, outcome: settled.append((deliveries, outcome)), (), (), threading.Event())

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from patience import page, value
+from transition import run_transition
 
 from reliq import Layout, Queue
 from reliq.metrics.queues import QueueCollector
@@ -74,7 +75,7 @@ def test_dead_letters_are_no_messages_and_a_lost_message_is_missing(url, client,
     queue.publish_many([1, 2])
     with queue.receive() as [job]:
         job.reject(reason="no")
-    assert queue.moves.collect([job.id], letters_max=10, letters_ms=10**9)
+    assert run_transition(queue, "collect", [job.id], letters_max=10, letters_ms=10**9)
     client.lpop(queue.keys.ready)  # lost without a trace
 
     found = page(queue_collector(connection, [queue.keys]))

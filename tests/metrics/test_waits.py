@@ -3,6 +3,7 @@
 import pytest
 from go_original import GoProgram
 from patience import page, value
+from transition import run_transition
 
 from reliq import Layout, Queue
 from reliq.keys import QUEUES_KEY, Keys
@@ -72,7 +73,7 @@ def test_age_of_a_delayed_message_does_not_count_from_its_publish(url, look):
     """Its id tells when it was made, not when it was due: a delay of half an hour is not half an hour late."""
     queue = Queue("orders", bytes, url=url, layout=Layout.hdt3213())
     queue.publish(b"x", delay=0.001)
-    while not queue.moves.promote()[0]:
+    while not run_transition(queue, "promote")[0]:
         pass
 
     assert "ready" not in look(0)

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 from databases import all_of, execute
+from transition import run_transition
 from waiting import eventually
 
 from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue, Reject
@@ -98,7 +99,7 @@ def test_moved_message_has_its_effect_and_follow_up_once(database, tx, url, orde
 
 
 def collect(queue):
-    queue.moves.collect(["order-1"], letters_max=10, letters_ms=DAY_MS)
+    run_transition(queue, "collect", ["order-1"], letters_max=10, letters_ms=DAY_MS)
 
 
 def test_concurrent_deliveries_have_the_effect_once(postgresql, url):

@@ -13,6 +13,7 @@ import pytest
 from databases import Postgresql, Sqlite, all_of, bodies, execute, unsent
 from ports import free_port
 from sqlalchemy import create_engine
+from transition import run_transition
 from waiting import eventually
 
 from reliq import ConfigurationError, Consumer, Durability, Queue, Relay, events
@@ -663,7 +664,9 @@ def test_rows_of_a_sharded_queue_go_to_the_shards_of_their_ids(database, orders,
 
 def test_chosen_id_is_looked_up_in_its_old_home_while_shards_are_added(database, orders, mover, client):
     client.set(orders.keys.map, ShardMap(epoch=1, n=4, was=1, state="growing").text)
-    orders.moves.publish([(OF_SHARD_3, b',"r":3}\n{}')], CallNumber("p", 1), ttl_ms=60_000, retries=3, window_ms=1000)
+    run_transition(
+        orders, "publish", [(OF_SHARD_3, b',"r":3}\n{}')], CallNumber("p", 1), ttl_ms=60_000, retries=3, window_ms=1000
+    )
     publish(database, orders, id=OF_SHARD_3)
 
     assert mover().move_all() == 1

@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from transition import run_transition
 
 from reliq import Pause, Queue
 from reliq.redis import commands
@@ -24,7 +25,7 @@ def dead_letter(queue):
         queue.publish({"id": id}, id=id, **options)
         with queue.receive() as [job]:
             job.reject(reason="bad card")
-        queue.moves.collect([id], letters_max=100, letters_ms=10**9)
+        run_transition(queue, "collect", [id], letters_max=100, letters_ms=10**9)
         return queue.letters()[-1]
 
     return make
@@ -130,7 +131,7 @@ def test_redrive_is_split_by_the_bytes_of_its_bodies(queue, commands, monkeypatc
     with text.receive(limit=4) as jobs:
         for job in jobs:
             job.reject()
-    queue.moves.collect(ids, letters_max=10, letters_ms=10**9)
+    run_transition(queue, "collect", ids, letters_max=10, letters_ms=10**9)
     before = commands().get("evalsha", 0)
 
     assert queue.redrive(queue.letters()) == 4

@@ -17,6 +17,7 @@ from ports import free_port
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 from required import must_run_in_ci
+from transition import run_transition
 from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Layout, LoginError, Queue, RedisUnavailableError
@@ -93,7 +94,7 @@ class Refusing(Listener):
 
 def test_call_connects_once():
     with closing(Refusing()) as listener, pytest.raises(RedisUnavailableError):
-        Queue("q", url=listener.url).moves.counts()
+        run_transition(Queue("q", url=listener.url), "counts")
 
     assert listener.connections == 1
 
@@ -153,7 +154,7 @@ def test_tls_works_in_a_cluster(tls_options, make_queue):
         assert queue.publish({}).status == "published"
         assert asyncio.run(queue.apublish({})).status == "published"
         with pytest.raises(RedisUnavailableError, match="if that port speaks TLS, the URL begins with rediss"):
-            Queue("q", url=f"redis+cluster://127.0.0.1:{port}").moves.counts()
+            run_transition(Queue("q", url=f"redis+cluster://127.0.0.1:{port}"), "counts")
 
 
 def test_tls_works_with_the_settings_of_a_client(tls, call):
@@ -198,7 +199,7 @@ def test_refused_login_raises_login_error(url, call, place):
 
 def test_tls_to_a_plain_port_raises_a_clear_error(url):
     with pytest.raises(RedisUnavailableError, match="if that port speaks no TLS, the URL begins with redis://"):
-        Queue("q", url=url.replace("redis://", "rediss://")).moves.counts()
+        run_transition(Queue("q", url=url.replace("redis://", "rediss://")), "counts")
 
 
 @pytest.mark.usefixtures("impatient")

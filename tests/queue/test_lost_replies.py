@@ -8,6 +8,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from transition import run_transition
 from waiting import eventually
 
 from reliq import Outgoing, PublishFailed, Queue, RedisUnavailableError
@@ -126,7 +127,7 @@ def test_call_made_again_after_a_lost_reply_happens_once(name, through, call, qu
     if name == "redrive":
         with queue.receive() as [job]:
             job.reject()
-        queue.moves.collect(["m"], letters_max=10, letters_ms=10**9)
+        run_transition(queue, "collect", ["m"], letters_max=10, letters_ms=10**9)
     queue.pause()
     args = {"cancel": ["m"], "redrive": [queue.letters()], "resume": []}[name]
     call(through, "counts")

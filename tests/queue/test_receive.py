@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
+from transition import run_transition
 from waiting import eventually
 
 from reliq import RedisUnavailableError, WrongKeyTypeError
@@ -79,7 +80,7 @@ def test_message_without_retries_left_becomes_a_dead_letter(queue, receive):
 
     with pytest.raises(LookupError), contextlib.ExitStack():
         receive(queue, lambda _jobs: {}["secret"])
-    queue.moves.collect(["m"], letters_max=10, letters_ms=10**9)
+    run_transition(queue, "collect", ["m"], letters_max=10, letters_ms=10**9)
 
     [letter] = queue.letters()
     assert (letter.reason, letter.error, letter.attempts) == ("failed", "KeyError", 1)
@@ -242,7 +243,7 @@ def test_settle_refused_for_a_moment_is_made_again(own_server, make_queue, recei
 def test_leases_are_spared_after_an_outage_until_they_end(queue, client, away, make_queue, receive, monkeypatch):
     """The lease of a message is over, and its holder, who was cut off from Redis too, is about to renew it."""
     queue.publish({}, id="m")
-    [held] = queue.moves.claim(CallNumber("holder", 1), limit=1, lease_ms=30_000).claimed
+    [held] = run_transition(queue, "claim", CallNumber("holder", 1), limit=1, lease_ms=30_000).claimed
     client.zadd(queue.keys.unack, {"m": 1})
     url, come_back = away
     cut_off = {lease: make_queue(url=url) for lease in (300, 0.05)}
@@ -254,7 +255,7 @@ def test_leases_are_spared_after_an_outage_until_they_end(queue, client, away, m
     come_back()
 
     assert receive(cut_off[300], bodies) == []
-    assert queue.moves.extend([held], lease_ms=30_000).lost == ()
+    assert run_transition(queue, "extend", [held], lease_ms=30_000).lost == ()
     assert queue.counts().unack == 1
 
     client.zadd(queue.keys.unack, {"m": 1})  # it is not renewed again

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from go_original import GoProgram
 from pages import BLOCK, DOCS, OF_THEIR_OWN, README, ROOT, blocks, commands, name_of, printed, programs
+from transition import run_transition
 
 from reliq import Admin, Layout, Outgoing, Queue
 from reliq.cli.app import Commands
@@ -45,7 +46,7 @@ def for_dead_letters(_client, url):
         queue.publish({"number": number}, id=f"order-{number}")
         with queue.receive() as [job]:
             job.reject(reason=reason)
-    assert queue.moves.collect(["order-13", "order-14"], letters_max=10, letters_ms=10**9)
+    assert run_transition(queue, "collect", ["order-13", "order-14"], letters_max=10, letters_ms=10**9)
     return lambda said: said.count("no such order") == 2 and "order-14 rejected no route 1" in said
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from tenacity import wait_none
+from transition import run_transition
 from waiting import eventually
 
 from reliq import Job, Nack, Outgoing, Reject, Snooze
@@ -120,8 +121,8 @@ def test_the_last_chance_of_a_message_and_a_suspect_come_alone(queue, consumer, 
     batches = []
     consumer.handler(queue, batch=10, linger=0.1)(batches.append)
     queue.publish("suspect")
-    queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=1)
-    eventually(lambda: queue.moves.reclaim().overdue, "its worker is dead")
+    run_transition(queue, "claim", CallNumber("dead", 1), limit=1, lease_ms=1)
+    eventually(lambda: run_transition(queue, "reclaim").overdue, "its worker is dead")
     queue.publish_many([Outgoing(body="safe"), Outgoing(body="last", retries=0)] * 10)
 
     work_until(Acked, 21, concurrency=4)

@@ -1,6 +1,7 @@
 """How bodies are read: a bounded number of bytes in one reply, and what is there can start before the rest is read."""
 
 import pytest
+from transition import run_transition
 
 from reliq.lua.transitions import CallNumber
 from reliq.redis.commands import Call
@@ -44,7 +45,7 @@ def parts(caller, inflight_of):
 
         reader = BodyReader(consumer.handlers, inflight_of(), troubles, submit, lambda *_: None)
         for handler in consumer.handlers:
-            claimed = handler.queue.moves.claim(CallNumber("me", 1), limit=500, lease_ms=30_000).claimed
+            claimed = run_transition(handler.queue, "claim", CallNumber("me", 1), limit=500, lease_ms=30_000).claimed
             reader.add(deliveries_of(claimed, handler, 0.0))
         return reader, noted, groups, troubles
 

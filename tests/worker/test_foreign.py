@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from go_original import GoProgram
 from tenacity import wait_exponential
+from transition import run_transition
 from waiting import eventually
 
 from reliq import Layout, Outgoing
@@ -57,7 +58,7 @@ def test_a_bare_body_like_an_envelope_is_never_written_to(make_queue, client):
     with queue.receive(wait=20) as [job]:
         job.reject()
     assert client.get(place) == ENVELOPE_LIKE
-    queue.moves.collect(["a"], letters_max=10, letters_ms=10_000)
+    run_transition(queue, "collect", ["a"], letters_max=10, letters_ms=10_000)
     assert queue.redrive(queue.letters()) == 1
     assert client.get(place) == ENVELOPE_LIKE
 

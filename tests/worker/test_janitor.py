@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from transition import run_transition
 
 from reliq.events import WentBack
 from reliq.lua.transitions import CallNumber
@@ -28,7 +29,7 @@ def claim(queue):
 
     def make(count, turn):
         queue.publish_many(["x"] * count)
-        queue.moves.claim(CallNumber("worker", turn), limit=count, lease_ms=60_000)
+        run_transition(queue, "claim", CallNumber("worker", turn), limit=count, lease_ms=60_000)
 
     return make
 

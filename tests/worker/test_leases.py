@@ -8,6 +8,7 @@ import time
 import pytest
 import redis
 from tenacity import wait_fixed
+from transition import run_transition
 from waiting import eventually
 
 from reliq import Outgoing, Stopped
@@ -237,7 +238,7 @@ def test_a_job_knows_its_message(queue, consumer, work_until, recorder):
 def test_a_message_that_this_process_claims_again_keeps_its_new_lease(queue, consumer, hold, gate, client, recorder):
     engine = hold(consumer, queue, lease=60)
     client.zadd(queue.keys.unack, {"x": 1})  # its lease is over
-    queue.moves.reclaim()
+    run_transition(queue, "reclaim")
     gate.wait_for()
     first, second = engine.inflight.deliveries()
     until = second.lease_until

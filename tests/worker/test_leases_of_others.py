@@ -9,6 +9,7 @@ import time
 
 import pytest
 from begun import begun
+from transition import run_transition
 from waiting import eventually
 
 from reliq.lua.transitions import CallNumber
@@ -61,12 +62,12 @@ def test_a_redis_that_is_away_is_waited_for_once_and_not_for_each_queue(own_serv
 
 def test_a_count_of_retries_beyond_all_measure_stops_nothing(leases, queue, client):
     queue.publish_many(["x"] * 4)
-    far, farther, *others = queue.moves.claim(CallNumber(LANE, 1), limit=4, lease_ms=60_000).claimed
+    far, farther, *others = run_transition(queue, "claim", CallNumber(LANE, 1), limit=4, lease_ms=60_000).claimed
     client.hset(queue.keys.retries_left, mapping={far.id: "5000000", farther.id: "9" * 5000})
 
     leases.release(queue.keys, leases.held(queue.keys, LANE))
 
-    again = queue.moves.claim(CallNumber("another", 1), limit=4, lease_ms=60_000).claimed
+    again = run_transition(queue, "claim", CallNumber("another", 1), limit=4, lease_ms=60_000).claimed
     assert {one.id for one in others} <= {one.id for one in again}
 
 
@@ -74,7 +75,7 @@ def test_messages_of_keys_go_back_to_the_heads_of_their_key_queues(leases, queue
     for body in ("a0", "a1", "a2", "b0"):
         queue.publish(body, id=body, key=body[0])
     queue.publish("plain", id="plain")
-    queue.moves.claim(CallNumber(LANE, 1), limit=4, lease_ms=60_000, keyed=True)
+    run_transition(queue, "claim", CallNumber(LANE, 1), limit=4, lease_ms=60_000, keyed=True)
     (shard,) = leases.shards(["q"])
 
     held = leases.held(shard, LANE)
@@ -101,7 +102,7 @@ def held(consumer, queue, tmp_path):
 
 
 def claim(queue, number=1):
-    (claimed,) = queue.moves.claim(CallNumber(LANE, number), limit=1, lease_ms=60_000).claimed
+    (claimed,) = run_transition(queue, "claim", CallNumber(LANE, number), limit=1, lease_ms=60_000).claimed
     return claimed
 
 
@@ -160,7 +161,7 @@ def test_a_message_of_a_dead_process_comes_back_at_once_and_later_by_its_lease(h
 
     recovery.give_back(child, 1)
     assert whole - client.zscore(queue.keys.unack, "x") > 30
-    eventually(lambda: queue.moves.reclaim().overdue == ("x",), "its lease is over")
+    eventually(lambda: run_transition(queue, "reclaim").overdue == ("x",), "its lease is over")
     again = claim(queue, 2)
     until = client.zscore(queue.keys.unack, "x")
     recovery.give_back(child, 2)

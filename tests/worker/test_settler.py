@@ -5,6 +5,7 @@ import time
 from contextlib import contextmanager, suppress
 
 import pytest
+from transition import run_transition
 from waiting import eventually
 
 from reliq import Outgoing
@@ -25,7 +26,7 @@ def deliveries(queue, acking):
     def make(amount):
         queue.publish_many([Outgoing(body="x", id=str(number)) for number in range(amount)])
         turns = (CallNumber("me", turn) for turn in range(1, amount // 500 + 2))
-        answers = [queue.moves.claim(turn, limit=500, lease_ms=60_000) for turn in turns]
+        answers = [run_transition(queue, "claim", turn, limit=500, lease_ms=60_000) for turn in turns]
         claimed = [message for answer in answers for message in answer.claimed]
         return deliveries_of(claimed, acking.handlers[0], time.monotonic())
 
@@ -209,7 +210,7 @@ def test_nothing_waits_for_more_outcomes_while_they_come_in_numbers(patient, del
 def test_an_outcome_that_frees_a_limited_slot_waits_only_for_others(patient, serve, consumer, settler, recorder):
     queue = serve(ordered=True)
     queue.publish_many([Outgoing(body="x", key=key, id=key) for key in "abc"])
-    claimed = queue.moves.claim(CallNumber("me", 1), limit=3, lease_ms=60_000, keyed=True).claimed
+    claimed = run_transition(queue, "claim", CallNumber("me", 1), limit=3, lease_ms=60_000, keyed=True).claimed
     first, second, last = held = deliveries_of(claimed, consumer.handlers[0], time.monotonic())
     one, _ = settler(held)
 

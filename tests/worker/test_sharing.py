@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import ExitStack
 
 import pytest
+from transition import run_transition
 from waiting import eventually
 
 from reliq import Consumer, Outgoing, WorkerSettings
@@ -175,11 +176,11 @@ def test_a_worker_keeps_no_slow_jobs_that_another_could_start(queue, url, record
 def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, work_until, recorder):
     ids = [f"{sort}{number}" for sort in ("new", "again") for number in range(20)]
     queue.publish_many([Outgoing(body="x", id=id) for id in ids])
-    claimed = queue.moves.claim(CallNumber("other", 1), limit=40, lease_ms=30_000).claimed
-    queue.moves.release([one for one in claimed if one.id.startswith("new")])
-    queue.moves.nack([(one, 0, "failed 1 x", b"") for one in claimed if one.id.startswith("again")])
+    claimed = run_transition(queue, "claim", CallNumber("other", 1), limit=40, lease_ms=30_000).claimed
+    run_transition(queue, "release", [one for one in claimed if one.id.startswith("new")])
+    run_transition(queue, "nack", [(one, 0, "failed 1 x", b"") for one in claimed if one.id.startswith("again")])
     while queue.counts().retry < 20:  # due now, rounded up to the next millisecond
-        queue.moves.reclaim()
+        run_transition(queue, "reclaim")
     assert queue.counts().ready == 20
     consumer.handler(queue)(lambda body: threading.Event().wait(SLOW_SECONDS))
 

@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from transition import run_transition
 from waiting import eventually
 
 from reliq import Nack, Stopped, WorkerSettings
@@ -137,7 +138,7 @@ def test_an_idle_worker_ends_its_wait_and_its_watch_at_a_stop(queue, acking, sta
 def test_a_drain_takes_messages_of_a_dead_worker(queue, consumer, recorder):
     queue.publish("x", id="x")
     queue.publish("y", id="y", retries=0)
-    queue.moves.claim(CallNumber("dead", 1), limit=2, lease_ms=50)
+    run_transition(queue, "claim", CallNumber("dead", 1), limit=2, lease_ms=50)
     consumer.handler(queue, lease=3.0)(lambda body: None)
 
     consumer.drain()

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from transition import run_transition
 
 from reliq.events import Acked, Handled, Started
 from reliq.lua.transitions import CallNumber
@@ -16,9 +17,11 @@ def suspects(make_queue):
         for name in names:
             queue = make_queue(name)
             queue.publish_many(["x"] * amount)
-            assert len(queue.moves.claim(CallNumber("dead", 1), limit=amount, lease_ms=1).claimed) == amount
+            assert (
+                len(run_transition(queue, "claim", CallNumber("dead", 1), limit=amount, lease_ms=1).claimed) == amount
+            )
             while queue.counts().retry < amount:
-                queue.moves.reclaim()
+                run_transition(queue, "reclaim")
 
     return make
 
@@ -86,10 +89,10 @@ def test_the_innocent_are_found_behind_many_suspects(no_looks, queue, consumer, 
 
     suspects("q", amount=100)
     queue.publish_many(["innocent"] * 20)
-    claimed = queue.moves.claim(CallNumber("other", 1), limit=20, lease_ms=30_000).claimed
-    queue.moves.nack([(one, 0, "failed 1 x", b"") for one in claimed])
+    claimed = run_transition(queue, "claim", CallNumber("other", 1), limit=20, lease_ms=30_000).claimed
+    run_transition(queue, "nack", [(one, 0, "failed 1 x", b"") for one in claimed])
     while queue.counts().retry < 120:
-        queue.moves.reclaim()
+        run_transition(queue, "reclaim")
 
     start(concurrency=4)
 

@@ -6,6 +6,7 @@ from itertools import count, pairwise
 from types import SimpleNamespace
 
 import pytest
+from transition import run_transition
 from waiting import eventually
 
 from reliq import Consumer, Nack, WorkerSettings
@@ -155,7 +156,7 @@ def test_one_worker_watches_a_due_time_and_hands_its_token_on_when_it_stops(queu
 def test_messages_of_a_dead_worker_return_or_end_when_leases_expire(no_looks, queue, consumer, work_until, recorder):
     for retries in (1, 0):
         queue.publish("x", id=str(retries), retries=retries)
-    queue.moves.claim(CallNumber("dead", 1), limit=2, lease_ms=500)
+    run_transition(queue, "claim", CallNumber("dead", 1), limit=2, lease_ms=500)
     consumer.handler(queue, lease=0.3)(lambda body: None)
 
     work_until(Acked)
@@ -170,7 +171,7 @@ def test_expired_leases_are_spared_after_a_start_or_an_outage(queue, consumer, c
     """Their workers may be alive, and about to renew them, when Redis comes back to all at once."""
     consumer.handler(queue, lease=60)(lambda body: None)
     queue.publish("x", id="x")
-    queue.moves.claim(CallNumber("slow", 1), limit=1, lease_ms=60_000)
+    run_transition(queue, "claim", CallNumber("slow", 1), limit=1, lease_ms=60_000)
     client.zadd(queue.keys.unack, {"x": 1})  # its lease is over
     is_away = [how] if how != "start" else []
 
@@ -179,7 +180,7 @@ def test_expired_leases_are_spared_after_a_start_or_an_outage(queue, consumer, c
 
     made = fetcher_of(consumer, client=SimpleNamespace(run_all=run_all, place=caller.place, observers=()))
     scheduler, claim = made.scheduler, CallNumber("me", 1)
-    answer = queue.moves.claim(claim, limit=1, lease_ms=60_000, watcher="me")
+    answer = run_transition(queue, "claim", claim, limit=1, lease_ms=60_000, watcher="me")
     scheduler.note(queue.keys, answer, time.monotonic() - 1)
     if is_away:
         scheduler._spared_at[None] = -math.inf  # its start is long ago
@@ -210,7 +211,7 @@ def test_a_sooner_due_time_of_a_claim_is_not_overruled_by_an_older_answer(queue,
     turns = (CallNumber("me", number) for number in count(1))
 
     def claim():
-        answer = queue.moves.claim(next(turns), limit=1, lease_ms=60_000, watcher="me")
+        answer = run_transition(queue, "claim", next(turns), limit=1, lease_ms=60_000, watcher="me")
         scheduler.note(queue.keys, answer, time.monotonic())
 
     def meanwhile(event):
@@ -286,7 +287,7 @@ def test_queues_that_are_due_at_once_share_the_moves_of_a_round_trip(serve, cons
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     for queue in queues:
         client.zadd(queue.keys.pending, {f"m{number}": 1 for number in range(60)})
-        looked = queue.moves.claim(CallNumber("me", 1), limit=0, lease_ms=60_000, watcher="me")
+        looked = run_transition(queue, "claim", CallNumber("me", 1), limit=0, lease_ms=60_000, watcher="me")
         scheduler.note(queue.keys, looked, time.monotonic())
 
     moved = []

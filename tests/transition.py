@@ -1,0 +1,8 @@
+"""One exact transition of a queue, without a retry: a call that failed may have run."""
+
+from reliq.lua import transitions
+
+
+def run_transition(queue, name, *args, **options):
+    """Run the transition of this name on the keys of a queue; return its answer."""
+    return queue._clients.blocking().run(getattr(transitions, name)(queue.keys, *args, **options))
