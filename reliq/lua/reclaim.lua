@@ -41,7 +41,7 @@ for i, id in ipairs(ids) do
   local word, left, waited = words[i], count(lefts[i]), waits(words[i])
   local died = word and deaths(word) + (waited and 0 or 1) or 0
   local is_last, note = left == 0 or died >= tonumber(most), known[i] or ''
-  -- A death is noted at once; an earlier version did so with the last one alone.
+  -- A death is noted at once.
   local is_new = (not waited and word) or (is_last and word ~= 'nacked' and not note:find('^lease '))
   if is_new and not cancelled(word) then
     pair(notes, id, failures('lease - ' .. (note:match('^%S+ %S+ ([^\29-\31]*)') or ''), note))

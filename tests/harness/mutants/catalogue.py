@@ -36,7 +36,7 @@ MUTANTS = (
     ),
     *(_without_receipt(verb) for verb in ("ack", "nack", "extend", "release", "snooze")),
     Mutant("claim leaves an id behind", "lua/claim.lua", "0, -one.size - 1)", "0, -one.size)", examples=50),
-    Mutant("no heartbeat", "worker/renewer.py", "        if due:\n            self._extend(due)\n", "", by=HARNESS),
+    Mutant("no heartbeat", "worker/settler.py", "        if due:\n            self._extend(due)\n", "", by=HARNESS),
     Mutant(
         "publish is not idempotent",
         "lua/publish.lua",
