@@ -1,11 +1,9 @@
 """
-One worker process, a file for each part.
+One worker process, a module for each part.
 
-fetcher claims messages (claims: how many of which queue; turns: of which shards) and reads their bodies (bodies). served
-says which shards there are, and tokens waits for word from those that lie apart. inflight holds every delivery
-until it is settled, slots says what may start, and quick_calls which thread makes those that are quick. runner calls plain handlers
-on threads, event_loop coroutines; failures reports errors. settler sends outcomes to Redis. Beside them renewer extends leases and enforces timeouts,
-watchdog watches the event loop, scheduler promotes and reclaims, janitor collects dead letters, heartbeat writes the
-process' record. loop makes a thread of each part, delivery has the values that they share, lifespan and drained serve
-the start and the end, engine puts all together.
+`fetcher` claims messages and reads their bodies; `claims` decides how many of which queue and shard. `slots` holds every
+delivery until it is settled and says which calls may start. `runner` calls plain handlers on threads and coroutines on an event
+loop, and reports errors. `settler` sends outcomes to Redis and extends leases. `scheduler` promotes, reclaims and
+publishes periodic jobs. `upkeep` collects dead letters, notes history and writes the worker record. `loop` makes a
+thread of each part, `health` has the pulse that the supervisor reads, and `engine` puts all together.
 """

@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +19,6 @@ from reliq.worker.claims import Capacity, QueueClaims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from threading import Condition
 
     from reliq.handlers.handler import Handler, Job
     from reliq.handlers.settlement import Outcome
@@ -171,67 +169,6 @@ class HandlerCall(msgspec.Struct, eq=False):
             return self.abandoned
         now = time.monotonic()
         return self.abandoned and now > (self.timeout_at or now) + CANCEL_SECONDS
-
-
-#: A handler whose calls hold up what waits for their thread for less than this in the mean is quick.
-QUICK_SECONDS = 5e-5
-#: A call of a quick handler that lasts longer is stuck, and another thread goes on.
-STUCK_SECONDS = 0.001
-#: A call's duration has this weight in the mean: some that lost the interpreter do not make a quick handler a slow one.
-_QUICKNESS_WEIGHT = 0.005
-
-
-class QuickCalls:
-    """
-    Knows which thread leads: who took the latest call goes on with what waits while its calls are quick.
-
-    Another looks on meanwhile, and takes over when a call does not end; the others rest. Every method is called under the
-    lock of `work`.
-    """
-
-    def __init__(self, work: Condition) -> None:
-        self._work = work
-        self._latest: HandlerCall | None = None
-        self._is_looked_on = False
-        self._means: dict[str, float] = {}
-
-    def ended(self, run: HandlerCall, now: float) -> float | None:
-        """Learn from a call that has ended; return how long it took, None when its handler was not called."""
-        if not run.began:
-            return None
-        queue, took = run.deliveries[0].queue, now - run.started_at
-        mean = self._means.get(queue, 2 * QUICK_SECONDS)
-        self._means[queue] = mean + (min(took, STUCK_SECONDS) - mean) * _QUICKNESS_WEIGHT
-        return took
-
-    def may_take(self) -> bool:
-        """Return whether this thread takes the next call: it leads, or no other is at quick calls."""
-        latest = self._latest
-        if latest is None or latest.thread == get_ident() or not self._is_quick(latest):
-            return True
-        return time.monotonic() - latest.started_at > STUCK_SECONDS
-
-    def took(self, run: HandlerCall) -> bool:
-        """Note the latest call; return whether another thread is wanted, for the next calls or to look on."""
-        leads = self._latest is not None and self._latest.thread == run.thread
-        self._latest = run
-        return not (leads and self._is_looked_on and self._is_quick(run))
-
-    def wait(self, seconds: float | None, *, looks_on: bool) -> None:
-        """Wait to be woken; one that `looks_on` while calls wait no longer than a quick call lasts, unless another does."""
-        if self._latest is not None and self._latest.thread == get_ident():
-            self._latest = None
-        if not looks_on or self._is_looked_on:
-            self._work.wait(seconds)
-            return
-        self._is_looked_on = True
-        try:
-            self._work.wait(STUCK_SECONDS)
-        finally:
-            self._is_looked_on = False
-
-    def _is_quick(self, run: HandlerCall) -> bool:
-        return self._means.get(run.deliveries[0].queue, STUCK_SECONDS) < QUICK_SECONDS
 
 
 #: A message that is held ahead and has not started after this time goes back to Redis.
@@ -420,16 +357,16 @@ class SlotTable:
         self._free += not slots.stalled
         self.queued += len(deliveries)
 
-    def end_call(self, deliveries: Sequence[HeldDelivery], took: float | None, *, abandoned: bool) -> QueueSlots:
-        """Free the slot of a call that has ended; `took` is None when its handler was not called."""
-        slots = self.queues[deliveries[0].queue]
+    def end_call(self, run: HandlerCall, now: float) -> QueueSlots:
+        """Free the slot of a call that has ended; return the slots of its queue."""
+        slots = self.queues[run.deliveries[0].queue]
         slots.running -= 1
-        slots.ended += len(deliveries)
+        slots.ended += len(run.deliveries)
         self._free += not slots.stalled
-        if took is not None:
-            slots.learn(took)
-        if slots.rooms and not abandoned:
-            slots.part_from_suspects(deliveries)
+        if run.began:
+            slots.learn(now - run.started_at)
+        if slots.rooms and not run.abandoned:
+            slots.part_from_suspects(run.deliveries)
         return slots
 
     def give_coroutines_slots(self, *, on: bool) -> None:
@@ -566,8 +503,8 @@ class Inflight:
     """
     The deliveries of a process, from claim to settled. Every method is atomic; `reliq.worker.slots` says what may start.
 
-    Free slots are given to calls at once. One thread is woken; it wakes the next when it takes a call that is not quick
-    (`QuickCalls`). The fetcher waits for capacity here or in Redis (`watch`).
+    Free slots are given to calls at once. One thread is woken; it wakes the next when it takes a call. The fetcher waits
+    for capacity here or in Redis (`watch`).
 
     Attributes:
         started, closed: how many messages were given to handlers, and whether nothing more starts.
@@ -590,7 +527,8 @@ class Inflight:
         self._plain_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no thread yet
         self._async_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no task yet
         self._runs: dict[HandlerCall, None] = {}
-        self._resting, self._waking, self._quick = 0, False, QuickCalls(self._work)  # threads without a call; one comes
+        self._resting = 0  # threads without a call
+        self._waking = False  # one of these threads is on its way
         self._loop_called = self._fetcher_waits = False  # the loop is on its way; the fetcher waits here for capacity
         self._watched: Sequence[QueueClaims] | None = None  # what the fetcher, waiting in Redis, cannot claim
 
@@ -659,14 +597,21 @@ class Inflight:
         with self._lock:
             if done is not None:
                 self._finish((done,))
-            while not self.closed:
-                if self._plain_calls and self._quick.may_take():
-                    run = self._start(self._plain_calls.popleft(), threading.get_ident())
-                    if self._quick.took(run):
-                        self._wake_thread()
-                    return run
-                self._rest()
-            return None
+            while not (self._plain_calls or self.closed):
+                linger = self._table.linger(time.monotonic(), is_async=False)
+                self._resting += 1
+                try:
+                    self._work.wait(linger)
+                finally:  # a time limit of a handler's own may raise here, too late for its handler
+                    self._resting -= 1
+                    self._waking = False
+                if linger is not None:
+                    self._give_slots()
+            if self.closed:
+                return None
+            run = self._start(self._plain_calls.popleft(), threading.get_ident())
+            self._wake_thread()
+            return run
 
     def next_async(self, done: Sequence[HandlerCall]) -> tuple[list[HandlerCall], float | None]:
         """Free the slots of `done`, start what may start of coroutine handlers; return when a batch will have waited."""
@@ -776,18 +721,6 @@ class Inflight:
             self._loop_called = True
             self.call_loop()
 
-    def _rest(self) -> None:
-        """Wait for a call, or for a batch that lingers, and give it a slot."""
-        linger = self._table.linger(time.monotonic(), is_async=False)
-        self._resting += 1
-        try:
-            self._quick.wait(linger, looks_on=bool(self._plain_calls))
-        finally:  # a time limit of a handler's own may raise here, too late for its handler
-            self._resting -= 1
-            self._waking = False
-        if linger is not None:
-            self._give_slots()
-
     def _wake_thread(self) -> None:
         """Wake a thread for the next call, or for a batch that lingers, unless one is on its way: it wakes the next."""
         if self._resting and not self._waking:
@@ -818,7 +751,7 @@ class Inflight:
         idle, now = False, time.monotonic()
         for run in runs:
             del self._runs[run]
-            slots = self._table.end_call(run.deliveries, self._quick.ended(run, now), abandoned=run.abandoned)
+            slots = self._table.end_call(run, now)
             idle = idle or not slots.queued  # nothing of the queue takes the slot
         if self.closed:
             self._fewer.notify_all()

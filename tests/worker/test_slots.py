@@ -1,15 +1,13 @@
 """The slots of a process: what waits, what runs in which thread, and how much more may be claimed."""
 
-import threading
 import time
 from types import SimpleNamespace
 
 import pytest
-from waiting import eventually
 
 from reliq.events import Acked
 from reliq.worker.claims import QueueClaims
-from reliq.worker.slots import HOLD_SECONDS, QUICK_SECONDS, STUCK_SECONDS, HandlerCall, QuickCalls
+from reliq.worker.slots import HOLD_SECONDS
 
 
 @pytest.fixture
@@ -107,50 +105,3 @@ def test_a_batch_that_lingers_beside_busy_threads_has_one_that_waits_for_it(queu
     gate.wait_for()
 
     recorder.wait_for(Acked, 2)
-
-
-def test_quick_calls_are_made_by_one_thread_until_one_is_stuck(queue, acking, inflight_of, new_deliveries, monkeypatch):
-    clock = SimpleNamespace(now=1000.0)
-    for place in ("slots",):
-        monkeypatch.setattr(f"reliq.worker.{place}.time", SimpleNamespace(monotonic=lambda: clock.now))
-    deliveries, inflight, taken = new_deliveries(6), inflight_of(16), []
-    inflight._quick._means[queue.name] = QUICK_SECONDS / 2
-    inflight.add(deliveries)
-    inflight.hold(deliveries)
-
-    over = threading.Event()
-
-    def take():
-        taken.append(inflight.next_plain(None))
-        over.wait(60)  # its number is not given to another thread
-
-    run = inflight.next_plain(None)
-    for _ in range(2):
-        threading.Thread(target=take, daemon=True).start()
-    eventually(lambda: inflight._resting == 2, "one looks on, one rests")
-    for _ in range(2):
-        run = inflight.next_plain(run)
-    assert (run.deliveries, taken) == (deliveries[2:3], [])
-
-    for at in (3, 4):  # each that takes over has the next look on
-        clock.now += 2 * STUCK_SECONDS
-        eventually(lambda at=at: len(taken) == at - 2, "another thread goes on")
-        assert taken[-1].deliveries == deliveries[at : at + 1]
-
-    inflight._quick._means[queue.name] = 2 * QUICK_SECONDS  # by now it is slow
-    threading.Thread(target=take, daemon=True).start()
-    eventually(lambda: len(taken) == 3, "another thread does not wait for it", seconds=30)
-    inflight.close()
-    over.set()
-
-
-def test_a_handler_is_quick_while_its_calls_hardly_wait_for_anything():
-    for durations, is_quick in (
-        ([5e-6] * 195 + [5e-3] * 5, True),  # the interpreter was lost at times
-        ([5e-6] * 7 + [8e-4] * 3, False),  # some wait for an answer that comes soon
-        ([1e-3], False),
-    ):
-        quick, run = QuickCalls(threading.Condition()), HandlerCall([SimpleNamespace(queue="q")], None, 0.0, None)
-        for turn in range(2000):
-            quick.ended(run, durations[turn % len(durations)])
-            assert turn < 1000 or quick._is_quick(run) == is_quick
