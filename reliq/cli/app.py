@@ -77,8 +77,7 @@ MODULES = {
     "keys": "limits keys shards",
     "messages": "list show cancel purge move publish",
     "queues": "queues ends pause resume forget account workers running",
-    "relay": "relay outbox",
-    "serve": "exporter health web",
+    "serve": "relay outbox exporter health web",
     "worker": "worker config",
 }
 #: Commands whose function has another name.

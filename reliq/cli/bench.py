@@ -9,8 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from reliq.bench import PARTS
 from reliq.cli.options import Json, Url, Yes
-from reliq.cli.output import confirm, console, print_json
-from reliq.cli.tables import print_table
+from reliq.cli.output import confirm, console, print_json, print_table
 
 if TYPE_CHECKING:
     from reliq.bench.bench import Bench, Figure, Report

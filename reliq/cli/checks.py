@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reliq.admin.calls import ROLES
-from reliq.cli.options import DEFAULT_LAYOUT, AdminOption, Json, LayoutText, QueueName, Url, WholeQueueAdmin, admin
+from reliq.cli.options import DEFAULT_LAYOUT, AdminOption, Json, LayoutText, QueueName, Url, WholeQueueAdmin, open_admin
 from reliq.cli.output import console, print_json, say
 from reliq.keys import Keys, Layout
 from reliq.text import format_missing, pluralize
@@ -23,7 +23,7 @@ def check(
     *,
     repair: Annotated[bool, typer.Option("--repair", help="Set right what is wrong.")] = False,
     json: Json = False,
-    desk: AdminOption,
+    admin: AdminOption,
 ) -> None:
     """
     Look at every message of a queue for what contradicts the model, beside those who use it.
@@ -35,7 +35,7 @@ def check(
     Example: reliq check orders --repair
     """
     with _progress() as progress:
-        report = desk.check(queue, repair=repair, progress=progress)
+        report = admin.check(queue, repair=repair, progress=progress)
     if json:
         print_json(report)
     else:
@@ -76,7 +76,7 @@ def doctor(
     queue: Annotated[str, typer.Option(help="The queue whose rights are asked for.")] = "reliq-doctor",
     strict: Annotated[bool, typer.Option("--strict", help="A warning or unknown counts as bad.")] = False,
     json: Json = False,
-    desk: WholeQueueAdmin,
+    admin: WholeQueueAdmin,
 ) -> None:
     """
     Say whether a Redis is fit for queues, what each finding means, and how to mend it.
@@ -86,7 +86,7 @@ def doctor(
 
     Example: reliq doctor --role consumer --queue orders
     """
-    found = desk.doctor(roles=role or (), queue=queue)
+    found = admin.doctor(roles=role or (), queue=queue)
     if json:
         print_json(found)
     else:
@@ -138,7 +138,7 @@ def acl(
     Example: reliq acl --role producer --queue orders --server 7.0
     """
     if server is None:
-        rule = admin(url, layout).acl(role, queue, user=user, without_eval=without_eval)
+        rule = open_admin(url, layout).acl(role, queue, user=user, without_eval=without_eval)
     else:
         queues = [Keys(name, Layout.parse(layout)) for name in queue]
         is_seven = server is Server.seven
@@ -173,7 +173,7 @@ def load(json: Json = False, url: Url = None) -> None:
 
     Example: reliq scripts load
     """
-    loaded = admin(url).load_scripts()
+    loaded = open_admin(url).load_scripts()
     if json:
         print_json(loaded)
         return

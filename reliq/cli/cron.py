@@ -7,10 +7,17 @@ import typer
 
 from reliq.cli.lazy import OptionsOf
 from reliq.cli.messages import when_text
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, WholeQueueAdmin, admin_of_whole, queue_names
-from reliq.cli.output import print_json, say
+from reliq.cli.options import (
+    DEFAULT_LAYOUT,
+    Json,
+    LayoutText,
+    Url,
+    WholeQueueAdmin,
+    open_whole_queue_admin,
+    queue_names,
+)
+from reliq.cli.output import print_json, print_table, say
 from reliq.cli.queues import pause_text
-from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.redis.crons import TICK_LATE_SECONDS
@@ -41,17 +48,17 @@ def entry_of(
     name: Name, queue: OfQueue = None, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT
 ) -> "tuple[Admin, str, str]":
     """Return the Admin of an entry's layout, its queue and its name; raise ConfigurationError for none, or for several."""
-    desk = admin_of_whole(url, layout)
+    admin = open_whole_queue_admin(url, layout)
     if queue is not None:
-        return desk, queue, name
-    found = [one for one in desk.crons() if one.name == name]
+        return admin, queue, name
+    found = [one for one in admin.crons() if one.name == name]
     if not found:
         raise ConfigurationError(f"there is no periodic entry {name[:80]!r}; `reliq cron list` shows what there is")
     if len(found) > 1:
         queues = ", ".join(one.queue for one in found)
         raise ConfigurationError(f"entries of several queues are called {name!r}: {queues}; say which with --queue")
     [one] = found
-    return desk.in_layout(Layout.parse(one.layout)), one.queue, name
+    return admin.in_layout(Layout.parse(one.layout)), one.queue, name
 
 
 Entry = Annotated["tuple[Admin, str, str]", OptionsOf(entry_of)]
@@ -64,7 +71,7 @@ def list_crons(
     ] = None,
     *,
     json: Json = False,
-    desk: WholeQueueAdmin,
+    admin: WholeQueueAdmin,
 ) -> None:
     """
     List periodic entries: when each ticks next and did last, and how many ticks were missed or skipped, and why.
@@ -73,7 +80,7 @@ def list_crons(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue.
     """
-    found = desk.crons(queues or ())
+    found = admin.crons(queues or ())
     if json:
         print_json(found)
         return
@@ -95,8 +102,8 @@ def run(*, entry: Entry, json: Json = False) -> None:
 
     Exit codes: 0 published, 1 Redis did not answer, 2 there is no such entry, or no worker that has it.
     """
-    desk, of, name = entry
-    id = desk.run_cron(of, name)
+    admin, of, name = entry
+    id = admin.run_cron(of, name)
     print_json({"id": id, "queue": of}) if json else say(f"published {id} to {of}")
 
 
@@ -111,8 +118,8 @@ def pause(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 there is no such entry.
     """
-    desk, of, name = entry
-    desk.pause_cron(of, name, reason=reason)
+    admin, of, name = entry
+    admin.pause_cron(of, name, reason=reason)
     print_json({"paused": True, "queue": of}) if json else say(
         f"{name} is paused; `{shell_command('cron resume', name)}` ends it"
     )
@@ -127,8 +134,8 @@ def resume(*, entry: Entry, json: Json = False) -> None:
 
     Exit codes: 0 it is published, also when it was not paused; 1 Redis did not answer; 2 there is no such entry.
     """
-    desk, of, name = entry
-    was_paused = desk.resume_cron(of, name)
+    admin, of, name = entry
+    was_paused = admin.resume_cron(of, name)
     if json:
         print_json({"was_paused": was_paused, "queue": of})
     else:
@@ -144,8 +151,8 @@ def forget(*, entry: Entry, json: Json = False) -> None:
 
     Exit codes: 0 done, 1 Redis did not answer, 2 there is no such entry, or a worker has it.
     """
-    desk, of, name = entry
-    desk.forget_cron(of, name)
+    admin, of, name = entry
+    admin.forget_cron(of, name)
     print_json({"forgotten": name, "queue": of}) if json else say(f"{name} of {of} is forgotten")
 
 

@@ -12,9 +12,18 @@ from reliq.admin import LetterFilter
 from reliq.admin.filters import duration
 from reliq.cli.messages import JSON_BODY, TABLE_BODY, TABLE_ERROR, when_text
 from reliq.cli.options import AdminOption, All, DryRun, Json, QueueName, WhichLetters, Yes, queue_names
-from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_facts, print_found, print_json, say
+from reliq.cli.output import (
+    EXIT_UNKNOWN_ID,
+    complain,
+    confirm,
+    print_facts,
+    print_found,
+    print_json,
+    print_table,
+    progress_bar,
+    say,
+)
 from reliq.cli.queues import clock
-from reliq.cli.tables import print_table, progress_bar
 from reliq.errors import ConfigurationError
 from reliq.message import Letter
 from reliq.settings import check_int
@@ -44,7 +53,7 @@ def list_letters(
     limit: Annotated[int, typer.Option(help="The most to show.")] = 20,
     group: Annotated[bool, typer.Option("--group", help="How many died of what, the most first, and where.")] = False,
     json: Json = False,
-    desk: AdminOption,
+    admin: AdminOption,
 ) -> None:
     """
     List dead letters, oldest first; or with --group how many died of what.
@@ -55,13 +64,13 @@ def list_letters(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong filter.
     """
-    most, away = check_int("--limit", limit, least=1, most=LETTERS_LIMIT), desk.shards(queue).away
+    most, away = check_int("--limit", limit, least=1, most=LETTERS_LIMIT), admin.shards(queue).away
     nothing = f"no dead letters in {queue}{' that match' * where.is_set}"
     if group:
-        groups = desk.dead_groups(queue, where=where, for_seconds=GROUP_SECONDS, without=away)
+        groups = admin.dead_groups(queue, where=where, for_seconds=GROUP_SECONDS, without=away)
         _list_groups(groups, most, nothing, json=json)
     else:
-        found = list(islice(desk.letters(queue, where, without=away), most))
+        found = list(islice(admin.letters(queue, where, without=away), most))
         if json:
             print_json([as_json(one, start_of(one.payload, JSON_BODY)) for one in found])
         elif not found:
@@ -79,7 +88,7 @@ def show(
     *,
     raw: Annotated[bool, typer.Option("--raw", help="Only the body, byte for byte.")] = False,
     json: Json = False,
-    desk: AdminOption,
+    admin: AdminOption,
 ) -> None:
     """
     Show the last dead letter of a message: why it died, its headers and its whole body.
@@ -88,7 +97,7 @@ def show(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or id.
     """
-    letters = list(desk.letters(queue, LetterFilter(ids=frozenset([id]))))
+    letters = list(admin.letters(queue, LetterFilter(ids=frozenset([id]))))
     if not letters:
         raise ConfigurationError(f"queue {queue!r} has no dead letter of the id {id[:128]!r}; see `reliq dead list`")
     letter = letters[-1]
@@ -121,7 +130,7 @@ def redrive(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    desk: AdminOption,
+    admin: AdminOption,
 ) -> None:
     """
     Publish dead letters again, oldest first, with fresh retries.
@@ -139,14 +148,14 @@ def redrive(
         delay=duration(delay),
     )
     if dry_run:
-        found = _count(desk, queue, where)
+        found = _count(admin, queue, where)
         print_found(found if limit is None else min(found, limit), "redriven", json=json)
         return
-    total, missing = desk.size(queue, "dead"), _missing(desk, queue, where.ids)
+    total, missing = admin.size(queue, "dead"), _missing(admin, queue, where.ids)
     if every:
         confirm(f"Redrive {'all ' * (total != 1)}{pluralize(total, 'dead letter')} of {queue}?", yes=yes)
     with progress_bar("redriving", total, reliq.admin.RedriveResult()) as run:
-        done = desk.redrive(queue, where, options, to=to, on_step=run.step)
+        done = admin.redrive(queue, where, options, to=to, on_step=run.step)
     print_json(done) if json else say(done)
     _complain(queue, missing)
 
@@ -160,7 +169,7 @@ def purge(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    desk: AdminOption,
+    admin: AdminOption,
 ) -> None:
     """
     Delete dead letters for good; asks first.
@@ -171,14 +180,14 @@ def purge(
     interrupted.
     """
     _check_said(where, every=every)
-    found = _count(desk, queue, where)
+    found = _count(admin, queue, where)
     if dry_run:
         print_found(found, "deleted", json=json)
         return
-    missing = _missing(desk, queue, where.ids)
+    missing = _missing(admin, queue, where.ids)
     confirm(f"Delete {pluralize(found, 'dead letter')} of {queue}?", yes=yes)
-    with progress_bar("deleting", desk.size(queue, "dead"), 0, lambda done: f"{done} deleted") as run:
-        deleted = desk.delete_letters(queue, where, on_step=run.step)
+    with progress_bar("deleting", admin.size(queue, "dead"), 0, lambda done: f"{done} deleted") as run:
+        deleted = admin.delete_letters(queue, where, on_step=run.step)
     print_json({"deleted": deleted}) if json else say(f"{deleted} deleted")
     _complain(queue, missing)
 
@@ -229,14 +238,14 @@ def _check_said(where: LetterFilter, *, every: bool) -> None:
         )
 
 
-def _count(desk: "Admin", queue: str, where: LetterFilter) -> int:
-    with progress_bar("looking", desk.size(queue, "dead"), 0, lambda _found: "nothing was changed") as run:
-        return desk.count_letters(queue, where, on_step=run.step)
+def _count(admin: "Admin", queue: str, where: LetterFilter) -> int:
+    with progress_bar("looking", admin.size(queue, "dead"), 0, lambda _found: "nothing was changed") as run:
+        return admin.count_letters(queue, where, on_step=run.step)
 
 
-def _missing(desk: "Admin", queue: str, ids: frozenset[str]) -> list[str]:
+def _missing(admin: "Admin", queue: str, ids: frozenset[str]) -> list[str]:
     """Return those of `ids` that have no dead letter."""
-    return sorted(ids - {letter.id for letter in desk.letters(queue, LetterFilter(ids=ids))}) if ids else []
+    return sorted(ids - {letter.id for letter in admin.letters(queue, LetterFilter(ids=ids))}) if ids else []
 
 
 def _complain(queue: str, missing: list[str]) -> None:

@@ -7,9 +7,8 @@ import typer
 
 import reliq.admin
 from reliq.cli.options import Json, QueueName, WholeQueueAdmin, Yes, state_option
-from reliq.cli.output import EXIT_UNFINISHED, confirm, print_facts, print_json, say
+from reliq.cli.output import EXIT_UNFINISHED, confirm, print_facts, print_json, print_table, say
 from reliq.cli.queues import asleep_text, clock
-from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.message import PRIORITY_LINES
 from reliq.text import format_missing, pluralize, shell_command
@@ -46,7 +45,7 @@ def limits(
         ),
     ] = None,
     json: Json = False,
-    desk: WholeQueueAdmin,
+    admin: WholeQueueAdmin,
 ) -> None:
     """
     Show the limits of a queue, or change them while it is in use: order, places, rates and weights of keys.
@@ -63,9 +62,9 @@ def limits(
     weights, order = _weights(weight or ()), True if ordered else False if no_ordered else None
     given = (order, per_key, rate, burst, key_rate, key_burst, concurrency, weights, clear)
     if all(one is None for one in given):
-        found = desk.limits(queue)
+        found = admin.limits(queue)
     else:
-        found = desk.set_limits(
+        found = admin.set_limits(
             queue,
             ordered=order,
             per_key=per_key,
@@ -126,7 +125,7 @@ def keys(
     limit: Annotated[int, typer.Option(help="The most to show, up to 200.")] = 20,
     every: Annotated[bool, typer.Option("--all", help="Every key, in no order.")] = False,
     json: Json = False,
-    desk: WholeQueueAdmin,
+    admin: WholeQueueAdmin,
 ) -> None:
     """
     Show which keys have messages that wait or run, those with most first, and why they wait.
@@ -140,14 +139,14 @@ def keys(
     if every and key is not None:
         raise ConfigurationError("say --key or --all, not both")
     if key is not None:
-        _print_keys(desk.key(queue, key), json=json)
+        _print_keys(admin.key(queue, key), json=json)
     elif every and json:
-        print_json(list(_every_key(desk, queue)))
+        print_json(list(_every_key(admin, queue)))
     elif every:
-        for one in _every_key(desk, queue):
+        for one in _every_key(admin, queue):
             say("  ".join(str(cell) for cell in row_of(one) if cell != ""))
     else:
-        found = desk.keys(queue, limit=limit)
+        found = admin.keys(queue, limit=limit)
         if json:
             print_json(found)
             return
@@ -185,11 +184,11 @@ def _print_keys(line: "KeyQueue", *, json: bool) -> None:
         print_table(KEY_COLUMNS, [row_of(line)], long=("key",))
 
 
-def _every_key(desk: "Admin", queue: str) -> Iterator["KeyQueue"]:
+def _every_key(admin: "Admin", queue: str) -> Iterator["KeyQueue"]:
     """Yield every key once, page by page."""
     after, seen = None, set[str]()
     while True:
-        page = desk.key_page(queue, after=after)
+        page = admin.key_page(queue, after=after)
         for one in page.items:
             if one.key not in seen:
                 seen.add(one.key)
@@ -218,7 +217,7 @@ def shards(
     finish: Annotated[bool, typer.Option("--finish", help="End a change at once: workers do it too.")] = False,
     yes: Yes = False,
     json: Json = False,
-    desk: WholeQueueAdmin,
+    admin: WholeQueueAdmin,
 ) -> None:
     """
     Show the shards of a queue, or change how many there are while it is in use.
@@ -232,9 +231,9 @@ def shards(
     """
     if number is not None:
         confirm(f"Have {number} shards of {queue}? Every publisher must be of a version that knows of shards.", yes=yes)
-        desk.resize(queue, number)
-    left = desk.finish_resize(queue) if finish else reliq.admin.PendingMigration()
-    view = desk.shards(queue)
+        admin.resize(queue, number)
+    left = admin.finish_resize(queue) if finish else reliq.admin.PendingMigration()
+    view = admin.shards(queue)
     if json:
         print_json({"map": view.map, "counts": view.counts, "away": view.away, "left": left})
     else:

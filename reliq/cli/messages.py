@@ -18,16 +18,24 @@ from reliq.cli.options import (
     DryRun,
     Json,
     QueueName,
-    StateOption,
     Which,
     WholeQueueAdmin,
     Yes,
     queue_names,
     state_option,
 )
-from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_facts, print_found, print_json, say
+from reliq.cli.output import (
+    EXIT_UNKNOWN_ID,
+    complain,
+    confirm,
+    print_facts,
+    print_found,
+    print_json,
+    print_table,
+    progress_bar,
+    say,
+)
 from reliq.cli.queues import clock, why
-from reliq.cli.tables import print_table, progress_bar
 from reliq.errors import ConfigurationError
 from reliq.message import PublishOptions
 from reliq.settings import LARGEST_BODY
@@ -50,12 +58,14 @@ MESSAGE_COLUMNS = ("id", "", "when", "attempt", "left", "size", "key", "body", "
 def list_messages(
     queue: QueueName,
     *,
-    state: StateOption = "",
+    state: Annotated[
+        str, typer.Option(help=f"{', '.join(PLACES[:-1])} or {PLACES[-1]}.", autocompletion=state_option(PLACES))
+    ] = "",
     limit: Annotated[int, typer.Option(help="The most to show.")] = 20,
     offset: Annotated[int, typer.Option(help="How many to pass over first.")] = 0,
     where: Which,
     json: Json = False,
-    desk: AdminOption,
+    admin: AdminOption,
 ) -> None:
     """
     List the messages of one state, the next to come first.
@@ -67,9 +77,9 @@ def list_messages(
     queue or state.
     """
     state = state or ("waiting" if where.key else "ready")
-    total = desk.size(queue, state, key=where.key) if where.is_set else None
+    total = admin.size(queue, state, key=where.key) if where.is_set else None
     with progress_bar("looking", total, None, lambda _none: "nothing was changed") as run:
-        found = desk.messages(
+        found = admin.messages(
             queue, state, limit=limit, offset=offset, where=where, on_look=lambda looked: run.step(looked, None)
         )
     if json:
@@ -112,7 +122,7 @@ def show(
         bool, typer.Option("--raw", help="Write the body's bytes to standard output, nothing else.")
     ] = False,
     json: Json = False,
-    desk: WholeQueueAdmin,
+    admin: WholeQueueAdmin,
 ) -> None:
     """
     Show where a message is, what it holds, what went wrong and who has it; or what became of it.
@@ -122,7 +132,7 @@ def show(
 
     Example: reliq show orders order-42
     """
-    found = desk.show(queue, id)
+    found = admin.show(queue, id)
     if raw:
         if found.body is None:
             raise ConfigurationError(f"message {id[:128]!r} of queue {queue!r} has no body any more; leave --raw out")
@@ -216,7 +226,7 @@ def cancel(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    desk: AdminOption,
+    admin: AdminOption,
 ) -> None:
     """
     Cancel messages: they do not start; one that runs is not retried, and its handler is told.
@@ -231,11 +241,11 @@ def cancel(
     if bool(ids) == bool(state):
         raise ConfigurationError("say which messages: ids, or --state with --header, --match or --key")
     if state:
-        _cancel_where(desk, queue, state, where, tombstone=tombstone, dry_run=dry_run, yes=yes, json=json)
+        _cancel_where(admin, queue, state, where, tombstone=tombstone, dry_run=dry_run, yes=yes, json=json)
         return
     if where.is_set or dry_run:
         raise ConfigurationError("--header, --match, --key and --dry-run go with --state, not with ids")
-    answers = desk.cancel(queue, ids or [], tombstone=tombstone)
+    answers = admin.cancel(queue, ids or [], tombstone=tombstone)
     if json:
         print_json(answers)
     else:
@@ -246,7 +256,7 @@ def cancel(
 
 
 def _cancel_where(
-    desk: "Admin",
+    admin: "Admin",
     queue: str,
     state: str,
     where: "Filter",
@@ -256,16 +266,16 @@ def _cancel_where(
     yes: bool,
     json: bool,
 ) -> None:
-    total = desk.size(queue, check_place(state, CANCELLABLE), key=where.key)
+    total = admin.size(queue, check_place(state, CANCELLABLE), key=where.key)
     if dry_run:
         with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was cancelled") as run:
-            found = desk.count_messages(queue, state, where, on_step=run.step)
+            found = admin.count_messages(queue, state, where, on_step=run.step)
         print_found(found, "cancelled", json=json)
         return
     what = "those that match" if where.is_set else f"all {total}"
     confirm(f"Cancel the {state} messages of {queue}, {what}?", yes=yes)
     with progress_bar("cancelling", total, reliq.admin.RemoveResult(), lambda done: done.summary("cancelled")) as run:
-        done = desk.cancel_where(queue, state, where, tombstone=tombstone, on_step=run.step)
+        done = admin.cancel_where(queue, state, where, tombstone=tombstone, on_step=run.step)
     print_json(done) if json else say(done.summary("cancelled"))
 
 
@@ -277,7 +287,7 @@ def purge(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    desk: AdminOption,
+    admin: AdminOption,
 ) -> None:
     """
     Delete the messages of one state for good; say --dry-run first.
@@ -291,30 +301,30 @@ def purge(
     state = state or ("waiting" if where.key else "")
     if not state:
         raise ConfigurationError("say which messages: --state, or --key for those that wait in the line of a key")
-    total = desk.size(queue, state, key=where.key)
+    total = admin.size(queue, state, key=where.key)
     if dry_run:
-        print_found(_count(desk, queue, state, where, total), "deleted", json=json)
+        print_found(_count(admin, queue, state, where, total), "deleted", json=json)
         return
     what = "those that match" if where.is_set else f"all {total}"
     confirm(f"Delete the {state} messages of {queue}, {what}?", yes=yes)
-    done = _delete(desk, queue, state, where, total)
+    done = _delete(admin, queue, state, where, total)
     print_json(done) if json else say(done)
 
 
-def _count(desk: "Admin", queue: str, state: str, where: "Filter", total: int) -> int:
+def _count(admin: "Admin", queue: str, state: str, where: "Filter", total: int) -> int:
     with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was deleted") as run:
         if state != "dead":
-            return desk.count_messages(queue, state, where, on_step=run.step)
-        return desk.count_letters(
+            return admin.count_messages(queue, state, where, on_step=run.step)
+        return admin.count_letters(
             queue, where.of_letters(), on_step=lambda looked, _sum: run.step(looked, reliq.admin.RemoveResult())
         )
 
 
-def _delete(desk: "Admin", queue: str, state: str, where: "Filter", total: int) -> "RemoveResult":
+def _delete(admin: "Admin", queue: str, state: str, where: "Filter", total: int) -> "RemoveResult":
     with progress_bar("deleting", total, reliq.admin.RemoveResult()) as run:
         if state != "dead":
-            return desk.purge(queue, state, where, on_step=run.step)
-        desk.delete_letters(
+            return admin.purge(queue, state, where, on_step=run.step)
+        admin.delete_letters(
             queue,
             where.of_letters(),
             on_step=lambda looked, done: run.step(looked, reliq.admin.RemoveResult(found=done, purged=done)),
@@ -334,7 +344,7 @@ def move(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    desk: AdminOption,
+    admin: AdminOption,
 ) -> None:
     """
     Move messages of one state to another queue, with ids, due times, retries left and headers.
@@ -347,18 +357,18 @@ def move(
     """
     if state == "dead":
         raise ConfigurationError(
-            f"dead letters go by `{shell_command('dead redrive', queue, options=['--to', other], layout=desk.redis_keys(queue).layout)}`"
+            f"dead letters go by `{shell_command('dead redrive', queue, options=['--to', other], layout=admin.redis_keys(queue).layout)}`"
         )
-    total = desk.size(queue, check_place(state, MOVABLE), key=where.key)
+    total = admin.size(queue, check_place(state, MOVABLE), key=where.key)
     if dry_run:
         with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was moved") as looking:
-            found = desk.count_messages(queue, state, where, on_step=looking.step)
+            found = admin.count_messages(queue, state, where, on_step=looking.step)
         print_found(found if limit is None else min(found, limit), "moved", json=json)
         return
     what = "those that match" if where.is_set else f"all {total}"
     confirm(f"Move the {state} messages of {queue} to {other}, {what}?", yes=yes)
     with progress_bar("moving", total, reliq.admin.MoveResult()) as moving:
-        done = desk.move(queue, other, state, where, limit=limit, on_step=moving.step)
+        done = admin.move(queue, other, state, where, limit=limit, on_step=moving.step)
     print_json(done) if json else say(done)
 
 
@@ -383,7 +393,7 @@ def publish(
     key: Annotated[str | None, typer.Option(help="Whose message it is: limits and order hold for each key.")] = None,
     priority: Annotated[str, typer.Option(help="high, normal or low; without --key.")] = "normal",
     json: Json = False,
-    desk: WholeQueueAdmin,
+    admin: WholeQueueAdmin,
 ) -> None:
     """
     Publish a message and say what became of it.
@@ -408,14 +418,14 @@ def publish(
         "priority": cast("Priority", priority),
     }
     if jsonl is None:
-        receipt = desk.publish(queue, _body(body), raw=raw, **options)
+        receipt = admin.publish(queue, _body(body), raw=raw, **options)
         print_json(receipt) if json else say(f"{receipt.status} {receipt.id}")
         if not receipt:
             raise typer.Exit(EXIT_NOT_PUBLISHED)
         return
     if body is not None or id is not None:
         raise ConfigurationError("--jsonl takes bodies and ids from the file: leave out BODY and --id")
-    done = _publish_lines(desk, queue, jsonl, options, raw=raw, on_error=_on_error(on_error))
+    done = _publish_lines(admin, queue, jsonl, options, raw=raw, on_error=_on_error(on_error))
     print_json(done) if json else say(done)
     if done.skipped:
         numbers = ", ".join(map(str, done.malformed)) + (", …" if done.skipped > len(done.malformed) else "")
@@ -425,11 +435,11 @@ def publish(
 
 
 def _publish_lines(
-    desk: "Admin", queue: str, path: Path, options: PublishOptions, *, raw: bool, on_error: "OnError"
+    admin: "Admin", queue: str, path: Path, options: PublishOptions, *, raw: bool, on_error: "OnError"
 ) -> "FilePublished":
     total = path.stat().st_size if path.is_file() else None
     with progress_bar("bytes", total, 0, lambda _at: "what is confirmed is in the progress file") as run:
-        return desk.publish_lines(
+        return admin.publish_lines(
             queue, path, raw=raw, on_error=on_error, on_step=lambda at: run.step(at - run.sum, at), **options
         )
 

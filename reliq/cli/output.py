@@ -9,23 +9,35 @@ from __future__ import annotations
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import typer
 
 from reliq.errors import ConfigurationError
-from reliq.text import printable
+from reliq.text import format_duration, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from rich.console import Console
 
-#: Exit codes: a command that was used wrongly, one that named a message that is not there, one that left work undone, one
-#: that Ctrl-C ended.
-EXIT_USAGE, EXIT_UNKNOWN_ID, EXIT_UNFINISHED, EXIT_INTERRUPTED = 2, 2, 3, 130
+T = TypeVar("T")
+
+#: Exit code of a command that was used wrongly.
+EXIT_USAGE = 2
+#: Exit code of a command that named a message that is not there.
+EXIT_UNKNOWN_ID = 2
+#: Exit code of a command that left work undone.
+EXIT_UNFINISHED = 3
+#: Exit code of a command that Ctrl-C ended.
+EXIT_INTERRUPTED = 130
 
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
+_COLUMN_GAP = "  "
+#: A long text keeps at least this many columns of a table.
+_LEAST_WIDTH = 10
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -74,3 +86,117 @@ def confirm(question: str, *, yes: bool) -> None:
 def print_found(found: int, done: str, *, json: bool) -> None:
     """Print how many a --dry-run found."""
     print_json({"found": found}) if json else say(f"{found} would be {done}")
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    title: str = "",
+    long: Collection[str] = (),
+    stderr: bool = False,
+) -> None:
+    """
+    Print rows under their columns on standard output, or with `stderr` on standard error; a pipe gets them uncut.
+
+    On a terminal that is too narrow the columns `long` are cut; where that is not enough each row is a paragraph.
+    """
+    from rich.cells import cell_len  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    terminal = console(stderr=stderr)
+    excess = 0
+    if (sys.stderr if stderr else sys.stdout).isatty():
+        excess = sum(widths) + len(_COLUMN_GAP) * (len(widths) - 1) - terminal.width
+        cuttable = [at for at, column in enumerate(columns) if column in long]
+        for at in sorted(cuttable, key=lambda at: -widths[at]):
+            cut = max(0, min(excess, widths[at] - _LEAST_WIDTH))
+            widths[at] -= cut
+            excess -= cut
+    if title:
+        say(title, stderr=stderr)
+    if excess > 0:
+        for row in cells:
+            terminal.print(Text(row[0], "bold"), soft_wrap=True)
+            say(*_paragraph(columns[1:], row[1:], terminal.width), stderr=stderr)
+        return
+    terminal.print(Text(_table_row(columns, widths), "bold"), soft_wrap=True)
+    say(*(_table_row(row, widths) for row in cells), stderr=stderr)
+
+
+def _table_row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415
+
+    fitted = [
+        set_cell_size(cell if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…", width)
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    return _COLUMN_GAP.join(fitted).rstrip()
+
+
+def _paragraph(columns: Sequence[str], cells: Sequence[str], width: int) -> Iterator[str]:
+    """Yield each cell with its column, as many in a line as fit."""
+    from rich.cells import cell_len  # noqa: PLC0415
+
+    line = ""
+    for part in (f"{column} {cell}".strip() for column, cell in zip(columns, cells, strict=True) if cell):
+        if line and cell_len(line) + len(_COLUMN_GAP) + cell_len(part) > width:
+            yield line
+            line = ""
+        line += _COLUMN_GAP + part
+    yield line
+
+
+def say_age(times: Iterable[float]) -> None:
+    """Print the age of the oldest record, written at one of `times` in unix seconds, when it is over a second."""
+    age = max((time.time() - at for at in times), default=0.0)
+    if age > 1:
+        say(f"as of {format_duration(age)} ago")
+
+
+class ProgressBar(Generic[T]):
+    """
+    A long command under way.
+
+    Attributes:
+        sum: what it has done so far.
+    """
+
+    def __init__(self, first: T, advance: Callable[[int], None]) -> None:
+        self.sum = first
+        self._advance = advance
+
+    def step(self, looked: int, sum_of: T) -> None:
+        """Note a step: how many it looked at, and what was done so far."""
+        self.sum = sum_of
+        self._advance(looked)
+
+
+@contextmanager
+def progress_bar(
+    what: str, total: int | None, first: T, summary: Callable[[T], object] = str
+) -> Iterator[ProgressBar[T]]:
+    """
+    Show a bar on stderr when that is a terminal; on Ctrl-C say in one line how far it came, and exit with 130.
+
+    Args:
+        what: the work, such as "moving".
+        total: how many there are to look at, if that is known.
+        first: what has been done before the first step.
+        summary: returns what was done, in one line.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    terminal = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+    task = bar.add_task(what, total=total)
+    run = ProgressBar(first, lambda count: bar.advance(task, count))
+    try:
+        with bar:
+            yield run
+    except KeyboardInterrupt:
+        complain(f"interrupted: {summary(run.sum)}; run it again to go on")
+        raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -19,11 +19,10 @@ from reliq.cli.options import (
     Url,
     WholeQueueAdmin,
     Yes,
-    admin,
+    open_admin,
     queue_names,
 )
-from reliq.cli.output import complain, confirm, print_json, say
-from reliq.cli.tables import print_table, say_age
+from reliq.cli.output import complain, confirm, print_json, print_table, say, say_age
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.message import Pause
@@ -44,7 +43,7 @@ def ends(
     ] = None,
     limit: Annotated[int, typer.Option(help="The most to show.")] = 100,
     json: Json = False,
-    desk: AdminOption,
+    admin: AdminOption,
 ) -> None:
     """
     Show how the last messages ended that were not acked, newest first, each with its time, reason and error.
@@ -54,7 +53,7 @@ def ends(
 
     Example: reliq ends orders --kind expired --limit 20
     """
-    found = desk.ends(queue, kind=kind, limit=limit)
+    found = admin.ends(queue, kind=kind, limit=limit)
     if json:
         print_json(found)
     elif not found:
@@ -108,7 +107,7 @@ def queues(
 
     Example: reliq queues orders mails
     """
-    seen = admin(url, shard=shard).queues(names or (), scan=scan, interval=duration(interval))
+    seen = open_admin(url, shard=shard).queues(names or (), scan=scan, interval=duration(interval))
     if json:
         print_json({"queues": seen.queues, "unreadable": seen.unreadable, "left_out": seen.left_out})
         return
@@ -192,13 +191,16 @@ def pause(
     With --key it is one key whose messages do not start: reliq pause mail --key tenant-7 --for 10m. Exit codes: 0 done,
     1 Redis did not answer, 2 an unknown queue or a wrong option.
     """
-    desk, lasts = admin(url, layout, shard), None if for_ is None else seconds("--for", duration(for_), least=0.001)
+    admin, lasts = (
+        open_admin(url, layout, shard),
+        None if for_ is None else seconds("--for", duration(for_), least=0.001),
+    )
     if key:
-        _pause_key(desk, queue, key, reason, for_, lasts, json=json)
+        _pause_key(admin, queue, key, reason, for_, lasts, json=json)
         return
-    desk.pause(queue, reason=reason, for_=lasts)
+    admin.pause(queue, reason=reason, for_=lasts)
     if json:
-        print_json(desk.paused(queue))
+        print_json(admin.paused(queue))
     else:
         say(
             f"{queue} is paused"
@@ -211,7 +213,7 @@ def resume(
     *,
     key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only this key: it sleeps no more.")] = "",
     json: Json = False,
-    desk: AdminOption,
+    admin: AdminOption,
 ) -> None:
     """
     Have consumers claim a paused queue again.
@@ -222,7 +224,7 @@ def resume(
     1 Redis did not answer; 2 an unknown queue or a wrong key.
     """
     what = f"key {key} of {queue}" if key else queue
-    was_paused = desk.resume_key(queue, key) if key else desk.resume(queue)
+    was_paused = admin.resume_key(queue, key) if key else admin.resume(queue)
     if json:
         print_json({"was_paused": was_paused})
     else:
@@ -230,14 +232,14 @@ def resume(
 
 
 def _pause_key(
-    desk: "Admin", queue: str, key: str, reason: str, for_: str | None, lasts: float | None, *, json: bool
+    admin: "Admin", queue: str, key: str, reason: str, for_: str | None, lasts: float | None, *, json: bool
 ) -> None:
     """Have one key sleep; raise ConfigurationError for a reason, which nobody would be shown."""
     if reason:
         raise ConfigurationError("a reason is kept of a queue's pause alone; leave --reason or --key out")
-    desk.pause_key(queue, key, for_=lasts)
+    admin.pause_key(queue, key, for_=lasts)
     if json:
-        print_json(desk.key(queue, key))
+        print_json(admin.key(queue, key))
     else:
         ends = f" for {for_}" if for_ else f"; `{shell_command('resume', queue, options=['--key', key])}` ends it"
         say(f"key {key} of {queue} is paused{ends}")
@@ -254,7 +256,7 @@ def forget(
     letters: Annotated[bool, typer.Option("--letters", help="Their dead letters go too.")] = False,
     yes: Yes = False,
     json: Json = False,
-    desk: WholeQueueAdmin,
+    admin: WholeQueueAdmin,
 ) -> None:
     """
     Remove queues with nothing in them: their names from the registry, their totals and ends.
@@ -271,7 +273,7 @@ def forget(
     refused = False
     for queue in queues:
         try:
-            gone[queue] = desk.forget(queue, letters=letters)
+            gone[queue] = admin.forget(queue, letters=letters)
         except ConfigurationError as error:
             complain(error)
             refused = True
@@ -291,7 +293,7 @@ def forget(
 EXIT_UNBALANCED = 1
 
 
-def account(queue: QueueName, *, json: Json = False, desk: AdminOption) -> None:
+def account(queue: QueueName, *, json: Json = False, admin: AdminOption) -> None:
     """
     Show what came in, how it ended and what is alive, as Redis itself counts; say what does not add up.
 
@@ -302,7 +304,7 @@ def account(queue: QueueName, *, json: Json = False, desk: AdminOption) -> None:
 
     Example: reliq account orders
     """
-    found = desk.account(queue)
+    found = admin.account(queue)
     if json:
         print_json(found)
     else:
@@ -366,7 +368,7 @@ def running(
 
     Example: reliq running orders --longer-than 10m
     """
-    operator = admin(url, layout, shard)
+    operator = open_admin(url, layout, shard)
     rows = operator.running(queue, longer_than=duration(longer_than))
     reports = operator.stacks({row.worker for row in rows}, for_seconds=STACK_SECONDS) if stacks else {}
     if json:
@@ -409,7 +411,7 @@ def workers(json: Json = False, url: Url = None) -> None:
 
     Example: reliq workers --json
     """
-    found = admin(url).workers()
+    found = open_admin(url).workers()
     if json:
         print_json(found)
         return

@@ -1,22 +1,197 @@
-"""`reliq exporter`: the figures of queues for Prometheus, with no worker alive."""
+"""
+The commands that serve until they are stopped: `relay`, `exporter` and `web`; besides them `outbox` and `health`.
+
+The modules that do the work are imported within functions: a probe runs `reliq health` often, and completion waits for
+every import.
+"""
 
 import http.client
 import secrets
+from contextlib import contextmanager
 from enum import StrEnum
 from http import HTTPStatus
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.cli.options import DEFAULT_LAYOUT, LayoutText, Url, admin
-from reliq.cli.output import say
+from reliq.admin.filters import duration
+from reliq.cli.options import (
+    DEFAULT_LAYOUT,
+    Database,
+    Json,
+    LayoutText,
+    MetricsHost,
+    MetricsPort,
+    Prefix,
+    Url,
+    open_admin,
+    report_database_errors,
+)
+from reliq.cli.output import print_json, print_table, say
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout
 from reliq.logs import configure_logging
+from reliq.settings import OUTBOX_PREFIX
+from reliq.text import format_duration, pluralize
 from reliq.worker.health import DEFAULT_HOST
 
-DEFAULT_PORT = 9465
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reliq.outbox.store import Store
+
+DEFAULT_EXPORTER_PORT = 9465
+DEFAULT_WEB_PORT = 9470
+DEFAULT_WEB_HOST = "127.0.0.1"
+TOKEN_VARIABLE = "RELIQ_WEB_TOKEN"  # noqa: S105  the name of the variable
+#: `reliq health` gives up after this many seconds.
+HEALTH_SECONDS = 5.0
+#: At most this many bytes of an answer are read: whatever listens there may send anything.
+HEALTH_BYTES = 65_536
+
+
+def relay(
+    database: Database,
+    prefix: Prefix = OUTBOX_PREFIX,
+    batch: Annotated[int, typer.Option(help="The most rows of one round.")] = 500,
+    keep: Annotated[str, typer.Option(metavar="TIME", help="How long sent rows stay: 0s, 10m, 1h.")] = "1h",
+    once: Annotated[bool, typer.Option("--once", help="Move what is there, then end.")] = False,
+    again_since: Annotated[
+        str, typer.Option(metavar="TIME", help="First have what was sent within that time sent again: 10m.")
+    ] = "",
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = DEFAULT_HOST,
+    url: Url = None,
+) -> None:
+    """
+    Move the messages of `publish_in` from a database to Redis until SIGTERM or Ctrl-C.
+
+    It needs none of the application's code; several may work on one outbox. A row is sent once, however often a relay is
+    killed. For a Redis that lost its last writes, --again-since sends again what it had: handlers that call `job.once`
+    do nothing twice. Rows of a message that Redis refuses stay, and the log says why.
+
+    Exit codes: 0 done, 1 Redis or the database is away or refuses, 2 wrong usage, 3 with --once rows
+    remain.
+
+    Example: reliq relay --database postgresql://shop@127.0.0.1/shop
+    """
+    configure_logging("info")
+    import_module("reliq.outbox.process").move(
+        database,
+        prefix=prefix,
+        batch=batch,
+        keep=duration(keep),
+        url=url,
+        once=once,
+        again_ms=round(duration(again_since) * 1000) if again_since else 0,
+        page=None if metrics_port is None else (metrics_port, metrics_host),
+    )
+
+
+outbox = typer.Typer(
+    help="The tables of `publish_in` and `job.once`: print their SQL, clean them, retry refused rows.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+class DialectName(StrEnum):
+    """The database that the SQL is for."""
+
+    postgresql = "postgresql"
+    sqlite = "sqlite"
+
+
+@outbox.command()
+def sql(
+    dialect: Annotated[DialectName, typer.Option(help="Of which database.")],
+    prefix: Prefix = OUTBOX_PREFIX,
+) -> None:
+    """
+    Print the statements that make the tables, where they are not there yet.
+
+    Example: reliq outbox sql --dialect postgresql | psql shop
+    """
+    from reliq.outbox.tables import ddl  # noqa: PLC0415
+
+    for statement in ddl(dialect.value, prefix):
+        say(*f"{statement};".split("\n"))
+
+
+@outbox.command()
+def refused(
+    database: Database,
+    prefix: Prefix = OUTBOX_PREFIX,
+    limit: Annotated[int, typer.Option(help="The most to show.")] = 100,
+    json: Json = False,
+) -> None:
+    """
+    List the rows that relays have refused, oldest first, each with the version of reliq that refused it and why.
+
+    Exit codes: 0 done (also when there is none), 1 the database is away or refuses, 2 wrong usage.
+
+    Example: reliq outbox refused --database postgresql://shop@127.0.0.1/shop
+    """
+    with _open_outbox(database, prefix) as store:
+        rows = store.refused(limit)
+    if json:
+        print_json(rows)
+    elif not rows:
+        say("no row is refused")
+    else:
+        cells = [(row.seq, row.queue, row.id, format_duration(row.age_ms / 1000), row.note) for row in rows]
+        print_table(("row", "queue", "id", "age", "why"), cells, long=("why",))
+
+
+@outbox.command()
+def retry(database: Database, prefix: Prefix = OUTBOX_PREFIX, json: Json = False) -> None:
+    """
+    Have relays try all refused rows again, after you have removed the reason.
+
+    A relay of a newer version tries rows that an older version refused by itself. Exit codes: 0 done, 1 the database is
+    away or refuses, 2 wrong usage.
+
+    Example: reliq outbox retry --database postgresql://shop@127.0.0.1/shop
+    """
+    with _open_outbox(database, prefix) as store:
+        count = store.retry()
+        store.commit()
+    if json:
+        print_json({"retried": count})
+    else:
+        say(f"{pluralize(count, 'row is', 'rows are')} tried again by the next round of a relay")
+
+
+@outbox.command()
+def clean(
+    database: Database,
+    prefix: Prefix = OUTBOX_PREFIX,
+    keep: Annotated[str, typer.Option(metavar="TIME", help="Delete rows that were sent longer ago: 10m, 1h.")] = "1h",
+    json: Json = False,
+) -> None:
+    """
+    Delete rows that were sent long ago, and those of the inbox whose messages can come no more, as a relay does.
+
+    Example: reliq outbox clean --database postgresql://shop@127.0.0.1/shop
+    """
+    with _open_outbox(database, prefix) as store:
+        sent, expired = store.clean(round(duration(keep) * 1000))
+    if json:
+        print_json({"outbox": sent, "inbox": expired})
+    else:
+        say(f"deleted {pluralize(sent, 'row')} of the outbox, {expired} of the inbox")
+
+
+@contextmanager
+def _open_outbox(database: str, prefix: str) -> "Iterator[Store]":
+    """Open the outbox in a database; end the command when the database is unreachable or refuses a statement."""
+    from reliq.outbox.store import Store, database as open_database  # noqa: PLC0415
+
+    connection = open_database(database)
+    with report_database_errors(connection):
+        yield Store(connection, prefix)
+    connection.close()
 
 
 def exporter(
@@ -24,8 +199,8 @@ def exporter(
     queue: Annotated[
         list[str] | None, typer.Option(help="Only this queue; may be given again. Else all that workers have served.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Serve /metrics, /live and /ready on this port.")] = DEFAULT_PORT,
-    host: Annotated[str, typer.Option(help="The address to serve them on.")] = DEFAULT_HOST,
+    port: Annotated[int, typer.Option(help="Serve /metrics, /live and /ready on this port.")] = DEFAULT_EXPORTER_PORT,
+    host: MetricsHost = DEFAULT_HOST,
     layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
@@ -36,11 +211,6 @@ def exporter(
     configure_logging("info")
     queues = [Keys(name, Layout.parse(layout)) for name in queue or ()]
     import_module("reliq.metrics.serving").export(url, queues, port, host)
-
-
-TIMEOUT_SECONDS = 5.0
-#: At most this many bytes of an answer are read: whatever listens there may say anything.
-MOST_BYTES = 65_536
 
 
 class Check(StrEnum):
@@ -60,21 +230,19 @@ def health(
 
     Example: reliq health live --port 9464
     """
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+    connection = http.client.HTTPConnection(host, port, timeout=HEALTH_SECONDS)
     try:
         connection.request("GET", f"/{check}")
-        answer = connection.getresponse()
-        status, text = answer.status, answer.read(MOST_BYTES).decode("utf-8", "replace").strip()
+        response = connection.getresponse()
+        status = response.status
+        text = response.read(HEALTH_BYTES).decode("utf-8", "replace").strip()
     except (OSError, http.client.HTTPException) as error:
-        status, text = HTTPStatus.SERVICE_UNAVAILABLE, f"no answer from {host}:{port}: {error}"
+        status = HTTPStatus.SERVICE_UNAVAILABLE
+        text = f"no answer from {host}:{port}: {error}"
     finally:
         connection.close()
     say(*text.splitlines(), stderr=status != HTTPStatus.OK)
     raise typer.Exit(0 if status == HTTPStatus.OK else 1)
-
-
-DEFAULT_WEB_PORT, DEFAULT_WEB_HOST = 9470, "127.0.0.1"
-TOKEN_VARIABLE = "RELIQ_WEB_TOKEN"  # noqa: S105  the name of one
 
 
 def web(
@@ -113,41 +281,37 @@ def web(
 
     Exit codes: 0 it was stopped, 2 a wrong option, a port that is taken, or the extra `web` is missing.
     """
-    from reliq.redis.url import is_near  # noqa: PLC0415  completion does not wait for it
+    from reliq.redis.url import is_near  # noqa: PLC0415
 
     if not token and not is_near(host):
         raise ConfigurationError(f"--host {host} is reached from other machines: give a token, in {TOKEN_VARIABLE}")
-    page, server = _parts()
-    grants = page.Access.READ
-    grants |= page.Access.WRITE if write else page.Access.NONE
-    grants |= page.Access.BODIES if bodies else page.Access.NONE
-    who = import_module("reliq.queue").who()
-    app = page.app(
-        admin(url),
+    try:
+        from reliq.queue import who  # noqa: PLC0415
+        from reliq.web import Access, app, serve  # noqa: PLC0415
+    except ModuleNotFoundError as error:  # the extra `web` is not installed
+        raise ConfigurationError(str(error)) from None
+    grants = Access.READ
+    allowed = "look, without bodies, headers and errors"
+    if bodies:
+        grants |= Access.BODIES
+        allowed = "see bodies, headers and errors"
+    if write:
+        grants |= Access.WRITE
+        allowed += ", and change things"
+    else:
+        allowed += "; --write lets them change things"
+    page = app(
+        open_admin(url),
         token=token or secrets.token_urlsafe(),
-        grants=grants.by(who),
+        grants=grants.by(who()),
         hosts=[host, *(allowed_host or ())],
         title=title,
     )
-    with server.listen(host, port) as listener:
+    with serve.listen(host, port) as listener:
         configure_logging("info")
-        at = f"[{host}]" if ":" in host else host
+        address = f"[{host}]" if ":" in host else host
         say(
-            f"http://{at}:{listener.getsockname()[1]}/enter/{app.desk.token.once()}",
-            f"This address works once. Visitors may {_allowed(write=write, bodies=bodies)}.",
+            f"http://{address}:{listener.getsockname()[1]}{page.enter_path()}",
+            f"This address works once. Visitors may {allowed}.",
         )
-        server.serve(app, listener, proxy)
-
-
-def _parts() -> tuple[Any, Any]:
-    """Return the page and its server; raise ConfigurationError when their extra is not installed."""
-    try:
-        return import_module("reliq.web"), import_module("reliq.web.serve")
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(str(error)) from None
-
-
-def _allowed(*, write: bool, bodies: bool) -> str:
-    """Return what visitors may do, in words."""
-    see = "see bodies, headers and errors" if bodies else "look, without bodies, headers and errors"
-    return f"{see}, and change things" if write else f"{see}; --write lets them change things"
+        serve.serve(page, listener, proxy)

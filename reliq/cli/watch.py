@@ -318,7 +318,7 @@ def watch(
     *,
     interval: Annotated[str, typer.Option(help="Between two looks.")] = "1s",
     json: Json = False,
-    desk: WholeQueueAdmin,
+    admin: WholeQueueAdmin,
 ) -> None:
     """
     Watch queues live until Ctrl-C: states, rates, how late they are, workers and what each runs, newest failures.
@@ -331,7 +331,7 @@ def watch(
     seconds = duration(interval)
     if seconds < LEAST_SECONDS:
         raise ConfigurationError(f"interval must be at least {LEAST_SECONDS} seconds, not {interval}")
-    watcher, interrupts = desk.watch(queues or ()), Interrupts()
+    watcher, interrupts = admin.watch(queues or ()), Interrupts()
     from reliq.consumer import STOPS, handle_signal  # noqa: PLC0415  completion does not wait for it
 
     before = {number: handle_signal(number, interrupts.handle_signal) for number in STOPS}
@@ -339,7 +339,7 @@ def watch(
         if json or not sys.stdout.isatty():
             _write(watcher, seconds, json=json)
         else:
-            show(watcher, desk.place, seconds, interrupts)
+            show(watcher, admin.place, seconds, interrupts)
     except KeyboardInterrupt:
         return
     except BrokenPipeError:  # the reader of the pipe has ended

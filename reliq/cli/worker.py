@@ -9,9 +9,8 @@ import typer
 
 from reliq.cli.lazy import command_of, options_of
 from reliq.cli.options import Json, queue_names
-from reliq.cli.output import print_json, say
+from reliq.cli.output import print_json, print_table, say
 from reliq.cli.settings import FOUND, URL, Setting, misspelled, spelled, take_url
-from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.logs import FORMATS, LEVELS
 from reliq.settings import WorkerSettings, check_int, check_is_one_of, seconds

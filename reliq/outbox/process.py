@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from reliq.cli.options import asking
+from reliq.cli.options import report_database_errors
 from reliq.cli.output import EXIT_UNFINISHED, complain, say
 from reliq.consumer import STOPS, SignalNotes, handle_signal
 from reliq.logs.observer import LogObserver
@@ -32,7 +32,7 @@ def move(database: str, *, once: bool, again_ms: int, page: Page | None, **setti
     relay = Relay(database, **settings)
     clients = Clients(relay.url, observers)
     mover = OutboxMover(relay, clients)
-    with asking(mover.store.database):
+    with report_database_errors(mover.store.database):
         mover.check()
         if again_ms:
             say(f"{pluralize(mover.store.again(again_ms), 'row is', 'rows are')} sent again")

@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
+from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, print_table, say
 from reliq.cli.settings import ENVIRONMENT, FILE
-from reliq.cli.tables import print_table
 from reliq.consumer import STOPS, Consumer, end_at_once, handle_signal, load_consumer, traceback_of_module
 from reliq.distribution import missing
 from reliq.errors import ConfigurationError, ReliqError

@@ -180,6 +180,10 @@ class Application:
         """Answer a request."""
         await self._guarded({**scope, HOST: scope}, receive, send)
 
+    def enter_path(self) -> str:
+        """Return a path that lets one browser in, once; raise PageError when there is no token."""
+        return f"/enter/{self._token().once()}"
+
     def _safe(self, answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Any]]:
         """Return `answer` with a page in place of an exception."""
 

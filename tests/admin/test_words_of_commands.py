@@ -5,8 +5,7 @@ import json
 import pytest
 
 from reliq.admin.filters import duration
-from reliq.cli.output import print_json
-from reliq.cli.tables import print_table
+from reliq.cli.output import print_json, print_table
 from reliq.errors import ConfigurationError
 from reliq.text import DEEPEST, as_value, format_duration
 

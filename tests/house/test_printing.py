@@ -7,8 +7,7 @@ import unicodedata
 from pathlib import Path
 
 import reliq
-from reliq.cli.output import console, print_json, say
-from reliq.cli.tables import print_table
+from reliq.cli.output import console, print_json, print_table, say
 from reliq.text import clamp_time, printable, whole_number
 
 PACKAGE = Path(reliq.__file__).parent

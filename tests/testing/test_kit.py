@@ -33,10 +33,7 @@ def test_published_messages_are_found_by_every_criterion(reliq, shop):
     assert ready == Published(second.id, shop.Order(2), {}, pytest.approx(now, abs=30), "ready")
     assert (pending.id, pending.body, pending.state) == ("order-1", shop.Order(1), "pending")
     assert pending.due == pytest.approx(now + 60, abs=30)
-    assert (
-        reliq.assert_published(shop.orders, shop.Order(1), headers={"tenant": "a"}, state="pending")
-        == pending
-    )
+    assert reliq.assert_published(shop.orders, shop.Order(1), headers={"tenant": "a"}, state="pending") == pending
     assert reliq.assert_published(shop.orders, id="order-1", due=datetime.fromtimestamp(pending.due, UTC)) == pending
     assert reliq.published(shop.orders, due=pending.due + 2) == []
     assert reliq.published(shop.orders, headers={"tenant": "b"}) == []
