@@ -1,4 +1,22 @@
-"""`Schedule`: when a periodic entry ticks, by a cron expression in a time zone, or at equal intervals."""
+"""
+Periodic entries: when they tick, and what Redis stores of them.
+
+`Schedule` says when an entry ticks: by a cron expression in a time zone, or at equal intervals. The hash `cron` of a
+queue has some fields for each entry, `ENTRY FIELD`:
+
+    schedule   when it ticks, as the process that started last has it
+    seen       when a process with that schedule last reported, in unix seconds, rounded to ten
+    former     the schedule before that; former_seen is its `seen`, which processes with that schedule go on writing
+    last       the tick up to which every tick is settled, in unix seconds
+    ticked     the last tick that was published, in unix seconds
+    id         of its last message, including a run on request
+    missed, paused, overlap   how many ticks were not published in time; were skipped in a pause; were skipped because
+               the last message was alive
+    pause      who paused it, when and why, as a queue's pause; absent when it is not paused
+    asked      when a run at once was requested, in unix ms, until it is published
+
+The scripts `register` and `tick` write all of them but `pause` and `asked`.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +24,41 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import count, islice, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, available_timezones
 
+import msgspec
 from cronsim import CronSim, CronSimError
 
 from reliq.errors import ConfigurationError
-from reliq.text import LAST_SECOND
+from reliq.redis.commands import Command, id_text, read_nothing, read_pause, runs
+from reliq.text import LAST_SECOND, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from reliq.message import Duration
+    from reliq.keys import Keys
+    from reliq.message import Duration, Pause
 
-#: Nobody looks further ahead: after it dates may end.
+#: A search begins at least this long before the last second that `datetime` has.
 CENTURY_SECONDS = 100 * 366 * 86_400
-
 #: Ten years, in seconds.
 LONGEST_INTERVAL = 3650 * 86_400
+#: A schedule that no process has named for longer than this many seconds is in force nowhere; as in register.lua.
+UNSERVED_SECONDS = 30
+#: A tick that is later than this many seconds is reported: workers look every few of them.
+TICK_LATE_SECONDS = 5.0
+#: Reasons for which a tick is skipped.
+SKIPS = ("paused", "overlap")
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_FIELDS = 5
-#: How many values each field has.
-_SIZES = (60, 24, 31, 12, 7)
+#: How many values each field of an expression has.
+_FIELD_SIZES = (60, 24, 31, 12, 7)
 _EVERY = "every"
+_CRON_FIELDS = (
+    *("schedule", "seen", "former", "former_seen", "last", "ticked"),
+    *("id", "missed", *SKIPS, "pause", "asked"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +88,11 @@ class Schedule:
             ConfigurationError: it is none, or there is no such time zone.
         """
         shown = repr(expression)[:80]
-        if not isinstance(expression, str) or len(expression.split()) != _FIELDS:
+        if not isinstance(expression, str) or len(expression.split()) != len(_FIELD_SIZES):
             raise ConfigurationError(
                 f"a cron expression must have five fields, such as '0 6 * * *' for each day at six, not {shown}"
             )
-        for number, (field, size) in enumerate(zip(expression.split(), _SIZES, strict=True), 1):
+        for number, (field, size) in enumerate(zip(expression.split(), _FIELD_SIZES, strict=True), 1):
             if any(int(step) > size for step in re.findall(r"/(\d+)", field)):
                 raise ConfigurationError(
                     f"a cron expression must have steps of at most {size} in field {number}, as every field begins anew, not "
@@ -135,3 +164,119 @@ def _zone(name: str) -> tzinfo:
             f"time zone {name[:80]!r} is unknown, for this machine has no time zones: install the package tzdata"
         )
     raise ConfigurationError(f"tz must be the name of a time zone, such as 'Europe/Berlin', not {str(name)[:80]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class CronState:
+    """
+    A periodic entry as Redis has it; times are unix seconds by its clock.
+
+    Attributes:
+        schedule: as text.
+        seen: when a process with that schedule last said that it is there; 0 when none did.
+        last: the tick up to which all is done.
+        ticked: the last tick that was published; None when none was.
+        id: of the last message; empty when there was none.
+        missed: how many ticks nobody published in time.
+        skipped: why -> how many ticks were skipped: `paused`, `overlap`.
+        pause: None when it is not paused.
+    """
+
+    entry: str
+    schedule: str
+    seen: int
+    last: int
+    ticked: int | None
+    id: str
+    missed: int
+    skipped: Mapping[str, int]
+    pause: Pause | None
+
+    @property
+    def next(self) -> int | None:
+        """The first tick that is not done; None when the schedule cannot be read here, or never comes again."""
+        try:
+            return Schedule.parse(self.schedule).next_after(self.last)
+        except ConfigurationError:
+            return None
+
+    def ticks(self, until: int, *, most: int) -> list[int]:
+        """Return the ticks until a moment that are not done; none when the schedule cannot be read here."""
+        try:
+            return Schedule.parse(self.schedule).ticks(self.last, until, most=most)
+        except ConfigurationError:
+            return []
+
+    def is_served(self, now: float) -> bool:
+        """Say whether a process with this schedule was there a moment before `now`."""
+        return now - self.seen <= UNSERVED_SECONDS
+
+
+@runs("cron:HGETALL")
+def cron_states(keys: Keys) -> Command[list[CronState]]:
+    """Read the periodic entries of a queue, by name."""
+    return Command(("HGETALL", keys.cron), _states)
+
+
+@runs("cron:HSET")
+def pause_cron(keys: Keys, entry: str, pause: Pause) -> Command[None]:
+    """Have the ticks of an entry skipped until it is resumed."""
+    return Command(("HSET", keys.cron, f"{entry} pause", msgspec.json.encode(pause)), read_nothing)
+
+
+@runs("cron:HDEL")
+def resume_cron(keys: Keys, entry: str) -> Command[bool]:
+    """Have the next tick of an entry published; say whether it was paused."""
+    return Command(("HDEL", keys.cron, f"{entry} pause"), bool)
+
+
+@runs("cron:HSET")
+def ask_run(keys: Keys, entry: str, now_ms: int) -> Command[None]:
+    """Ask the processes of an entry to publish its message at once."""
+    return Command(("HSET", keys.cron, f"{entry} asked", now_ms), read_nothing)
+
+
+@runs("cron:HGET")
+def asked_run(keys: Keys, entry: str) -> Command[int | None]:
+    """Read when somebody asked for a run that is not published yet, in unix ms; None when nobody did."""
+    return Command(("HGET", keys.cron, f"{entry} asked"), lambda reply: whole_number(reply or b""))
+
+
+@runs("cron:HDEL")
+def withdraw_run(keys: Keys, entry: str) -> Command[bool]:
+    """Ask for no run any more; say whether one was asked for that is not published."""
+    return Command(("HDEL", keys.cron, f"{entry} asked"), bool)
+
+
+@runs("cron:HDEL")
+def forget_cron(keys: Keys, entry: str) -> Command[int]:
+    """Remove what is known of an entry."""
+    return Command(("HDEL", keys.cron, *(f"{entry} {field}" for field in _CRON_FIELDS)), int)
+
+
+def _states(reply: Any) -> list[CronState]:
+    """Return the entries of the hash; what has no schedule is none of ours."""
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    rows: dict[str, dict[str, bytes]] = {}
+    for name, value in pairs:
+        entry, _, field = name.decode("utf-8", "replace").rpartition(" ")
+        rows.setdefault(entry, {})[field] = value
+    return [_state(entry, row) for entry, row in sorted(rows.items()) if entry and "schedule" in row]
+
+
+def _state(entry: str, row: Mapping[str, bytes]) -> CronState:
+    def number(field: str) -> int | None:
+        found = whole_number(row.get(field, b""))
+        return None if found is None else max(0, min(found, LAST_SECOND))
+
+    return CronState(
+        entry=entry,
+        schedule=row["schedule"].decode("utf-8", "replace"),
+        seen=number("seen") or 0,
+        last=number("last") or 0,
+        ticked=number("ticked"),
+        id=id_text(row.get("id", b"")),
+        missed=number("missed") or 0,
+        skipped={why: number(why) or 0 for why in SKIPS},
+        pause=read_pause(row["pause"]) if "pause" in row else None,
+    )

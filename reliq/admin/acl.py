@@ -12,13 +12,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from reliq import schedule
 from reliq.admin import calls
 from reliq.admin.calls import ROLES, Role
 from reliq.admin.check_state import CHECK, CHECK_KEYS
 from reliq.errors import ConfigurationError, RedisRefusedError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, stack_request_key, stacks_key, worker_key
 from reliq.lua import Script, script, script_names
-from reliq.redis import commands, crons, shards
+from reliq.redis import commands, shards
 from reliq.redis.commands import USES, Call
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ _TO_LOOK = (
     *(commands.body_start, commands.state_words, commands.retries_left, commands.scores, commands.first_score),
     *(commands.held_sample, commands.end_of, commands.due_count),
     *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
-    *(shards.shard_map, shards.fence, shards.declaration, crons.cron_states),
+    *(shards.shard_map, shards.fence, shards.declaration, schedule.cron_states),
 )
 #: Calls about the server and its users, which `reliq doctor` and `reliq acl` make when they may.
 _OF_THE_SERVER = (
@@ -264,12 +265,12 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(made for made in USES if made.__module__ == calls.__name__ and made not in _OF_THE_SERVER),
         *(commands.noted, commands.request, commands.look),
         *(
-            crons.pause_cron,
-            crons.resume_cron,
-            crons.ask_run,
-            crons.asked_run,
-            crons.withdraw_run,
-            crons.forget_cron,
+            schedule.pause_cron,
+            schedule.resume_cron,
+            schedule.ask_run,
+            schedule.asked_run,
+            schedule.withdraw_run,
+            schedule.forget_cron,
         ),
     ),
     "exporter": _TO_LOOK,

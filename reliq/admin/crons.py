@@ -6,12 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from reliq import schedule
 from reliq.errors import ConfigurationError
 from reliq.keys import run_id
 from reliq.lua import transitions
 from reliq.queue import pause_by
-from reliq.redis import commands, crons
-from reliq.redis.crons import UNSERVED_SECONDS, CronState
+from reliq.redis import commands
+from reliq.schedule import UNSERVED_SECONDS, CronState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ class CronView:
 
 def crons_of(session: Session, queues: Sequence[Keys]) -> list[CronView]:
     """Return the periodic entries of queues, by name; none of a queue that refuses."""
-    now_ms, *answers = session.try_all([commands.server_ms(), *map(crons.cron_states, queues)])
+    now_ms, *answers = session.try_all([commands.server_ms(), *map(schedule.cron_states, queues)])
     if isinstance(now_ms, Exception):
         raise now_ms
     rows = [
@@ -84,11 +85,11 @@ def run_cron(queue: QueueSession, name: str, for_seconds: float) -> str:
     state = _state(queue, name)
     if not state.is_served(now_ms / 1000):
         raise ConfigurationError(f"no worker has the periodic entry {name!r} now, and who would publish? start one")
-    if (asked := queue.run(crons.asked_run(keys, name))) is None:
-        queue.run(crons.ask_run(keys, name, asked := now_ms))
+    if (asked := queue.run(schedule.asked_run(keys, name))) is None:
+        queue.run(schedule.ask_run(keys, name, asked := now_ms))
     until = time.monotonic() + for_seconds
-    while queue.run(crons.asked_run(keys, name)) is not None:
-        if time.monotonic() > until and queue.run(crons.withdraw_run(keys, name)):
+    while queue.run(schedule.asked_run(keys, name)) is not None:
+        if time.monotonic() > until and queue.run(schedule.withdraw_run(keys, name)):
             raise ConfigurationError(
                 f"no worker has published the periodic entry {name!r} within {for_seconds:.10g} s; see their logs"
             )
@@ -100,7 +101,7 @@ def pause_cron(queue: QueueSession, name: str, reason: str, by: str) -> None:
     """Have the ticks of an entry skipped; raise ConfigurationError for an unknown one, or a reason not allowed."""
     pause = pause_by(by, reason)
     _state(queue, name)
-    queue.run(crons.pause_cron(queue.keys, name, pause))
+    queue.run(schedule.pause_cron(queue.keys, name, pause))
 
 
 def resume_cron(queue: QueueSession, name: str) -> bool:
@@ -112,7 +113,7 @@ def resume_cron(queue: QueueSession, name: str) -> bool:
             one = transitions.Tick(name, state.schedule, ticks[-1], state.last, missed=len(ticks))
             queue.run(transitions.tick(queue.keys, one, ttl_ms=1, retries=0))
             state = _state(queue, name)
-    return queue.run(crons.resume_cron(queue.keys, name))
+    return queue.run(schedule.resume_cron(queue.keys, name))
 
 
 def forget_cron(queue: QueueSession, name: str) -> None:
@@ -123,12 +124,12 @@ def forget_cron(queue: QueueSession, name: str) -> None:
             f"a worker has the periodic entry {name!r}, and would register it again: take it out of the code, and wait "
             f"{UNSERVED_SECONDS} s after the last worker with it has ended"
         )
-    queue.run(crons.forget_cron(queue.keys, name))
+    queue.run(schedule.forget_cron(queue.keys, name))
 
 
 def _state(queue: QueueSession, name: str) -> CronState:
     """Return an entry; raise ConfigurationError when the queue has none of that name."""
-    states = {one.entry: one for one in queue.run(crons.cron_states(queue.keys))}
+    states = {one.entry: one for one in queue.run(schedule.cron_states(queue.keys))}
     if name not in states:
         known = f"it has {', '.join(states)}" if states else "it has none"
         raise ConfigurationError(f"queue {queue.name!r} has no periodic entry {str(name)[:80]!r}; {known}")

@@ -21,7 +21,7 @@ from reliq.cli.options import Json, WholeQueueAdmin, queue_names
 from reliq.cli.output import complain, console, print_json, say
 from reliq.cli.queues import pause_text, why
 from reliq.errors import ConfigurationError, ReliqError
-from reliq.redis.crons import TICK_LATE_SECONDS
+from reliq.schedule import TICK_LATE_SECONDS
 from reliq.text import format_duration, format_number, format_rate, pluralize, printable
 
 if TYPE_CHECKING:

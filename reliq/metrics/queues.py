@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from reliq.metrics.exposition import Labels
     from reliq.metrics.names import Spec
     from reliq.metrics.snapshot import QueueSnapshot, Snapshot
-    from reliq.redis.crons import CronState
+    from reliq.schedule import CronState
 
 
 #: A scrape waits this long for Redis: it answers within 2 s, with Redis or without.

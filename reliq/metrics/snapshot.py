@@ -12,10 +12,10 @@ from reliq.keys import Keys, made_at
 from reliq.lua import transitions
 from reliq.lua.transitions import KeyQueues
 from reliq.message import Counts
-from reliq.redis import commands, crons
+from reliq.redis import commands
 from reliq.redis.commands import LISTS
-from reliq.redis.crons import CronState
 from reliq.redis.shards import UNSHARDED, WITNESSES, ShardMap, shard_map, witnesses
+from reliq.schedule import CronState, cron_states
 from reliq.text import shell_command
 from reliq.wire_format import DUE_BYTES, envelope_due
 
@@ -255,7 +255,7 @@ class QueueLook:
 
     def first_requests(self) -> list[Request[Any]]:
         """Return what can be asked at once."""
-        periodic = [] if self.keys.shard else [crons.cron_states(self.keys)]
+        periodic = [] if self.keys.shard else [cron_states(self.keys)]
         return [*self._questions().values(), *periodic, *self._waits.questions(self.keys)]
 
     def take_first(self, answers: Sequence[Any], now_ms: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reliq.message import BARE, Header
-from reliq.redis.crons import TICK_LATE_SECONDS
+from reliq.schedule import TICK_LATE_SECONDS
 from reliq.text import format_duration, format_missing
 
 if TYPE_CHECKING:
