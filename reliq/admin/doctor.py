@@ -20,7 +20,7 @@ from reliq.lua.transitions import KeyQueues
 from reliq.message import Counts
 from reliq.metrics.snapshot import ShardMaps
 from reliq.redis import commands
-from reliq.redis.pool import OLDEST_SERVER, ServerVersion, WrongKindError
+from reliq.redis.connection import OLDEST_SERVER, ServerVersion, WrongKindError
 from reliq.redis.shards import UNSHARDED, WITNESSES, ShardMap, shard_map, witnesses
 from reliq.redis.url import is_near
 from reliq.settings import Limits

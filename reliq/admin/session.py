@@ -14,7 +14,7 @@ from reliq.queue import Queue
 from reliq.redis import commands
 from reliq.redis.client import Client
 from reliq.redis.commands import raise_first
-from reliq.redis.pool import NotSentError, ServerVersion
+from reliq.redis.connection import NotSentError, ServerVersion
 from reliq.redis.server import Connection, check_slots
 from reliq.redis.shards import CORRUPT, UNREADABLE, UNSHARDED, ShardMap, believed, shard_map, witnesses
 from reliq.settings import LARGEST_BODY, check_int

@@ -32,7 +32,7 @@ from reliq.queue import Queue
 from reliq.redis import commands
 from reliq.redis.client import Client
 from reliq.redis.commands import Request, T, Worker, server_facts, server_ms
-from reliq.redis.pool import ServerVersion
+from reliq.redis.connection import ServerVersion
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS, Connection, default_url, plain_client
 from reliq.redis.url import check_url, masked
 from reliq.settings import BATCH_LIMIT, HandlerSettings, QueueSettings, milliseconds

@@ -17,7 +17,7 @@ from reliq.lua import transitions
 from reliq.message import Confirmed, Receipt
 from reliq.publish.messages import NOT_ASKED, ShardBatch, has_lines, receipts
 from reliq.redis import commands, server as transport
-from reliq.redis.pool import ServerVersion
+from reliq.redis.connection import ServerVersion
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import MIB, Durability, seconds
 from reliq.text import pluralize, shell_command

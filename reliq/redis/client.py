@@ -14,8 +14,7 @@ from reliq.message import Confirmed
 from reliq.redis import server as transport
 from reliq.redis.cluster import AsyncWire, ClusterTransport, Wire
 from reliq.redis.commands import Call, Clock, Command, Request, T
-from reliq.redis.connection import translated
-from reliq.redis.pool import NotSentError, is_denied_eval, is_failure, is_unknown_script
+from reliq.redis.connection import NotSentError, is_denied_eval, is_failure, is_unknown_script, translated
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS, Connection, default_url
 from reliq.redis.url import Target
 from reliq.redis.wakeups import BlockingWaits

@@ -21,8 +21,16 @@ from reliq.errors import ConfigurationError, InsecureWarning
 from reliq.keys import Layout
 from reliq.redis.cluster import SERVER_SECONDS, AsyncClusterTransport, AsyncWire, ClusterTransport, Servers, Wire
 from reliq.redis.commands import Clock
-from reliq.redis.connection import AsyncPooledConnection, PooledConnection, read_replies
-from reliq.redis.pool import BROKEN, KeptPool, KnownScripts, ServerCheck, not_sent
+from reliq.redis.connection import (
+    BROKEN,
+    AsyncPooledConnection,
+    KeptPool,
+    KnownScripts,
+    PooledConnection,
+    ServerCheck,
+    connect_error,
+    read_replies,
+)
 from reliq.redis.url import (
     Address,
     Primary,
@@ -63,7 +71,7 @@ def ask(target: Target, timeout_seconds: float, commands: Sequence[Sequence[str]
     try:
         connection = made.get_connection()
     except (*BROKEN, redis.ResponseError) as error:
-        raise not_sent(error, made) from error
+        raise connect_error(error, made) from error
     try:
         replies = []
         for command in commands:

@@ -14,8 +14,7 @@ import redis
 
 from reliq.errors import ReliqError
 from reliq.redis import commands
-from reliq.redis.connection import packed, translated
-from reliq.redis.pool import BROKEN
+from reliq.redis.connection import BROKEN, packed, translated
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable

@@ -21,7 +21,7 @@ from reliq.lua.transitions import CallNumber
 from reliq.redis import commands
 from reliq.redis.client import Client
 from reliq.redis.commands import raise_first
-from reliq.redis.pool import ServerVersion
+from reliq.redis.connection import ServerVersion
 from reliq.redis.server import WORKER_TIMEOUT_SECONDS
 from reliq.settings import BATCH_LIMIT
 from reliq.text import pluralize

@@ -10,7 +10,7 @@ from reliq.errors import RedisUnavailableError
 from reliq.redis.client import Client
 from reliq.redis.cluster import CircuitBreakers
 from reliq.redis.commands import Command
-from reliq.redis.pool import NotSentError, is_failure
+from reliq.redis.connection import NotSentError, is_failure
 from reliq.redis.server import Connection
 
 pytestmark = pytest.mark.slow
@@ -164,7 +164,9 @@ def test_a_node_that_does_not_answer_is_tried_by_one_thread_until_it_does():
     assert (node.tries, len(looks)) == (3, 2)
 
 
-@pytest.mark.parametrize("end", [CircuitBreakers.close, lambda breakers: breakers.keep({"b"})], ids=["closed", "left"])
+@pytest.mark.parametrize(
+    "end", [lambda breakers: breakers.keep(()), lambda breakers: breakers.keep({"b"})], ids=["closed", "left"]
+)
 def test_a_node_that_left_or_was_closed_is_not_tried_any_more(end):
     node = Node(answers=10**9)
     breakers = CircuitBreakers(node, lambda: None)

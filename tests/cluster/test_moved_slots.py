@@ -9,7 +9,7 @@ from waiting import eventually
 from reliq.errors import RedisUnavailableError
 from reliq.redis.client import Client
 from reliq.redis.commands import Command
-from reliq.redis.pool import code
+from reliq.redis.connection import error_code
 from reliq.redis.server import Connection
 from tests.cluster_moves import SlotMove
 
@@ -65,7 +65,7 @@ def test_a_call_whose_keys_are_at_both_ends_is_put_off_until_they_are_together(c
     [refused] = exchange([("MGET", here, there)])
 
     assert isinstance(refused, redis.ResponseError)
-    assert code(refused) == "TRYAGAIN"
+    assert error_code(refused) == "TRYAGAIN"
     client = Client(Connection.to(cluster.url).wire())
     request = Command(("MGET", here, there), list)
     with pytest.raises(RedisUnavailableError, match="TRYAGAIN|Multiple keys") as caught:

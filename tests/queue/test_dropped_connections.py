@@ -14,7 +14,7 @@ from redis._parsers.base import BaseParser
 from waiting import eventually
 
 from reliq import Consumer, Queue
-from reliq.redis.pool import code, is_elsewhere
+from reliq.redis.connection import error_code, is_elsewhere
 
 KEPT = 24
 
@@ -108,7 +108,7 @@ def test_other_refusals_keep_their_connection():
         ("ERR unknown command 'READONLY'", "unknown"),
     ):
         assert not is_elsewhere([BaseParser.parse_error(text)])
-        assert code(BaseParser.parse_error(text)) == said
+        assert error_code(BaseParser.parse_error(text)) == said
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 
 from reliq.errors import ConfigurationError
-from reliq.redis.pool import ServerVersion
+from reliq.redis.connection import ServerVersion
 from reliq.wire_format import (
     Backoff,
     Delayed,

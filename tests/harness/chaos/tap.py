@@ -12,7 +12,7 @@ from reliq import Consumer
 from reliq.lua import script
 from reliq.message import Claimed
 from reliq.redis.commands import id_text
-from reliq.redis.pool import NotSentError
+from reliq.redis.connection import NotSentError
 from tests.harness.chaos.history import Journal
 
 SETTLING = ("ack", "nack", "extend", "release", "snooze")
