@@ -394,7 +394,7 @@ class Consumer(Registration):
         def must_leave() -> bool:
             had_enough = settings.max_jobs is not None and engine.inflight.started >= settings.max_jobs
             if had_enough and self.must_stay:
-                engine.inflight.most = math.inf
+                engine.inflight.max_jobs = math.inf
             return self._leave_asked or (had_enough and not self.must_stay)
 
         is_replaced = work(engine, settings, signals, must_leave)

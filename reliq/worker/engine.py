@@ -224,7 +224,7 @@ class Engine:
             Inflight(handlers, settings.concurrency),
             ServedQueues(handlers),
         )
-        inflight.most = settings.max_jobs or math.inf
+        inflight.max_jobs = settings.max_jobs or math.inf
         self.stopping = threading.Event()
         self._settler = Settler(client, inflight, self._collect_soon, self._poke)
         settle, error_text = self._settler.settle, settings.log_error_text

@@ -435,7 +435,7 @@ class ThreadExecutor:
 
     def submit(self, deliveries: list[HeldDelivery]) -> None:
         """Queue `deliveries` for slots, with as many threads as plain calls and slots need."""
-        wanted = self._inflight.hold(deliveries)
+        wanted = self._inflight.enqueue(deliveries)
         while len(self._threads) < min(wanted, self._slots):
             name = f"reliq-handler-{len(self._threads) + 1}"
             thread = threading.Thread(target=self._work, name=name, daemon=True)

@@ -1,4 +1,9 @@
-"""Deliveries of this process, from their claim until Redis has their outcome, and the calls of handlers with them."""
+"""
+The deliveries of a process from their claim until Redis has their outcome, and the slots that calls of handlers need.
+
+A `HeldDelivery` is one claimed message, a `HandlerCall` one call of a handler. `QueueSlots` counts the messages and calls of
+one queue, `SlotTable` divides the free slots among queues, and `Inflight` guards both with a lock for all threads.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from reliq.settings import BATCH_LIMIT
 from reliq.worker.claims import Capacity, QueueClaims
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from reliq.handlers.handler import Handler, Job
     from reliq.handlers.settlement import Outcome
@@ -28,6 +33,16 @@ if TYPE_CHECKING:
 
 #: A cancelled coroutine has this long to end before its slot counts as hung.
 CANCEL_SECONDS = 5.0
+#: A message that is held ahead and has not started after this time goes back to Redis.
+HOLD_SECONDS = 0.1
+#: At most three reads are held ahead: one whose messages start, one on its way, and one just claimed.
+HOLD_READS = 3
+#: No more is claimed while about this many messages have ended and are not settled.
+UNSETTLED_LIMIT = 4 * BATCH_LIMIT
+#: A call's duration has this weight in the running mean.
+_PACE_WEIGHT = 0.2
+#: The mean counts as at least this long, so that it divides.
+_SHORTEST_SECONDS = 1e-5
 
 
 class HeldDelivery(msgspec.Struct, eq=False, gc=False):
@@ -86,7 +101,8 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
     def leased(self, at: float) -> None:
         """Move the lease on: a renewal sent at `at` was granted."""
         lease = self.handler.lease_seconds
-        self.lease_until, self.renew_at = at + lease, at + lease / 3
+        self.lease_until = at + lease
+        self.renew_at = at + lease / 3
 
 
 def deliveries_of(
@@ -94,21 +110,25 @@ def deliveries_of(
 ) -> list[HeldDelivery]:
     """Return a delivery for each of `claimed`, whose claim from the shard `keys`, or the first, was sent at `leased_at`."""
     keys = keys or handler.queue.keys
-    now, lease, queue = time.monotonic(), handler.lease_seconds, handler.queue_name
-    until, renew_at = leased_at + lease, leased_at + lease / 3
+    queue = handler.queue_name
+    lease = handler.lease_seconds
+    lease_until = leased_at + lease
+    renew_at = leased_at + lease / 3
+    now = time.monotonic()
+    # Positional arguments: this runs for every message.
     return [
         HeldDelivery(
-            Delivery(one, b"", BARE, b""),
+            Delivery(message, b"", BARE, b""),
             handler,
             queue,
             keys,
             now,
             now + lease,
-            until,
+            lease_until,
             renew_at,
-            one.deaths > 0 or one.left <= 0,
+            message.deaths > 0 or message.left <= 0,
         )
-        for one in claimed
+        for message in claimed
     ]
 
 
@@ -133,12 +153,6 @@ class HandlerCall(msgspec.Struct, eq=False):
     abandoned: bool = False
     thread: int = 0
     task: Any = None
-
-    def abandon(self) -> None:
-        """Note that the handler overran its time; a coroutine is cancelled, a thread cannot be ended."""
-        self.abandoned = True
-        if not self.handler.is_async:
-            self.leave_leases()
 
     def leave_leases(self) -> None:
         """Leave the leases to end: only the end of the process ends the handler."""
@@ -171,18 +185,6 @@ class HandlerCall(msgspec.Struct, eq=False):
         return self.abandoned and now > (self.timeout_at or now) + CANCEL_SECONDS
 
 
-#: A message that is held ahead and has not started after this time goes back to Redis.
-HOLD_SECONDS = 0.1
-#: At most three reads are held ahead: one whose messages start, one on its way, and one just claimed.
-HOLD_READS = 3
-#: No more is claimed while about this many messages have ended and are not settled.
-UNSETTLED_LIMIT = 4 * BATCH_LIMIT
-#: A call's duration has this weight in the running mean.
-_PACE_WEIGHT = 0.2
-#: The mean counts as at least this long, so that it divides.
-_SHORTEST_SECONDS = 1e-5
-
-
 class QueueSlots:
     """
     The messages and calls of one queue in this process.
@@ -204,9 +206,12 @@ class QueueSlots:
         cap = handler.settings.concurrency
         self.is_async = handler.is_async
         self.limit = concurrency if cap is None else min(cap, concurrency)
-        self.batch, self.linger = handler.batch, handler.linger_seconds
+        self.batch = handler.batch
+        self.linger = handler.linger_seconds
         self.waiting: deque[HeldDelivery] = deque()
-        self.queued = self.running = self.ended = 0
+        self.queued = 0
+        self.running = 0
+        self.ended = 0
         self.pace: float | None = None
         self.read_limit = BATCH_LIMIT
         self.rooms: list[int] = []
@@ -238,10 +243,10 @@ class QueueSlots:
         """Count what is withdrawn no more."""
         self.queued -= 1
         self.ended += 1
-        self.part_from_suspects([held])
+        self.forget_suspects([held])
 
-    def part_from_suspects(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Give room to others: the suspects among these have ended, gone back, or overrun their time."""
+    def forget_suspects(self, deliveries: Iterable[HeldDelivery]) -> None:
+        """Give room to others: suspects among `deliveries` have ended, gone back, or overrun their time."""
         for held in deliveries:
             if held.delivery.claimed.deaths:
                 self.rooms.remove(Suspects.room(held.delivery.claimed, self.limit))
@@ -285,7 +290,8 @@ class QueueSlots:
         deliveries = [first]
         while len(deliveries) < self.batch and not first.must_start and waiting and not waiting[0].must_start:
             deliveries.append(waiting.popleft())
-        self._start(deliveries)
+        self.queued -= len(deliveries)
+        self.running += 1
         return deliveries
 
     def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
@@ -294,14 +300,82 @@ class QueueSlots:
         self.queued += len(deliveries)
         self.running -= 1
 
-    def _start(self, deliveries: Sequence[HeldDelivery]) -> None:
+
+class SlotsByKey(QueueSlots):
+    """
+    As `QueueSlots`: a call takes messages of one key, and those without a key are called together.
+
+    A batch that is full starts before one that lingers, unless that one has lingered for long enough.
+    """
+
+    def __init__(self, handler: Handler, concurrency: int) -> None:
+        super().__init__(handler, concurrency)
+        self._queued_by_key: Counter[str | None] = Counter()  # key -> how many of its messages are queued
+
+    @property
+    def calls(self) -> int:
+        """How many calls run, and will be made with what is queued: one for each key at least."""
+        return self.running + sum(-(-count // self.batch) for count in self._queued_by_key.values())
+
+    @property
+    def rest(self) -> int:
+        """Nothing: a claim cannot ask for the key whose batch is being gathered."""
+        return 0
+
+    def add(self, deliveries: Sequence[HeldDelivery]) -> None:
+        """Count what was claimed."""
+        super().add(deliveries)
+        self._queued_by_key.update(map(_key, deliveries))
+
+    def drop(self, held: HeldDelivery) -> None:
+        """Count what is withdrawn no more."""
+        super().drop(held)
+        self._forget([held])
+
+    def ripe_at(self) -> float:
+        """Return when the next call may start."""
+        first = self.waiting[0]
+        if first.must_start or self._first_of_full_batch() is not None:
+            return 0.0
+        return first.held_since + self.linger
+
+    def take(self) -> list[HeldDelivery]:
+        """Give a slot to the next call and return its messages: all of one key."""
+        first = self.waiting[0]
+        lingers = not first.must_start and first.held_since + self.linger > time.monotonic()
+        if lingers and (full := self._first_of_full_batch()) is not None:
+            first = full
+        same = [held for held in self.waiting if held is first or (_key(held) == _key(first) and not held.must_start)]
+        deliveries = [first] if first.must_start else same[: self.batch]
+        started = set(map(id, deliveries))
+        self.waiting = deque(held for held in self.waiting if id(held) not in started)
+        self._forget(deliveries)
         self.queued -= len(deliveries)
         self.running += 1
+        return deliveries
+
+    def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
+        """Take back the slot of a call that was never made."""
+        super().put_back(deliveries)
+        self._queued_by_key.update(map(_key, deliveries))
+
+    def _first_of_full_batch(self) -> HeldDelivery | None:
+        """Return the first message of a key that has a whole batch here."""
+        sizes = Counter(_key(held) for held in self.waiting if not held.must_start)
+        return next((held for held in self.waiting if sizes[_key(held)] >= self.batch), None)
+
+    def _forget(self, deliveries: Sequence[HeldDelivery]) -> None:
+        self._queued_by_key.subtract(map(_key, deliveries))
+        self._queued_by_key += Counter()  # drops the keys of which nothing is queued
+
+
+def _key(held: HeldDelivery) -> str | None:
+    return held.delivery.claimed.key
 
 
 class SlotTable:
     """
-    The slots of a process, and the queues that share them; whoever uses it holds a lock.
+    The slots of a process, and the queues that share them; its caller holds a lock.
 
     Attributes:
         queues: the slots of each queue, by its name.
@@ -311,11 +385,16 @@ class SlotTable:
         loop_late: the event loop does not answer.
     """
 
-    def __init__(self, queues: Mapping[str, QueueSlots], concurrency: int) -> None:
-        self._concurrency = self._free = concurrency
-        self.queues = queues
+    def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
+        self._concurrency = concurrency
+        self._free = concurrency
+        self.queues = {
+            handler.queue.name: (SlotsByKey if handler.settings.batch_by_key else QueueSlots)(handler, concurrency)
+            for handler in handlers
+        }
         self._batching = [slots for slots in self.queues.values() if slots.batch > 1]
-        self.queued = self.refill_at = 0
+        self.queued = 0
+        self.refill_at = 0
         self.started_at = 0.0
         self.loop_late = False
 
@@ -330,8 +409,7 @@ class SlotTable:
 
     def add(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Count what was claimed of one queue."""
-        slots = self.queues[deliveries[0].queue]
-        slots.add(deliveries)
+        self.queues[deliveries[0].queue].add(deliveries)
         self.queued += len(deliveries)
 
     def next_call(self, now: float) -> list[HeldDelivery]:
@@ -366,7 +444,7 @@ class SlotTable:
         if run.began:
             slots.learn(now - run.started_at)
         if slots.rooms and not run.abandoned:
-            slots.part_from_suspects(run.deliveries)
+            slots.forget_suspects(run.deliveries)
         return slots
 
     def give_coroutines_slots(self, *, on: bool) -> None:
@@ -383,10 +461,6 @@ class SlotTable:
         for slots in self.queues.values():
             slots.waiting = deque(held for held in slots.waiting if not held.settling)
 
-    def abandon(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Count suspects that overran their time no more, so that others get their turn."""
-        self.queues[deliveries[0].queue].part_from_suspects(deliveries)
-
     def linger(self, now: float, *, is_async: bool) -> float | None:
         """Return the seconds until a batch that lingers now may start, None when there is none."""
         if not self._batching:
@@ -396,154 +470,86 @@ class SlotTable:
 
     def capacities(self, claims: Sequence[QueueClaims], now: float) -> list[Capacity]:
         """Return how much of each queue can be claimed, and note when there will be more."""
-        free, runs = self._concurrency, False
+        free = self._concurrency
+        is_busy = False
         for slots in self.queues.values():
             if not slots.stalled:
                 free -= min(slots.limit, slots.calls)
-                runs = runs or slots.running > 0
+                is_busy = is_busy or slots.running > 0
         # When nothing has started for longer than calls usually take, the next will take as long.
-        standstill = now - self.started_at if runs else 0.0
+        standstill = now - self.started_at if is_busy else 0.0
         self.refill_at = 0
-        found = [self._capacity(self.queues[one.name], free, standstill) for one in claims]
-        if any(map(QueueClaims.starves, claims, found)):
+        capacities = []
+        for claim in claims:
+            slots = self.queues[claim.name]
+            if slots.ended >= UNSETTLED_LIMIT or (slots.is_async and self.loop_late):
+                capacities.append(Capacity(0, 0))
+                continue
+            hold_limit = slots.hold_limit(standstill)
+            refill_at = max(hold_limit - hold_limit // 2, hold_limit - BATCH_LIMIT)
+            self.refill_at = max(self.refill_at, refill_at)
+            ahead = hold_limit - self.queued if self.queued <= refill_at else 0
+            calls = slots.calls
+            below_limit = max(0, slots.limit - calls)
+            direct = max(0, min(free, below_limit))
+            rest = slots.rest if free >= 0 and calls <= slots.limit else 0
+            is_crowded = not direct and below_limit > 0
+            capacities.append(Capacity(direct, ahead, is_crowded, slots.batch, rest, slots.suspects))
+        if any(map(QueueClaims.starves, claims, capacities)):
             self.refill_at = 0
-            return [one._replace(ahead=0) for one in found]
-        return found
-
-    def _capacity(self, slots: QueueSlots, free: int, standstill: float) -> Capacity:
-        if slots.ended >= UNSETTLED_LIMIT or (slots.is_async and self.loop_late):
-            return Capacity(0, 0)
-        most = slots.hold_limit(standstill)
-        refill_at = max(most - most // 2, most - BATCH_LIMIT)
-        self.refill_at = max(self.refill_at, refill_at)
-        ahead = most - self.queued if self.queued <= refill_at else 0
-        calls = slots.calls
-        own = max(0, slots.limit - calls)
-        direct = max(0, min(free, own))
-        gathers = free >= 0 and calls <= slots.limit
-        rest = slots.rest if gathers else 0
-        return Capacity(direct, ahead, not direct and own > 0, slots.batch, rest, slots.suspects)
-
-
-class SlotsByKey(QueueSlots):
-    """
-    As `QueueSlots`: a call takes messages of one key, and those without a key are called together.
-
-    A batch that is full starts before one that lingers, unless that one has lingered for long enough.
-    """
-
-    def __init__(self, handler: Handler, concurrency: int) -> None:
-        super().__init__(handler, concurrency)
-        self._queued_of: Counter[str | None] = Counter()  # key -> how many of its messages are queued
-
-    @property
-    def calls(self) -> int:
-        """How many calls run, and will be made with what is queued: one for each key at least."""
-        return self.running + sum(-(-count // self.batch) for count in self._queued_of.values())
-
-    @property
-    def rest(self) -> int:
-        """Nothing: a claim cannot ask for the key whose batch is being gathered."""
-        return 0
-
-    def add(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Count what was claimed."""
-        super().add(deliveries)
-        self._queued_of.update(map(_key, deliveries))
-
-    def drop(self, held: HeldDelivery) -> None:
-        """Count what is withdrawn no more."""
-        super().drop(held)
-        self._forget([held])
-
-    def ripe_at(self) -> float:
-        """Return when the next call may start."""
-        first = self.waiting[0]
-        return 0.0 if first.must_start or self._full() is not None else first.held_since + self.linger
-
-    def take(self) -> list[HeldDelivery]:
-        """Give a slot to the next call and return its messages: all of one key."""
-        first = self.waiting[0]
-        lingers = not first.must_start and first.held_since + self.linger > time.monotonic()
-        if lingers and (full := self._full()) is not None:
-            first = full
-        same = [held for held in self.waiting if held is first or (_key(held) == _key(first) and not held.must_start)]
-        deliveries = [first] if first.must_start else same[: self.batch]
-        taken = set(map(id, deliveries))
-        self.waiting = deque(held for held in self.waiting if id(held) not in taken)
-        self._forget(deliveries)
-        self._start(deliveries)
-        return deliveries
-
-    def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Take back the slot of a call that was never made."""
-        super().put_back(deliveries)
-        self._queued_of.update(map(_key, deliveries))
-
-    def _full(self) -> HeldDelivery | None:
-        """Return the first message of a key that has a whole batch here."""
-        sizes = Counter(_key(held) for held in self.waiting if not held.must_start)
-        return next((held for held in self.waiting if sizes[_key(held)] >= self.batch), None)
-
-    def _forget(self, deliveries: Sequence[HeldDelivery]) -> None:
-        self._queued_of.subtract(map(_key, deliveries))
-        self._queued_of += Counter()  # without the keys of which nothing is queued
-
-
-def slots_of(handler: Handler, concurrency: int) -> QueueSlots:
-    """Return the slots of a handler's queue."""
-    return (SlotsByKey if handler.settings.batch_by_key else QueueSlots)(handler, concurrency)
-
-
-def _key(held: HeldDelivery) -> str | None:
-    return held.delivery.claimed.key
+            return [capacity._replace(ahead=0) for capacity in capacities]
+        return capacities
 
 
 class Inflight:
     """
-    The deliveries of a process, from claim to settled. Every method is atomic; `reliq.worker.slots` says what may start.
+    The deliveries of a process, from claim to settled. Every method is atomic; the `SlotTable` says what may start.
 
     Free slots are given to calls at once. One thread is woken; it wakes the next when it takes a call. The fetcher waits
     for capacity here or in Redis (`watch`).
 
     Attributes:
         started, closed: how many messages were given to handlers, and whether nothing more starts.
-        most: no more messages start than these; a batch that begins before starts as a whole.
+        max_jobs: no more messages start than these; a batch that begins before starts as a whole.
         call_loop, nudge: called when a coroutine may start, and when the wait in Redis may be over.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
-        self.concurrency, self.started, self.closed = concurrency, 0, False
-        self.most, self._given = math.inf, 0  # and how many messages have slots, or had
+        self.concurrency = concurrency
+        self.started = 0
+        self.closed = False
+        self.max_jobs = math.inf
+        self._slots_given = 0  # how many messages have slots, or had
         self.call_loop: Callable[[], None] = lambda: None
         self.nudge = self.call_loop
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)  # a plain handler may start
-        self._roomier = threading.Condition(self._lock)  # more can be claimed
-        self._fewer = threading.Condition(self._lock)  # something ended
-        self._some = threading.Condition(self._lock)  # something is held
-        self._table = SlotTable({one.queue.name: slots_of(one, concurrency) for one in handlers}, concurrency)
+        self._plain_call_ready = threading.Condition(self._lock)  # a plain handler may start
+        self._capacity_grew = threading.Condition(self._lock)  # more can be claimed
+        self._something_ended = threading.Condition(self._lock)  # something ended
+        self._something_held = threading.Condition(self._lock)  # something is held
+        self._table = SlotTable(handlers, concurrency)
         self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
         self._plain_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no thread yet
         self._async_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no task yet
         self._runs: dict[HandlerCall, None] = {}
-        self._resting = 0  # threads without a call
+        self._idle_threads = 0  # threads without a call
         self._waking = False  # one of these threads is on its way
-        self._loop_called = self._fetcher_waits = False  # the loop is on its way; the fetcher waits here for capacity
+        self._loop_called = False  # the event loop is on its way
+        self._fetcher_waits = False  # it waits here for capacity
         self._watched: Sequence[QueueClaims] | None = None  # what the fetcher, waiting in Redis, cannot claim
 
     def add(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Hold claimed `deliveries` of one queue."""
         with self._lock:
             if not self._deliveries:
-                self._some.notify_all()
+                self._something_held.notify_all()
             self._deliveries.update(dict.fromkeys(deliveries))
             self._table.add(deliveries)
 
     def wait_for_deliveries(self, timeout_seconds: float) -> None:
         """Wait until something is held, or nothing more will be."""
         with self._lock:
-            self._some.wait_for(lambda: self._deliveries or self.closed, timeout_seconds)
+            self._something_held.wait_for(lambda: self._deliveries or self.closed, timeout_seconds)
 
     def limit_reads(self, queue: str, messages: int) -> None:
         """Set how many messages of `queue` one round trip reads at most, because its bodies are large."""
@@ -552,17 +558,17 @@ class Inflight:
 
     def wait_for_capacity(self, claims: Sequence[QueueClaims], timeout_seconds: float) -> list[Capacity]:
         """Return the capacity for each of `claims`, waiting a little until one has room."""
-        found: list[Capacity] = []
+        capacities: list[Capacity] = []
 
         def any_room() -> bool:
             self._fetcher_waits = True  # unless there is room
-            found[:] = self._table.capacities(claims, time.monotonic())
-            return self.closed or any(map(QueueClaims.has_room, claims, found))
+            capacities[:] = self._table.capacities(claims, time.monotonic())
+            return self.closed or any(map(QueueClaims.has_room, claims, capacities))
 
         with self._lock:
-            self._roomier.wait_for(any_room, timeout_seconds)
+            self._capacity_grew.wait_for(any_room, timeout_seconds)
             self._fetcher_waits = False
-            return found
+            return capacities
 
     def watch(self, claims: Sequence[QueueClaims]) -> bool:
         """Begin a wait in Redis that ends when one of `claims` can be made; return False when one can be made now."""
@@ -582,7 +588,7 @@ class Inflight:
             self._watched = None
             return True
 
-    def hold(self, deliveries: Iterable[HeldDelivery]) -> int:
+    def enqueue(self, deliveries: Iterable[HeldDelivery]) -> int:
         """Queue `deliveries` for slots; return how many threads plain handlers can use."""
         with self._lock:
             for held in deliveries:
@@ -599,11 +605,11 @@ class Inflight:
                 self._finish((done,))
             while not (self._plain_calls or self.closed):
                 linger = self._table.linger(time.monotonic(), is_async=False)
-                self._resting += 1
+                self._idle_threads += 1
                 try:
-                    self._work.wait(linger)
+                    self._plain_call_ready.wait(linger)
                 finally:  # a time limit of a handler's own may raise here, too late for its handler
-                    self._resting -= 1
+                    self._idle_threads -= 1
                     self._waking = False
                 if linger is not None:
                     self._give_slots()
@@ -619,7 +625,7 @@ class Inflight:
             self._loop_called = True  # it is here
             self._finish(done)
             self._wake_thread()
-            runs = [self._start(deliveries) for deliveries in self._async_calls]
+            runs = [self._start(deliveries, thread=0) for deliveries in self._async_calls]
             self._async_calls.clear()
             self._loop_called = False
             return runs, self._table.linger(time.monotonic(), is_async=True)
@@ -627,10 +633,10 @@ class Inflight:
     def withdraw(self, deliveries: Iterable[HeldDelivery]) -> list[HeldDelivery]:
         """Return those of `deliveries` that have not started and now never will."""
         with self._lock:
-            waits = [held for held in deliveries if not (held.started or held.settling)]
-            if waits:
-                self._withdraw(waits)
-            return waits
+            waiting = [held for held in deliveries if not (held.started or held.settling)]
+            if waiting:
+                self._withdraw(waiting)
+            return waiting
 
     def loop_is_late(self) -> None:
         """Claim no more for the event loop: it may be blocked."""
@@ -640,9 +646,11 @@ class Inflight:
         """Take the slots of the event loop's calls, because it is blocked; return what was held for it, withdrawn."""
         with self._lock:
             self._table.give_coroutines_slots(on=False)
-            waits = [one for one in self._deliveries if one.handler.is_async and not (one.started or one.settling)]
-            self._withdraw(waits)
-            return waits
+            waiting = [
+                held for held in self._deliveries if held.handler.is_async and not (held.started or held.settling)
+            ]
+            self._withdraw(waiting)
+            return waiting
 
     def loop_runs(self) -> None:
         """Give the event loop's calls slots again."""
@@ -651,7 +659,7 @@ class Inflight:
             self._table.give_coroutines_slots(on=True)
             self._give_slots()
             self._wake_thread()
-            self._tell_fetcher()
+            self._notify_fetcher()
 
     def settled(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Drop deliveries whose outcome Redis has."""
@@ -660,37 +668,42 @@ class Inflight:
                 if held in self._deliveries:
                     del self._deliveries[held]
                     self._table.queues[held.queue].ended -= 1
-            self._fewer.notify_all()
+            self._something_ended.notify_all()
             if self._fetcher_waits:
-                self._tell_fetcher()
+                self._notify_fetcher()
 
     def abandon(self, run: HandlerCall) -> None:
         """Expect nothing more of a handler that overran its time."""
         with self._lock:
             if run in self._runs and not run.abandoned:
-                run.abandon()
-                self._table.abandon(run.deliveries)
-                self._fewer.notify_all()
-                self._tell_fetcher()
+                run.abandoned = True
+                if not run.handler.is_async:  # a coroutine is cancelled, a thread cannot be ended
+                    run.leave_leases()
+                # Suspects among them count no more, so that others get their turn.
+                self._table.queues[run.deliveries[0].queue].forget_suspects(run.deliveries)
+                self._something_ended.notify_all()
+                self._notify_fetcher()
 
     def close(self) -> None:
         """Start nothing more."""
         with self._lock:
             self.closed = True
             self._take_back()
-            self._work.notify_all()
-            self._some.notify_all()
-            self._tell_fetcher()
+            self._plain_call_ready.notify_all()
+            self._something_held.notify_all()
+            self._notify_fetcher()
 
     def wait_until_none_runs(self, timeout_seconds: float) -> bool:
         """Wait until no handler runs but those that overran their time; say whether that is so."""
         with self._lock:
-            return self._fewer.wait_for(lambda: all(run.abandoned for run in self._runs), timeout_seconds)
+            return self._something_ended.wait_for(lambda: all(run.abandoned for run in self._runs), timeout_seconds)
 
     def wait_until_settled(self, timeout_seconds: float) -> bool:
         """Wait until Redis has every outcome there is; say whether it has."""
         with self._lock:
-            return self._fewer.wait_for(lambda: not any(held.settling for held in self._deliveries), timeout_seconds)
+            return self._something_ended.wait_for(
+                lambda: not any(held.settling for held in self._deliveries), timeout_seconds
+            )
 
     def deliveries(self) -> list[HeldDelivery]:
         """Return everything held, running or being settled."""
@@ -713,8 +726,8 @@ class Inflight:
     def _give_slots(self) -> None:
         """Give free slots to what may start, and call the event loop for its own."""
         now = time.monotonic()
-        while not self.closed and self._given < self.most and (deliveries := self._table.next_call(now)):
-            self._given += len(deliveries)
+        while not self.closed and self._slots_given < self.max_jobs and (deliveries := self._table.next_call(now)):
+            self._slots_given += len(deliveries)
             (self._async_calls if deliveries[0].handler.is_async else self._plain_calls).append(deliveries)
         loop_wanted = self._async_calls or self._table.linger(now, is_async=True) is not None
         if loop_wanted and not self._loop_called:
@@ -723,21 +736,22 @@ class Inflight:
 
     def _wake_thread(self) -> None:
         """Wake a thread for the next call, or for a batch that lingers, unless one is on its way: it wakes the next."""
-        if self._resting and not self._waking:
+        if self._idle_threads and not self._waking:
             lingers = self._table.linger(time.monotonic(), is_async=False) is not None
             self._waking = bool(self._plain_calls) or lingers
             if self._waking:
-                self._work.notify()
+                self._plain_call_ready.notify()
 
     def _take_back(self) -> None:
         """Take the slots of calls that have no thread or task yet."""
         for calls in (self._plain_calls, self._async_calls):
             while calls:
-                self._given -= len(calls[-1])
+                self._slots_given -= len(calls[-1])
                 self._table.put_back(calls.pop())
 
-    def _start(self, deliveries: list[HeldDelivery], thread: int = 0) -> HandlerCall:
-        handler, now = deliveries[0].handler, time.monotonic()
+    def _start(self, deliveries: list[HeldDelivery], thread: int) -> HandlerCall:
+        handler = deliveries[0].handler
+        now = time.monotonic()
         timeout = handler.timeout_seconds
         run = HandlerCall(deliveries, handler, now, None if timeout is None else now + timeout, thread=thread)
         for held in deliveries:
@@ -748,16 +762,17 @@ class Inflight:
 
     def _finish(self, runs: Iterable[HandlerCall]) -> None:
         """Free the slots of `runs` and give them on."""
-        idle, now = False, time.monotonic()
+        is_slot_unused = False
+        now = time.monotonic()
         for run in runs:
             del self._runs[run]
             slots = self._table.end_call(run, now)
-            idle = idle or not slots.queued  # nothing of the queue takes the slot
+            is_slot_unused = is_slot_unused or not slots.queued  # nothing of the queue takes the slot
         if self.closed:
-            self._fewer.notify_all()
+            self._something_ended.notify_all()
         self._give_slots()
-        if idle or self._table.queued <= self._table.refill_at:
-            self._tell_fetcher()
+        if is_slot_unused or self._table.queued <= self._table.refill_at:
+            self._notify_fetcher()
 
     def _withdraw(self, deliveries: list[HeldDelivery]) -> None:
         """Remove `deliveries` from the queue for slots; those behind them may start."""
@@ -767,12 +782,12 @@ class Inflight:
         self._table.withdraw(deliveries)
         self._give_slots()
         self._wake_thread()
-        self._tell_fetcher()
+        self._notify_fetcher()
 
-    def _tell_fetcher(self) -> None:
+    def _notify_fetcher(self) -> None:
         """Wake the fetcher wherever it waits, because there may be more to claim."""
         if self._fetcher_waits:
             self._fetcher_waits = False  # once; it notes when it waits again
-            self._roomier.notify()
+            self._capacity_grew.notify()
         elif self._watched is not None:
             self.nudge()

@@ -203,7 +203,7 @@ def test_an_exception_that_comes_late_into_a_resting_thread_costs_no_thread(queu
     for count in (1, 2, 3):
         queue.publish("x")
         recorder.wait_for(Acked, count)
-        eventually(lambda: engine.inflight._resting, "the thread waits for work")
+        eventually(lambda: engine.inflight._idle_threads, "the thread waits for work")
         if count == 1:  # as a time limit of the handler's own does that is a moment too late
             thread, error = ctypes.c_ulong(threads[0]), ctypes.py_object(TimeoutError)
             assert ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error) == 1

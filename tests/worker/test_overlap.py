@@ -98,7 +98,7 @@ def test_queues_take_turns_though_bodies_are_read_between_their_claims(serve, co
     order = []
 
     def work(deliveries):
-        inflight.hold(deliveries)
+        inflight.enqueue(deliveries)
         order.extend(held.queue for held in deliveries)
         run = inflight.next_plain(None)
         run.began = False  # so that nothing is learned of its pace, and nothing held ahead

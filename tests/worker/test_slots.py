@@ -20,7 +20,7 @@ def slots_of(inflight_of, new_deliveries):
         def put(handler, amount):
             deliveries = new_deliveries(amount, handler)
             inflight.add(deliveries)
-            inflight.hold(deliveries)
+            inflight.enqueue(deliveries)
             return deliveries
 
         def capacity(handler):
