@@ -10,7 +10,6 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from reliq import events
 from reliq.metrics import names
-from reliq.metrics.exemplars import Exemplars
 from reliq.metrics.exposition import Collector
 from reliq.metrics.store import Figures, FiguresReader, Sums
 
@@ -84,7 +83,6 @@ class ProcessMetrics(Collector):
         look: Callable[[], EngineStats | None] | None = None,
     ) -> None:
         self._figures, self._reader, self._look = Figures(path), FiguresReader(), look
-        self._exemplars = Exemplars(path)
         self._lock = threading.Lock()
         self._away: set[tuple[str, str]] = set()  # for which queues (empty: all) and parts Redis is away
         self._places: dict[tuple[str, ...], int] = {}
@@ -147,23 +145,20 @@ class ProcessMetrics(Collector):
             self._set(spec, labels, number)
         if stats:
             self._set(names.LAST_CLAIM, (), time.time() - (time.monotonic() - stats.last_claim_at))
-        self._exemplars.write()
 
-    def families(self, *, exemplars: bool = False) -> Iterable[Family]:
+    def families(self) -> Iterable[Family]:
         """Return the figures of this process as they are now."""
         if self._look is not None:
             self.sample(self._look())
         sums = Sums()
         with self._lock:  # two scrapes at a time would note a new series twice
             sums.add(self._reader.series(self._figures.raw()))
-        return sums.families(self._exemplars.newest() if exemplars else {})
+        return sums.families()
 
     def _handled(self, event: events.Handled) -> None:
         """Count the end of a handler, and why it failed if it did."""
         place = self._place(names.HANDLER, event.queue, event.outcome)
         self._figures.observe(place, names.HANDLER.buckets, event.seconds)
-        if event.trace_id:
-            self._exemplars.note((names.HANDLER.name, event.queue, event.outcome), event.seconds, event.trace_id)
         if event.raised or event.failed:
             self._figures.add(self._place(names.HANDLER_FAILURES, event.queue, self._class(event)))
 

@@ -55,7 +55,7 @@ class QueueCollector(Collector):
         self._under_way: Future[Snapshot] | None = None
         self._begun_at = 0.0
 
-    def families(self, *, exemplars: bool = False) -> Iterator[Family]:  # noqa: ARG002  Redis keeps no traces
+    def families(self) -> Iterator[Family]:
         """Yield every metric that Redis can tell."""
         look = self._looked()
         yield single(names.REDIS_UP, look is not None)
@@ -215,7 +215,7 @@ REASONS = ("crashed", "killed", "hung", "overran", "memory", "jobs")
 class Build(Collector):
     """The versions of reliq, Python and redis-py, as the labels of a metric."""
 
-    def families(self, *, exemplars: bool = False) -> Iterator[Family]:  # noqa: ARG002
+    def families(self) -> Iterator[Family]:
         """Yield the metric."""
         yield Family(names.BUILD, {(VERSION, platform.python_version(), version("redis")): 1})
 
@@ -242,7 +242,7 @@ class Processes(Collector):
                 with self._lock:
                     self._restarts[event.reason] += 1
 
-    def families(self, *, exemplars: bool = False) -> Iterator[Family]:  # noqa: ARG002
+    def families(self) -> Iterator[Family]:
         """Yield the figures."""
         yield single(names.WORKERS, self._living())
         with self._lock:
@@ -261,7 +261,7 @@ class Usage(Collector):
     def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
         self._pids = pids
 
-    def families(self, *, exemplars: bool = False) -> Iterator[Family]:  # noqa: ARG002
+    def families(self) -> Iterator[Family]:
         """Yield the figures of the processes that run."""
         used: dict[Spec, dict[Labels, float]] = {
             spec: {} for spec in (names.CPU, names.MEMORY, names.OPEN_FDS, names.STARTED)

@@ -18,7 +18,7 @@ import psutil
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from reliq.metrics import exemplars as kept, names
+from reliq.metrics import names
 from reliq.metrics.exposition import Collector, Family
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prometheus_client.core import Metric
-
-    from reliq.metrics.exposition import Exemplar
 
 
 _DEAD = "dead"
@@ -224,15 +222,12 @@ class Sums:
             else:
                 self.numbers[key] = [(max if spec.merged == "max" else min)(known[0], numbers[0])]
 
-    def families(self, exemplars: Mapping[tuple[Key, int], Exemplar]) -> list[Family]:
+    def families(self) -> list[Family]:
         """Return the sums by metric, of every metric that processes measure."""
         rows: dict[str, dict[Key, Sequence[float] | float]] = {name: {} for name in names.MEASURED}
         for (name, *labels), numbers in self.numbers.items():
             rows[name][tuple(labels)] = numbers if len(numbers) > 1 else numbers[0]
-        told: dict[str, dict[tuple[Key, int], Exemplar]] = {name: {} for name in rows}
-        for ((name, *labels), bucket), exemplar in exemplars.items():
-            told[name][tuple(labels), bucket] = exemplar
-        return [Family(spec, rows[name], told[name]) for name, spec in names.MEASURED.items()]
+        return [Family(spec, rows[name]) for name, spec in names.MEASURED.items()]
 
 
 class Children(Collector):
@@ -248,23 +243,21 @@ class Children(Collector):
         for file in folder().glob(f"*{ENDING}"):
             file.unlink()
 
-    def families(self, *, exemplars: bool = False) -> Iterable[Family]:
+    def families(self) -> Iterable[Family]:
         """Return the sums over all processes, dead ones included."""
         with self._lock:
             sums = Sums(self._dead.numbers)
-            files = list(self._folder().glob(f"*{ENDING}"))
-            for file in files:
+            for file in self._folder().glob(f"*{ENDING}"):
                 sums.add(self._series(file))
-            return sums.families(kept.read(map(kept.path_of, files)) if exemplars else {})
+            return sums.families()
 
     def bury(self, pid: int) -> None:
-        """Keep what a dead process has counted, and remove its files."""
+        """Keep what a dead process has counted, and remove its file."""
         with self._lock:
             file = file_of(self._folder(), pid)
             self._dead.add(self._series(file), dead=True)
             self._readers.pop(file, None)
             file.unlink(missing_ok=True)
-            kept.path_of(file).unlink(missing_ok=True)
 
     def _series(self, file: Path) -> Iterable[Series]:
         with suppress(OSError):  # somebody has cleaned up the folder

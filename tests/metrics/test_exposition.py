@@ -1,26 +1,21 @@
-"""The page that Prometheus reads: both formats, exemplars and compression."""
+"""The page that Prometheus reads: both formats and compression."""
 
 import gzip
 from urllib.request import Request, urlopen
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 from patience import figures
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
-from waiting import eventually
 
-from reliq import Consumer, Queue, events
+from reliq import events
 from reliq.metrics import names
 from reliq.metrics.exposition import Collector, Family, Page
 from reliq.metrics.process import ProcessMetrics
-from reliq.metrics.serving import Endpoint, of_one_process
-from reliq.metrics.store import Children, file_of
-from reliq.tracing import instrument, uninstrument
+from reliq.metrics.serving import Endpoint
 
 OPEN = "application/openmetrics-text; version=1.0.0; q=0.7, text/plain; q=0.3"
 EVIL = 'a "quoted"\\ name\nof two lines'
-TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 class Told(Collector):
@@ -28,7 +23,7 @@ class Told(Collector):
 
     told = ()
 
-    def families(self, *, exemplars=False):
+    def families(self):
         return self.told
 
 
@@ -79,48 +74,6 @@ def test_metrics_of_a_registry_follow_and_the_page_ends_once(metrics):
 
     assert [read(page, accept)["mine_total", ()] for accept in ("", OPEN)] == [3, 3]
     assert page.encode(OPEN)[0].count(b"# EOF") == 1
-
-
-def exemplars(page, accept=OPEN):
-    text = page.encode(accept)[0].decode()
-    found = [(one, one.exemplar) for family in read_openmetrics(text) for one in family.samples if one.exemplar]
-    return [(one.labels["queue"], one.labels["le"], told.labels["trace_id"], told.value) for one, told in found]
-
-
-def test_newest_trace_of_a_bucket_is_its_exemplar_across_processes(tmp_path):
-    other = Children(lambda: tmp_path)
-    here, child = ProcessMetrics(), ProcessMetrics(path=file_of(tmp_path, 1))
-    for metrics in (here, child):
-        for seconds, trace in ((0.25, "1" * 32), (0.26, TRACE), (7.0, TRACE), (0.2501, "")):
-            metrics(events.Handled("q", "id", 1, "ack", seconds, trace_id=trace))
-        metrics.sample(None)
-
-    for page in (Page([here]), Page([other])):
-        assert exemplars(page) == [("q", "0.3", TRACE, 0.26), ("q", "7.0", TRACE, 7.0)]
-        assert TRACE not in page.encode()[0].decode()
-    other.bury(1)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_trace_of_a_handler_becomes_an_exemplar(url, patient_looks):
-    queue, consumer, seen = Queue("traced", int, url=url), Consumer(), []
-    consumer.handler(queue)(lambda body, job: seen.append(job.trace_id))
-    instrument(consumer, tracer_provider=TracerProvider())
-    keys = [handler.queue.keys for handler in consumer.handlers]
-    connection = consumer.connection(consumer.handlers)
-    with of_one_process(consumer.observers, consumer.stats, connection, keys, port=0) as endpoint:
-        consumer.start()
-        try:
-            queue.publish(1)
-            page = endpoint._server.page
-            [[name, _, trace_id, _]] = eventually(lambda: exemplars(page), "the handler is counted with its trace")
-        finally:
-            uninstrument()
-            consumer.stop()
-            queue.close()
-
-    assert (name, [trace_id]) == ("traced", seen)
-    assert len(trace_id) == 32
 
 
 def fetched(port, encodings):

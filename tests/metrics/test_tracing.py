@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from waiting import eventually
 
-from reliq import Layout, Outgoing, Queue
+from reliq import Consumer, Layout, Outgoing, Queue, events
 from reliq.errors import ConfigurationError, PublishFailed
 from reliq.tracing import instrument, uninstrument
 
@@ -107,3 +108,24 @@ def test_tracing_without_instrument_imports_and_wraps_nothing(url):
     assert not hasattr(Queue.publish, "__wrapped__")
     with queue.receive() as (job,):
         assert job.headers == {}
+
+
+def test_job_and_its_handled_event_name_the_trace(url):
+    queue = Queue("q", int, url=url)
+    consumer = Consumer()
+    traces = []
+    handled = []
+    consumer.handler(queue)(lambda body, job: traces.append(job.trace_id))
+    consumer.observers.append(lambda event: isinstance(event, events.Handled) and handled.append(event.trace_id))
+    instrument(consumer, tracer_provider=TracerProvider())
+    consumer.start()
+    try:
+        queue.publish(1)
+        eventually(lambda: handled, "the handler has ended")
+    finally:
+        uninstrument()
+        consumer.stop()
+        queue.close()
+
+    assert traces == handled
+    assert len(traces[0]) == 32
