@@ -227,7 +227,7 @@ def _reads(use: Use) -> bool:
 
 _TO_PUBLISH = (commands.register, shards.shard_map, shards.fence, shards.declaration)
 _TO_LOOK = (
-    *(commands.body_start, commands.state_words, commands.retries_left, commands.scores, commands.first_score),
+    *(commands.body_start, commands.state_words, commands.first_score),
     *(commands.held_sample, commands.end_of, commands.due_count),
     *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
     *(shards.shard_map, shards.fence, shards.declaration, schedule.cron_states),
@@ -257,7 +257,7 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(calls.leaving, calls.marker, calls.marker_ms, calls.take_id, calls.free_id, calls.at_a_replica),
     ),
     "operator": (
-        *(*_TO_PUBLISH, *_TO_LOOK),
+        *(*_TO_PUBLISH, *_TO_LOOK, commands.retries_left, commands.scores),
         *(commands.delete_letters, commands.letters_between, commands.claims),
         *(commands.worker_ids, commands.worker_records),
         shards.map_text,

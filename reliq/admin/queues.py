@@ -20,7 +20,7 @@ from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailable
 from reliq.keys import QUEUES_KEY, SHARDS_LIMIT, Keys, Layout, is_name
 from reliq.lua import transitions
 from reliq.message import Counts, Pause
-from reliq.metrics.snapshot import Selection, SnapshotReader, Waits, registered
+from reliq.metrics.snapshot import Selection, SnapshotReader, registered
 from reliq.publish.publisher import NAMING_SECONDS
 from reliq.redis import commands
 from reliq.redis.commands import MINUTE_MS, MINUTES_LIMIT, Totals, answered, raise_first
@@ -409,8 +409,8 @@ class QueueView:
         layout: as `--layout` takes it: `reliq`, `hdt3213`, `hdt3213:tag`, …
         backoff: how many of unack wait after a failure, drawn from a sample when there are many; the others are
             leased by a worker.
-        late: for how many seconds the first message that waits has been due; None when it does not say.
-        oldest: state -> the same, for each state that says.
+        late: for how many seconds the first message that waits has been due; None when it is unknown, as in Go's layout.
+        oldest: state -> the same; empty in Go's layout.
         rates: None when they were not asked for.
         workers, slots, busy: worker processes that claim from it, how many handlers they run at once, and how many
             of those are busy with this queue; None while the Redis of the worker registry is away.
@@ -481,10 +481,9 @@ def overview(
     chosen: Selection,
     maps: ShardMaps,
     before: Overview | None = None,
-    waits: Waits | None = None,
 ) -> Overview:
-    """Look at queues; with `before` each says how fast it has moved since, with `waits` for how long Go's have waited."""
-    look = SnapshotReader(session.client, lambda: chosen.queues, waits, maps).look()
+    """Look at queues; with `before` each says how fast it has moved since."""
+    look = SnapshotReader(session.client, lambda: chosen.queues, maps).look()
     at = time.monotonic()
     workers: Sequence[Worker] | None = None
     with suppress(RedisUnavailableError):
@@ -565,13 +564,13 @@ def _view(
 
 
 def _late(snapshot: QueueSnapshot) -> float | None:
-    """Return for how long the first message has been due; None when nothing is late but what tells no time."""
-    untold = any(
+    """Return for how long the first message has been due; None when nothing is known to be late and a message has no age."""
+    has_unknown = snapshot.keys.bare or any(
         size and state not in snapshot.oldest
         for state, size in (("ready", snapshot.counts.ready), ("retry", snapshot.counts.retry))
     )
     late = max(snapshot.oldest.values(), default=0.0)
-    return None if untold and not late else late
+    return None if has_unknown and not late else late
 
 
 #: A trend has the rates of this many looks.
@@ -642,7 +641,6 @@ class Watcher:
     def __init__(self, session: Session, queues: Callable[[], Selection], maps: ShardMaps) -> None:
         self._session, self._queues, self._maps = session, queues, maps
         self._last: Overview | None = None
-        self._waits = Waits()
         self._rates: dict[str, tuple[deque[float], deque[float]]] = {}
 
     def look(self) -> QueueSample:
@@ -655,7 +653,7 @@ class Watcher:
         chosen = self._queues()
         queues = chosen.queues
         before = self._last
-        self._last = now = overview(self._session, chosen, self._maps, before, self._waits)
+        self._last = now = overview(self._session, chosen, self._maps, before)
         if before is None:
             self._rates = _noted(self._session, queues, self._maps)
         for view in now.queues:

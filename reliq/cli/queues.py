@@ -162,7 +162,7 @@ def pause_text(pause: Pause, now: float) -> str:
 
 
 def _row(view: "QueueView", *, rated: bool) -> list[str]:
-    late = "?" if view.late is None else format_duration(view.late)
+    late = "-" if view.late is None else format_duration(view.late)
     counts = (view.ready, view.pending, view.unack - view.backoff, view.backoff, view.retry, view.garbage, view.dead)
     cells = [view.queue, late, *map(format_number, counts)]
     if rated:

@@ -183,7 +183,7 @@ def _cell(name: str, width: int) -> int:
 
 
 def _numbers(view: QueueView, states: Sequence[str], width: int) -> Text:
-    late = "?" if view.late is None else format_duration(view.late if view.late >= 1 else 0)
+    late = "-" if view.late is None else format_duration(view.late if view.late >= 1 else 0)
     style = "bold red" if (view.late or 0) >= RED_SECONDS else "yellow" if (view.late or 0) >= YELLOW_SECONDS else ""
     line = Text(f"{late:>{LATE_WIDTH}}", style)
     sizes = _sizes(view) | {"dead": view.dead}

@@ -89,7 +89,7 @@ UNACK = Spec(
 OLDEST = Spec(
     "reliq_oldest_seconds",
     "gauge",
-    "How long ago the first message of a state was due; of unack, how long ago its lease or wait ended.",
+    "How long ago the first message of a state was due; of unack, how long ago its lease or wait ended. Absent in Go's layout.",
     ("queue", "state"),
 )
 KEYS = Spec(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -94,78 +94,6 @@ class BlockedKeys:
         self._known = {entry: keys for entry, keys in self._known.items() if entry in entries}
 
 
-#: Messages of a queue that are remembered at most; of more, every second one is forgotten.
-MARKS_LIMIT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """
-    A message that was the last in a list at one look.
-
-    Attributes:
-        left: its retries left then, as Redis holds them.
-        seen_ms: when it was seen, by Redis' clock.
-    """
-
-    state: str
-    id: str
-    left: bytes
-    seen_ms: float
-
-
-@dataclass(slots=True)
-class Waits:
-    """
-    Remembers from look to look which messages stood last in the lists of a queue.
-
-    One of them that has moved nowhere since has waited since then, at least: a claim, by whoever makes it, puts it into
-    unack, and another delivery spends one of its retries. The first look at a queue tells nothing.
-    """
-
-    marks: dict[str, list[Mark]] = field(default_factory=dict)
-
-    def questions(self, keys: Keys) -> list[Command[Any]]:
-        """Return what is to be asked before a look: what stands last, and where those are that were remembered."""
-        if not keys.bare:
-            return []
-        last = [commands.end_of(keys, "ready", newest=True), commands.end_of(keys, "retry", newest=True)]
-        ids = [mark.id for mark in self.marks.get(keys.entry, ())]
-        if not ids:
-            return last
-        return [
-            *last,
-            commands.scores(keys, "pending", ids),
-            commands.scores(keys, "unack", ids),
-            commands.retries_left(keys, ids),
-        ]
-
-    def since(self, keys: Keys, answers: Sequence[Any], now_ms: float) -> dict[str, float]:
-        """Return since when, in ms, each list is known to have something that waits; forget what has moved."""
-        if keys.entry not in self.marks:
-            return {}
-        places = [[] if isinstance(answer, Exception) else answer for answer in answers[2:]]
-        rows = zip(self.marks[keys.entry], *places, strict=False) if places else ()
-        still = [mark for mark, pending, unack, left in rows if pending is None and unack is None and left == mark.left]
-        self.marks[keys.entry] = still
-        return {"ready": now_ms, "retry": now_ms} | {mark.state: mark.seen_ms for mark in reversed(still)}
-
-    def keep(self, queues: Sequence[Keys]) -> None:
-        """Forget every queue but these."""
-        entries = {keys.entry for keys in queues}
-        self.marks = {entry: marks for entry, marks in self.marks.items() if entry in entries}
-
-    def remember(self, keys: Keys, last: dict[str, str], lefts: Sequence[Any], now_ms: float) -> None:
-        """Keep in mind what stands last in each list, with its retries left."""
-        marks = self.marks.setdefault(keys.entry, [])
-        known = {mark.id for mark in marks}
-        for (state, id), left in zip(last.items(), lefts, strict=False):
-            if id not in known and left is not None:
-                marks.append(Mark(state, id, left, now_ms))
-        if len(marks) > MARKS_LIMIT:
-            del marks[1::2]
-
-
 #: Ids drawn from unack; their state words tell how many of all are leased and how many wait.
 UNACK_SAMPLE = 200
 
@@ -176,7 +104,7 @@ class QueueSnapshot:
     One queue at one moment.
 
     Attributes:
-        oldest: state -> seconds since its first message was due; a state whose first message tells no time is left out.
+        oldest: state -> seconds since its first message was due; empty in Go's layout, whose bodies have no due time.
         backoff: how many of unack wait after a nack.
         overdue: how many pending messages are due.
         crons: its periodic entries.
@@ -232,7 +160,6 @@ class QueueLook:
     One look at one queue: three times requests and the taking of their answers, then `snapshot`.
 
     Args:
-        waits: what earlier looks saw waiting; a bare body does not say since when it does.
         held_up: what earlier looks saw of keys without a turn; None does not ask for them.
 
     Attributes:
@@ -240,12 +167,12 @@ class QueueLook:
         is_away: whether it is that Redis is away.
     """
 
-    def __init__(self, keys: Keys, waits: Waits, held_up: BlockedKeys | None = None) -> None:
-        self.keys, self._waits, self._held_up = keys, waits, held_up
+    def __init__(self, keys: Keys, held_up: BlockedKeys | None = None) -> None:
+        self.keys = keys
+        self._held_up = held_up
         self.refusal, self.is_away = "", False
         self._told: dict[str, Any] = {}
         self._due_ms: dict[str, float] = {}
-        self._newest: dict[str, str] = {}
         self._waiting = 0.0
         self._now_ms = 0.0
         self._overdue = 0
@@ -256,7 +183,7 @@ class QueueLook:
     def first_requests(self) -> list[Request[Any]]:
         """Return what can be asked at once."""
         periodic = [] if self.keys.shard else [cron_states(self.keys)]
-        return [*self._questions().values(), *periodic, *self._waits.questions(self.keys)]
+        return [*self._questions().values(), *periodic]
 
     def take_first(self, answers: Sequence[Any], now_ms: float) -> None:
         """Take the answers to `first_requests`; a queue with a spoilt key, or whose server is away, hides no other."""
@@ -271,21 +198,14 @@ class QueueLook:
                 raise answer
         scores = {place: self._told[place] for place in ("pending", "unack")}
         self._due_ms = {place: 1000 * score for place, score in scores.items() if score is not None}
-        if self.keys.bare:
-            waits = answers[len(self._told) + 1 :]
-            newest = zip(LISTS, waits, strict=False)
-            self._newest = {place: id for place, id in newest if isinstance(id, str) and id}
-            self._due_ms |= self._waits.since(self.keys, waits, now_ms)
 
     def second_requests(self) -> list[Request[Any]]:
-        """Return what the first answers lead to: due times of first messages, state words, retries left."""
+        """Return what the first answers lead to: due times of first messages, and state words."""
         if self.refusal:
             return []
         asked: list[Request[Any]] = [commands.body_start(self.keys, id, DUE_BYTES) for id in self._heads().values()]
         if self._told["sample"]:
             asked.append(commands.state_words(self.keys, self._told["sample"]))
-        if self._newest:
-            asked.append(commands.retries_left(self.keys, [*self._newest.values()]))
         if self._is_overdue:
             asked.append(commands.due_count(self.keys, self._now_ms / 1000))
         if self._told["counts"].keyed:
@@ -301,9 +221,6 @@ class QueueLook:
             self._take_due(place, id, next(rest))
         if self._told["sample"] and isinstance(words := next(rest), list):
             self._waiting = sum(word.waits for word in words) / len(words)
-        if self._newest:
-            lefts = next(rest)
-            self._waits.remember(self.keys, self._newest, lefts if isinstance(lefts, list) else [], now_ms)
         if self._is_overdue and isinstance(overdue := next(rest), int):
             self._overdue = overdue
         if self._told["counts"].keyed and isinstance(lines := next(rest), KeyQueues):
@@ -324,10 +241,12 @@ class QueueLook:
     def snapshot(self, now_ms: float) -> QueueSnapshot:
         """Return what was seen; an empty state has nothing late."""
         counts: Counts = self._told["counts"]
-        oldest = {place: max(0.0, (now_ms - due) / 1000) for place, due in self._due_ms.items()}
-        for place in ("pending", "unack", *LISTS):
-            if not getattr(counts, place):
-                oldest.setdefault(place, 0.0)
+        oldest: dict[str, float] = {}
+        if not self.keys.bare:
+            oldest = {place: max(0.0, (now_ms - due) / 1000) for place, due in self._due_ms.items()}
+            for place in ("pending", "unack", *LISTS):
+                if not getattr(counts, place):
+                    oldest.setdefault(place, 0.0)
         waiting = round(counts.unack * self._waiting)
         return QueueSnapshot(
             self.keys,
@@ -510,7 +429,6 @@ class SnapshotReader:
     Args:
         queues: says which; None means those that the registry has. Of too many, those come first that the last look
             saw anything of; the rest takes turns.
-        waits: what earlier looks saw waiting; None begins anew.
         maps: how many shards queues have, as earlier looks read it; None begins anew.
         held_up: what earlier looks saw of keys without a turn; None does not ask for them.
     """
@@ -519,11 +437,12 @@ class SnapshotReader:
         self,
         client: Client,
         queues: Callable[[], Sequence[Keys]] | None = None,
-        waits: Waits | None = None,
         maps: ShardMaps | None = None,
         held_up: BlockedKeys | None = None,
     ) -> None:
-        self._client, self._queues, self._waits, self._maps = client, queues, waits or Waits(), maps or ShardMaps()
+        self._client = client
+        self._queues = queues
+        self._maps = maps or ShardMaps()
         self._held_up = held_up
         self._in_use: list[Keys] = []
         self._cursor = 0
@@ -551,7 +470,6 @@ class SnapshotReader:
             look.take_second(answers, now_ms)
         for look, answers in zip(readable, self._asked([look.third_requests() for look in readable]), strict=True):
             look.take_third(answers)
-        self._waits.keep(chosen.queues)
         self._maps.keep(chosen.queues)
         if self._held_up:
             self._held_up.keep(chosen.queues)
@@ -614,7 +532,7 @@ class SnapshotReader:
             looks.append(look)
 
     def _look_at(self, shard: Keys) -> QueueLook:
-        return QueueLook(shard, self._waits, self._held_up)
+        return QueueLook(shard, self._held_up)
 
     def _asked(self, groups: Sequence[Sequence[Request[Any]]]) -> list[list[Any]]:
         """Make groups of requests in one round trip; return the answers of each group."""

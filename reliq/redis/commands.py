@@ -392,9 +392,9 @@ def held_sample(keys: Keys, count: int) -> Command[list[str]]:
 
 
 @runs("ready:LINDEX retry:LINDEX")
-def end_of(keys: Keys, place: List, *, newest: bool = False) -> Command[str]:
-    """Read the id of a list that is claimed next, or the `newest`, which is claimed last; empty when there is none."""
-    return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, 0 if newest else -1), read_id)
+def end_of(keys: Keys, place: List) -> Command[str]:
+    """Read the id of a list that is claimed next; empty when there is none."""
+    return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, -1), read_id)
 
 
 @runs("garbage:SRANDMEMBER")

@@ -207,7 +207,6 @@ CASES = {
 ALSO_FIRES = [
     ("ReliqRedisEvicts", {series("reliq_redis_evicted_keys_total"): then(0, 5)}),
     ("ReliqOldestMessageTooOld", {shop("reliq_oldest_seconds", state="pending"): then(0, 400)}),
-    ("ReliqOldestMessageTooOld", CASES["ReliqOldestMessageTooOld"].fires | {shop("reliq_shared"): steady(1)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_shared"): steady(0)}),
     # Keys wait for a worker, beside others that sleep.
     ("ReliqNobodyClaims", STUCK | {WAITING: then(0, 7), shop("reliq_keys", state="in_turn"): then(0, 1)}),

@@ -106,6 +106,8 @@ def test_queues_of_one_name_in_several_layouts_are_several_series(url, connectio
     for queue in ("orders", "orders (hdt3213)", "orders (hdt3213:tag)", "alone"):
         assert value(found, "reliq_messages", queue=queue, state="ready") == 1
         assert value(found, "reliq_published_total", queue=queue) == 1
+    assert value(found, "reliq_oldest_seconds", queue="orders", state="ready") >= 0
+    assert value(found, "reliq_oldest_seconds", queue="alone", state="ready") is None
 
 
 def test_redis_figures_have_memory_version_eviction_and_append_only_file(url, client, connection):
