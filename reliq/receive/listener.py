@@ -117,6 +117,8 @@ class ShardWatch:
 
 logger = logging.getLogger(__name__)
 
+#: The thread of a listener takes a step at least this often.
+STEP_SECONDS = 1.0
 #: The connections are kept for the next wait for this many seconds after the last one.
 KEPT_SECONDS = 1.0
 
@@ -240,7 +242,7 @@ class Listener:
                     self._step(tokens, watch)
         except Exception:
             logger.exception("queue %s: the waits of `receive` failed and begin anew", self._shards.first.name)
-            time.sleep(EACH_SHARD_SECONDS)  # whoever waits looks then, and begins them anew
+            time.sleep(STEP_SECONDS)  # whoever waits looks then, and begins them anew
             with self._lock:
                 if self._thread is threading.current_thread():
                     self._thread = None
@@ -263,7 +265,7 @@ class Listener:
             dues, self._dues = self._dues, {}
         for keys, at in dues.items():
             watch.note(keys, at)
-        shards, seconds = self._shards.all, EACH_SHARD_SECONDS
+        shards, seconds = self._shards.all, STEP_SECONDS
         if self._waiting:
             tokens.expect(shards)
         try:
