@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Writes and checks that run at once, each counted apart; checks of one visitor; works remembered after their end.
+#: Writes and checks that run at once, each counted apart; checks of one visitor; tasks remembered after their end.
 RUNNING_LIMIT, CHECKS_PER_VISITOR, REMEMBERED = 8, 2, 50
 
 #: It is called after each step, with how many ids the step looked at and what became of all so far.
@@ -67,74 +67,74 @@ class BackgroundTask:
     only_reads: bool = False
 
 
-class _Stopped(Exception):  # noqa: N818  it ends a work, and is no error
-    """A person stopped the work."""
+class _Stopped(Exception):  # noqa: N818  it ends a task, and is no error
+    """A person stopped the task."""
 
 
 class BackgroundTasks:
-    """The works of this process."""
+    """The tasks of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._works: dict[str, BackgroundTask] = {}
+        self._tasks: dict[str, BackgroundTask] = {}
         self._stops: dict[str, threading.Event] = {}
 
     def all(self) -> list[BackgroundTask]:
-        """Return every work that runs or is remembered, the newest first."""
+        """Return every task that runs or is remembered, the newest first."""
         with self._lock:
-            return list(reversed(self._works.values()))
+            return list(reversed(self._tasks.values()))
 
     def get(self, id: str) -> BackgroundTask | None:
-        """Return the work of that id; None when it is not remembered."""
+        """Return the task of that id; None when it is not remembered."""
         with self._lock:
-            return self._works.get(id)
+            return self._tasks.get(id)
 
-    def start(self, work: BackgroundTask, run: Callable[[Step], str]) -> bool:
-        """Begin a work: `run` gets a step to call, and returns what became of all; False when too many run."""
+    def start(self, task: BackgroundTask, run: Callable[[Step], str]) -> bool:
+        """Begin a task: `run` gets a step to call, and returns what became of all; False when too many run."""
         stop = threading.Event()
         with self._lock:
-            running = [one for one in self._works.values() if one.state == "running"]
-            alike = [one for one in running if one.only_reads == work.only_reads]
-            own_checks = [one for one in alike if one.only_reads and one.visitor == work.visitor]
+            running = [one for one in self._tasks.values() if one.state == "running"]
+            alike = [one for one in running if one.only_reads == task.only_reads]
+            own_checks = [one for one in alike if one.only_reads and one.visitor == task.visitor]
             if len(alike) >= RUNNING_LIMIT or len(own_checks) >= CHECKS_PER_VISITOR:
                 return False
-            ended = [old.id for old in self._works.values() if old.state != "running"]
-            for old in ended[: max(0, len(self._works) + 1 - REMEMBERED)]:
-                del self._works[old]
-            threading.Thread(target=self._run, args=(work, run, stop), name=f"reliq-web-{work.id}", daemon=True).start()
-            self._works[work.id], self._stops[work.id] = work, stop
+            ended = [old.id for old in self._tasks.values() if old.state != "running"]
+            for old in ended[: max(0, len(self._tasks) + 1 - REMEMBERED)]:
+                del self._tasks[old]
+            threading.Thread(target=self._run, args=(task, run, stop), name=f"reliq-web-{task.id}", daemon=True).start()
+            self._tasks[task.id], self._stops[task.id] = task, stop
         return True
 
     def stop(self, id: str) -> bool:
-        """Have a work stop after its step; return whether it ran."""
+        """Have a task stop after its step; return whether it ran."""
         with self._lock:
             stop = self._stops.get(id)
         if stop is not None:
             stop.set()
         return stop is not None
 
-    def _run(self, work: BackgroundTask, run: Callable[[Step], str], stop: threading.Event) -> None:
+    def _run(self, task: BackgroundTask, run: Callable[[Step], str], stop: threading.Event) -> None:
         def step(looked: int, outcome: str) -> None:
-            work.done += looked
-            work.outcome = outcome
+            task.done += looked
+            task.outcome = outcome
             if stop.is_set():
                 raise _Stopped
 
         state = "failed"
         try:
-            work.outcome, state = run(step), "finished"
+            task.outcome, state = run(step), "finished"
         except _Stopped:
             state = "stopped"
         except ReliqError as error:
-            work.outcome = f"{work.outcome}; {error}" if work.outcome else str(error)
+            task.outcome = f"{task.outcome}; {error}" if task.outcome else str(error)
         except Exception:
-            logger.exception("a work of the page failed: %s", work.title)
-            work.outcome = f"{work.outcome}; it failed, see the log of the page" if work.outcome else "see the log"
+            logger.exception("a work of the page failed: %s", task.title)
+            task.outcome = f"{task.outcome}; it failed, see the log of the page" if task.outcome else "see the log"
         with self._lock:
-            work.ended, work.state = time.time(), state
-            del self._stops[work.id]
-        line = f"{work.title} of {work.queue} by {work.by or 'somebody'} {state}: {work.outcome}"
-        told = {"event": WEB_WRITE, "verb": work.title, "queue": work.queue, "who": work.by, "outcome": state}
+            task.ended, task.state = time.time(), state
+            del self._stops[task.id]
+        line = f"{task.title} of {task.queue} by {task.by or 'somebody'} {state}: {task.outcome}"
+        told = {"event": WEB_WRITE, "verb": task.title, "queue": task.queue, "who": task.by, "outcome": state}
         logger.info("%s", printable(line), extra={"reliq": told})
 
 
@@ -156,81 +156,81 @@ LIMIT_FIELDS: Mapping[str, type] = {
 }
 
 
-def pause(visit: RequestContext) -> Response:
+def pause(context: RequestContext) -> Response:
     """Have consumers of a queue stop claiming."""
-    reason, for_ = visit.form.text("reason"), visit.form.seconds("for")
-    visit.admin.pause(visit.queue, reason=reason, for_=for_, by=visit.visitor.who)
-    note(visit, "paused", f"reason {reason!r}")
-    return visit.go("queue", queue=visit.queue, said="paused")
+    reason, for_ = context.form.text("reason"), context.form.seconds("for")
+    context.admin.pause(context.queue, reason=reason, for_=for_, by=context.visitor.who)
+    note(context, "paused", f"reason {reason!r}")
+    return context.go("queue", queue=context.queue, said="paused")
 
 
-def resume(visit: RequestContext) -> Response:
+def resume(context: RequestContext) -> Response:
     """Have consumers of a queue claim again."""
-    was_paused = visit.admin.resume(visit.queue)
-    note(visit, "resumed")
-    return visit.go("queue", queue=visit.queue, said="resumed" if was_paused else "not_paused")
+    was_paused = context.admin.resume(context.queue)
+    note(context, "resumed")
+    return context.go("queue", queue=context.queue, said="resumed" if was_paused else "not_paused")
 
 
-def pause_key(visit: RequestContext) -> Response:
+def pause_key(context: RequestContext) -> Response:
     """Have no message of a key start."""
-    key, for_ = visit.form.text("key"), visit.form.seconds("for")
-    visit.admin.pause_key(visit.queue, key, for_=for_)
-    note(visit, "paused a key of", f"key {key!r}")
-    return visit.go("keys", queue=visit.queue, key=key, said="key_paused")
+    key, for_ = context.form.text("key"), context.form.seconds("for")
+    context.admin.pause_key(context.queue, key, for_=for_)
+    note(context, "paused a key of", f"key {key!r}")
+    return context.go("keys", queue=context.queue, key=key, said="key_paused")
 
 
-def resume_key(visit: RequestContext) -> Response:
+def resume_key(context: RequestContext) -> Response:
     """Have a key served again."""
-    key = visit.form.text("key")
-    was_paused = visit.admin.resume_key(visit.queue, key)
-    note(visit, "resumed a key of", f"key {key!r}")
-    return visit.go("keys", queue=visit.queue, key=key, said="key_resumed" if was_paused else "not_paused")
+    key = context.form.text("key")
+    was_paused = context.admin.resume_key(context.queue, key)
+    note(context, "resumed a key of", f"key {key!r}")
+    return context.go("keys", queue=context.queue, key=key, said="key_resumed" if was_paused else "not_paused")
 
 
-def limits(visit: RequestContext) -> Response:
+def limits(context: RequestContext) -> Response:
     """Change the limits of a queue: what a field says holds, and where one is empty there is none."""
-    form, given = visit.form, dict[str, Any]()
+    form, given = context.form, dict[str, Any]()
     for name, kind in LIMIT_FIELDS.items():
         given[name] = (form.text(name) or None) if kind is str else form.number(name, int)
     given["ordered"] = form.text("ordered") == "1"
     clear = [name for name, value in given.items() if value is None]
-    visit.admin.set_limits(visit.queue, **given, clear=clear)
+    context.admin.set_limits(context.queue, **given, clear=clear)
     told = ", ".join(f"{name} {value}" for name, value in given.items() if value)
-    note(visit, "changed the limits of", told or "to none")
-    return visit.go("keys", queue=visit.queue, said="limits_changed")
+    note(context, "changed the limits of", told or "to none")
+    return context.go("keys", queue=context.queue, said="limits_changed")
 
 
-def cancel(visit: RequestContext) -> Response:
+def cancel(context: RequestContext) -> Response:
     """Cancel one message."""
-    id = visit.form.text("id")
-    said = visit.admin.cancel(visit.queue, [id])[id]
-    note(visit, "cancelled", f"message {id}: {said}")
-    return visit.go("message", queue=visit.queue, id=id, said=said)
+    id = context.form.text("id")
+    said = context.admin.cancel(context.queue, [id])[id]
+    note(context, "cancelled", f"message {id}: {said}")
+    return context.go("message", queue=context.queue, id=id, said=said)
 
 
-def reschedule(visit: RequestContext) -> Response:
+def reschedule(context: RequestContext) -> Response:
     """Give one message another due time."""
-    id = visit.form.text("id")
-    said = visit.admin.reschedule(visit.queue, id, delay=visit.form.seconds("delay") or 0.0)
-    note(visit, "rescheduled", f"message {id}: {said}")
-    return visit.go("message", queue=visit.queue, id=id, said="still_running" if said == "running" else said)
+    id = context.form.text("id")
+    said = context.admin.reschedule(context.queue, id, delay=context.form.seconds("delay") or 0.0)
+    note(context, "rescheduled", f"message {id}: {said}")
+    return context.go("message", queue=context.queue, id=id, said="still_running" if said == "running" else said)
 
 
-def purge(visit: RequestContext) -> Response:
+def purge(context: RequestContext) -> Response:
     """Delete the messages of a state."""
-    admin, queue, where = visit.admin, visit.queue, visit.filter(visit.form)
-    state = check_place(visit.form.text("state"), PURGEABLE)
+    admin, queue, where = context.admin, context.queue, context.filter(context.form)
+    state = check_place(context.form.text("state"), PURGEABLE)
     return _begin(
-        visit,
+        context,
         f"delete of {state} messages",
         admin.size(queue, state),
         lambda step: str(admin.purge(queue, state, where, on_step=lambda looked, done: step(looked, str(done)))),
     )
 
 
-def redrive(visit: RequestContext) -> Response:
+def redrive(context: RequestContext) -> Response:
     """Publish dead letters again."""
-    admin, queue, where, form = visit.admin, visit.queue, visit.letter_filter(visit.form), visit.form
+    admin, queue, where, form = context.admin, context.queue, context.letter_filter(context.form), context.form
     rate = form.number("rate", float)
     if rate is not None and rate < SLOWEST_RATE:
         raise ConfigurationError(f"rate must be at least {SLOWEST_RATE} in a second, not {rate:g}")
@@ -241,27 +241,27 @@ def redrive(visit: RequestContext) -> Response:
         delay=form.seconds("delay") or 0.0,
     )
     return _begin(
-        visit,
+        context,
         "redrive",
         admin.size(queue, "dead"),
         lambda step: str(admin.redrive(queue, where, options, on_step=lambda looked, done: step(looked, str(done)))),
     )
 
 
-def delete(visit: RequestContext) -> Response:
+def delete(context: RequestContext) -> Response:
     """Delete dead letters."""
-    admin, queue, where = visit.admin, visit.queue, visit.letter_filter(visit.form)
+    admin, queue, where = context.admin, context.queue, context.letter_filter(context.form)
 
     def run(step: Step) -> str:
         deleted = admin.delete_letters(queue, where, on_step=lambda looked, sum_of: step(looked, f"{sum_of} deleted"))
         return f"{deleted} deleted"
 
-    return _begin(visit, "delete of dead letters", admin.size(queue, "dead"), run)
+    return _begin(context, "delete of dead letters", admin.size(queue, "dead"), run)
 
 
-def check(visit: RequestContext) -> Response:
+def check(context: RequestContext) -> Response:
     """Look at every id of a queue for what contradicts the model; nothing is changed."""
-    admin, queue = visit.admin, visit.queue
+    admin, queue = context.admin, context.queue
     admin.account(queue)  # an unknown queue is refused at once
 
     def run(step: Step) -> str:
@@ -272,67 +272,67 @@ def check(visit: RequestContext) -> Response:
             f"; {faults}" if faults else ""
         )
 
-    return _begin(visit, "check", None, run, only_reads=True)
+    return _begin(context, "check", None, run, only_reads=True)
 
 
-def run_cron(visit: RequestContext) -> Response:
+def run_cron(context: RequestContext) -> Response:
     """Have a worker publish the message of a periodic entry at once."""
-    admin, queue, name = visit.admin, visit.queue, visit.form.text("name")
-    return _begin(visit, f"run of {name}", None, lambda _step: f"published {admin.run_cron(queue, name)}")
+    admin, queue, name = context.admin, context.queue, context.form.text("name")
+    return _begin(context, f"run of {name}", None, lambda _step: f"published {admin.run_cron(queue, name)}")
 
 
-def pause_cron(visit: RequestContext) -> Response:
+def pause_cron(context: RequestContext) -> Response:
     """Have the ticks of a periodic entry skipped."""
-    name, reason = visit.form.text("name"), visit.form.text("reason")
-    visit.admin.pause_cron(visit.queue, name, reason=reason, by=visit.visitor.who)
-    note(visit, "paused the periodic entry of", f"{name}, reason {reason!r}")
-    return visit.go("cron", queue=visit.queue, name=name, said="cron_paused")
+    name, reason = context.form.text("name"), context.form.text("reason")
+    context.admin.pause_cron(context.queue, name, reason=reason, by=context.visitor.who)
+    note(context, "paused the periodic entry of", f"{name}, reason {reason!r}")
+    return context.go("cron", queue=context.queue, name=name, said="cron_paused")
 
 
-def resume_cron(visit: RequestContext) -> Response:
+def resume_cron(context: RequestContext) -> Response:
     """Have the ticks of a periodic entry published again."""
-    name = visit.form.text("name")
-    was_paused = visit.admin.resume_cron(visit.queue, name)
-    note(visit, "resumed the periodic entry of", name)
-    return visit.go("cron", queue=visit.queue, name=name, said="cron_resumed" if was_paused else "not_paused")
+    name = context.form.text("name")
+    was_paused = context.admin.resume_cron(context.queue, name)
+    note(context, "resumed the periodic entry of", name)
+    return context.go("cron", queue=context.queue, name=name, said="cron_resumed" if was_paused else "not_paused")
 
 
-def stacks(visit: RequestContext) -> Response:
+def stacks(context: RequestContext) -> Response:
     """Ask a worker process for the stacks of its handlers."""
-    id = visit.path["id"]
-    visit.admin.ask_stacks(id)
-    note(visit, "asked for the stacks of", f"worker {id}")
-    return visit.go("worker", id=id, said="asked")
+    id = context.path["id"]
+    context.admin.ask_stacks(id)
+    note(context, "asked for the stacks of", f"worker {id}")
+    return context.go("worker", id=id, said="asked")
 
 
-def stop(visit: RequestContext) -> Response:
-    """Have a work stop after its step; a visitor who may not write stops checks alone."""
-    work = visit.desk.works.get(visit.path["id"])
-    if work is not None and not work.only_reads and not visit.visitor.may_write:
+def stop(context: RequestContext) -> Response:
+    """Have a task stop after its step; a visitor who may not write stops checks alone."""
+    task = context.site.tasks.get(context.path["id"])
+    if task is not None and not task.only_reads and not context.visitor.may_write:
         raise PageError(403, "You may only look", "Stopping a write needs WRITE.")
-    stopped = visit.desk.works.stop(visit.path["id"])
-    note(visit, "stopped", f"the work {visit.path['id']}")
-    return visit.go("work", id=visit.path["id"], said="stopping" if stopped else "ended")
+    stopped = context.site.tasks.stop(context.path["id"])
+    note(context, "stopped", f"the work {context.path['id']}")
+    return context.go("task", id=context.path["id"], said="stopping" if stopped else "ended")
 
 
-def note(visit: RequestContext, what: str, more: str = "") -> None:
+def note(context: RequestContext, what: str, more: str = "") -> None:
     """Write down who did what, and have the next page look at Redis anew."""
-    visit.desk.last.forget()
-    queue, who = visit.path.get("queue", ""), visit.visitor.who or "somebody"
-    line = " ".join(part for part in (f"{who} at {visit.asker}", what, queue, more) if part)
-    told = {"event": WEB_WRITE, "verb": visit.route, "queue": queue, "who": who, "from": visit.asker}
+    context.site.last.forget()
+    queue, who = context.path.get("queue", ""), context.visitor.who or "somebody"
+    line = " ".join(part for part in (f"{who} at {context.asker}", what, queue, more) if part)
+    told = {"event": WEB_WRITE, "verb": context.route, "queue": queue, "who": who, "from": context.asker}
     logger.info("%s", printable(line), extra={"reliq": told})
 
 
 def _begin(
-    visit: RequestContext, title: str, total: int | None, run: Callable[[Step], Any], *, only_reads: bool = False
+    context: RequestContext, title: str, total: int | None, run: Callable[[Step], Any], *, only_reads: bool = False
 ) -> Response:
-    """Begin a work, and lead to its page."""
-    layout = visit.query.text("layout")
-    who = visit.visitor.who
-    work = BackgroundTask(new_id(), title, visit.queue, layout, who, time.time(), total)
-    work.visitor, work.only_reads = f"{who}@{visit.asker}", only_reads
-    if not visit.desk.works.start(work, run):
+    """Begin a task, and lead to its page."""
+    layout = context.query.text("layout")
+    who = context.visitor.who
+    task = BackgroundTask(new_id(), title, context.queue, layout, who, time.time(), total)
+    task.visitor, task.only_reads = f"{who}@{context.asker}", only_reads
+    if not context.site.tasks.start(task, run):
         raise PageError(429, "Too much is under way", "Wait until one of the others has ended.")
-    note(visit, "began a", f"{title}")
-    return visit.go("work", id=work.id)
+    note(context, "began a", f"{title}")
+    return context.go("task", id=task.id)

@@ -39,10 +39,10 @@ from reliq.web.access import (
     is_known_host,
     visitor_of,
 )
-from reliq.web.desk import AdminContext
 from reliq.web.live import Part, Stream
 from reliq.web.pages import LIVE, rendered
 from reliq.web.request import Fields, PageError, RequestContext
+from reliq.web.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from reliq.admin import Admin
     from reliq.redis.url import Target
-    from reliq.web.desk import Resolver
+    from reliq.web.site import Resolver
 
 
 P = ParamSpec("P")
@@ -97,8 +97,8 @@ PAGES = (
     WebPage("dead", "/queues/{queue}/dead", Access.READ, pages.dead),
     WebPage("keys", "/queues/{queue}/keys", Access.READ, pages.keys),
     WebPage("message", "/queues/{queue}/message", Access.READ, pages.message),
-    WebPage("work", "/progress/{id}", Access.READ, pages.work),
-    WebPage("works", "/progress", Access.READ, pages.works),
+    WebPage("task", "/progress/{id}", Access.READ, pages.task),
+    WebPage("tasks", "/progress", Access.READ, pages.tasks),
     WebPage("workers", "/workers", Access.READ, pages.workers),
     WebPage("worker", "/workers/{id}", Access.READ, pages.worker),
     WebPage("crons", "/periodic", Access.READ, pages.crons),
@@ -154,11 +154,11 @@ class Application:
     The page of one Redis.
 
     Attributes:
-        desk: what its pages share.
+        site: what its pages share.
     """
 
-    def __init__(self, desk: AdminContext, login: str, hosts: Iterable[str]) -> None:
-        self.desk, self._login_url = desk, login
+    def __init__(self, site: Site, login: str, hosts: Iterable[str]) -> None:
+        self.site, self._login_url = site, login
         self._hosts = frozenset(name.lower().removesuffix(".") for name in hosts)
         routes: list[Any] = [
             Route(page.path, self._safe(partial(self._page, page)), methods=[page.method], name=page.name)
@@ -213,12 +213,12 @@ class Application:
         visitor = request.scope[VISITOR] = await self._visitor(request)
         if not visitor.may(needs):
             raise self._not_allowed(visitor, needs)
-        return self._visit(request, route, request.scope["query_string"], await _form(request))
+        return self._context(request, route, request.scope["query_string"], await _form(request))
 
     async def _visitor(self, request: Request) -> Visitor:
         """Return who makes a request; an exception of the resolver is logged and not shown."""
         try:
-            return await self.desk.visitor(Request(request.scope[HOST]))
+            return await self.site.visitor(Request(request.scope[HOST]))
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             line = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
@@ -226,15 +226,15 @@ class Application:
             raise PageError(500, "The page failed", "Its log says more.") from None
 
     def _not_allowed(self, visitor: Visitor, needs: Access) -> PageError:
-        if not visitor.access and self.desk.token is not None:
+        if not visitor.access and self.site.token is not None:
             return PageError(401, "A token is wanted")
         if not visitor.access:
             return PageError(403, "You may not see this")
         return PageError(403, "You may only look", f"This needs {needs.name}.")
 
-    def _visit(self, request: Request, route: str, query: bytes = b"", form: bytes = b"") -> RequestContext:
+    def _context(self, request: Request, route: str, query: bytes = b"", form: bytes = b"") -> RequestContext:
         return RequestContext(
-            desk=self.desk,
+            site=self.site,
             route=route,
             visitor=request.scope.get(VISITOR, Visitor()),
             path={name: unquote(value, errors="surrogateescape") for name, value in request.path_params.items()},
@@ -242,26 +242,26 @@ class Application:
             form=Fields(form),
             root=root_of(request),
             asker=_asker(request),
-            may_log_out=self.desk.token is not None and self.desk.token.cookie in request.cookies,
+            may_log_out=self.site.token is not None and self.site.token.cookie in request.cookies,
         )
 
     async def _stream(self, request: Request) -> Stream:
-        visit = await self._allowed(request, "live", Access.READ)
-        query = visit.query
-        part = Part(query.text("page"), query.text("queue") or query.text("id"), query.text("layout"), visit.root)
+        context = await self._allowed(request, "live", Access.READ)
+        query = context.query
+        part = Part(query.text("page"), query.text("queue") or query.text("id"), query.text("layout"), context.root)
         if part.page not in LIVE:
             raise PageError(404, "There is no such stream", f"There are {', '.join(LIVE)}.")
         if request.method != "GET":
             raise PageError(405, "A stream has no head")
-        visitor = f"{visit.visitor.who}@{visit.asker}"
-        if not self.desk.live.has_room(part, visitor):
+        visitor = f"{context.visitor.who}@{context.asker}"
+        if not self.site.live.has_room(part, visitor):
             raise PageError(429, "Too many are watching", "This page is as new as its last reload.")
-        return Stream(self.desk.live, part, visitor)
+        return Stream(self.site.live, part, visitor)
 
     async def _login(self, request: Request) -> Response:
         token = self._token()
         if request.method != "POST":
-            return self._visit(request, "login").page("login.html", failed=False)
+            return self._context(request, "login").page("login.html", failed=False)
         if not token.is_token(Fields(await _form(request)).text("token")):
             logger.warning("web: failed login from %s", _asker(request))
             await sleep(FAILED_LOGIN_SECONDS)
@@ -273,8 +273,8 @@ class Application:
         if request.method == "GET" and token.knows(
             once
         ):  # a browser that prefetches, or a link preview, comes here too
-            visit = self._visit(request, "enter")
-            return visit.page("login.html", failed=False, entry=visit.url("enter", once=once))
+            context = self._context(request, "enter")
+            return context.page("login.html", failed=False, entry=context.url("enter", once=once))
         await _form(request)
         if request.method != "POST" or not token.take(once):
             raise PageError(401, "This address was used", "It works once.")
@@ -290,9 +290,9 @@ class Application:
 
     def _token(self) -> Token:
         """Return the token; raise Refusal when there is none."""
-        if self.desk.token is None:
+        if self.site.token is None:
             raise PageError(404, "There is no token here", "Who may see this page is decided elsewhere.")
-        return self.desk.token
+        return self.site.token
 
     def _logged_in(self, request: Request, token: Token) -> Response:
         """Return the answer that gives a browser its cookie."""
@@ -320,19 +320,19 @@ class Application:
 
     def _refused(self, request: Request, error: Exception) -> Response:
         """Return the page that says why there is no other."""
-        visit, refusal = self._visit(request, ""), _refusal(error, request.method)
+        context, refusal = self._context(request, ""), _refusal(error, request.method)
         if (
             self._login_url
             and refusal.status == HTTPStatus.FORBIDDEN
-            and not visit.visitor.access
+            and not context.visitor.access
             and request.method in SAFE_METHODS
         ):
             return RedirectResponse(f"{self._login_url}?{urlencode({'next': request.url.path})}", 303)
         if refusal.status == HTTPStatus.UNAUTHORIZED:
-            response = visit.page("login.html", refusal.status, failed=bool(refusal.detail))
+            response = context.page("login.html", refusal.status, failed=bool(refusal.detail))
             response.headers["WWW-Authenticate"] = "Bearer"
             return response
-        return visit.page(
+        return context.page(
             "error.html",
             refusal.status,
             status=int(refusal.status),
@@ -433,4 +433,4 @@ def app(
         )
     known = Token(token) if token else None
     logger.addFilter(limiter)
-    return Application(AdminContext(admin, access, known, visitor_of(grants), title, PATHS, rendered), login, hosts)
+    return Application(Site(admin, access, known, visitor_of(grants), title, PATHS, rendered), login, hosts)

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from reliq.admin import Failure, QueueView
     from reliq.settings import Limits
-    from reliq.web.desk import AdminContext, Now
     from reliq.web.live import Part
+    from reliq.web.site import Now, Site
 
 
 logger = logging.getLogger(__name__)
@@ -55,160 +55,160 @@ KEYS_SHOWN = 50
 SILENT_SECONDS = 2 * BEAT_SECONDS
 
 
-def queues(visit: RequestContext) -> Response:
+def queues(context: RequestContext) -> Response:
     """Show every queue at a glance."""
-    return visit.page("queues.html", **_queues(visit, visit.desk.last.get()))
+    return context.page("queues.html", **_queues(context, context.site.last.get()))
 
 
-def queue(visit: RequestContext) -> Response:
+def queue(context: RequestContext) -> Response:
     """Show one queue: where its messages are, and who works on it."""
-    return visit.page("queue.html", **_queue(visit, visit.desk.last.get()))
+    return context.page("queue.html", **_queue(context, context.site.last.get()))
 
 
-def keys(visit: RequestContext) -> Response:
+def keys(context: RequestContext) -> Response:
     """Show the keys of a queue's messages and its limits; one key, the largest, or all of them page by page."""
-    admin, query, queue = visit.admin, visit.query, visit.queue
+    admin, query, queue = context.admin, context.query, context.queue
     key, after, every = query.text("key"), query.text("after") or None, query.text("every") == "1"
     page = admin.key_page(queue, after=after) if every else None
-    return visit.page(
+    return context.page(
         "keys.html",
         queue=queue,
-        view=view_of(visit, visit.desk.last.get()),
+        view=view_of(context, context.site.last.get()),
         seen=admin.keys(queue, limit=KEYS_SHOWN),
         lines=[admin.key(queue, key)] if key else page.items if page else None,
         after=page.after if page else None,
         key=key,
-        limits=_limits(visit),
+        limits=_limits(context),
     )
 
 
-def _limits(visit: RequestContext) -> Limits | None:
+def _limits(context: RequestContext) -> Limits | None:
     """Return the limits of the queue of the address; None when Redis has some that make no sense."""
     try:
-        return visit.admin.limits(visit.queue)
+        return context.admin.limits(context.queue)
     except ConfigurationError:
         return None
 
 
-def workers(visit: RequestContext) -> Response:
+def workers(context: RequestContext) -> Response:
     """Show who is alive, and what runs where."""
-    return visit.page("workers.html", **_workers(visit, visit.desk.last.get()))
+    return context.page("workers.html", **_workers(context, context.site.last.get()))
 
 
-def worker(visit: RequestContext) -> Response:
+def worker(context: RequestContext) -> Response:
     """Show one worker process, and where its handlers stood when somebody asked."""
-    return visit.page("worker.html", **_worker(visit))
+    return context.page("worker.html", **_worker(context))
 
 
-def crons(visit: RequestContext) -> Response:
+def crons(context: RequestContext) -> Response:
     """Show every periodic entry: when it ticks next, and what was missed or skipped."""
-    return visit.page("crons.html", **_crons(visit, visit.desk.last.get()))
+    return context.page("crons.html", **_crons(context, context.site.last.get()))
 
 
-def cron(visit: RequestContext) -> Response:
+def cron(context: RequestContext) -> Response:
     """Show one periodic entry."""
-    name = visit.query.text("name")
-    found = next((one for one in visit.admin.crons([visit.queue]) if one.name == name), None)
+    name = context.query.text("name")
+    found = next((one for one in context.admin.crons([context.queue]) if one.name == name), None)
     if found is None:
-        raise PageError(404, "There is no such periodic entry", f"Queue {visit.queue} has none called {name[:80]!r}.")
-    return visit.page("cron.html", entry=found)
+        raise PageError(404, "There is no such periodic entry", f"Queue {context.queue} has none called {name[:80]!r}.")
+    return context.page("cron.html", entry=found)
 
 
-def work(visit: RequestContext) -> Response:
+def task(context: RequestContext) -> Response:
     """Show one write that takes a while, and how far it is."""
-    return visit.page("work.html", **_work(visit))
+    return context.page("task.html", **_task(context))
 
 
-def works(visit: RequestContext) -> Response:
+def tasks(context: RequestContext) -> Response:
     """Show every write of this process that takes a while."""
-    return visit.page("works.html", works=visit.desk.works.all())
+    return context.page("tasks.html", tasks=context.site.tasks.all())
 
 
-def message(visit: RequestContext) -> Response:
+def message(context: RequestContext) -> Response:
     """Show one message: where it is, and what became of it."""
-    id = visit.query.text("id")
-    found = visit.admin.show(visit.queue, id)
+    id = context.query.text("id")
+    found = context.admin.show(context.queue, id)
     story = story_of(found).events
-    return visit.page(
+    return context.page(
         "message.html",
-        queue=visit.queue,
-        message=found if visit.shows_bodies else redacted(found),
-        story=story if visit.shows_bodies else redacted(story),
-        show_bodies=visit.shows_bodies,
+        queue=context.queue,
+        message=found if context.shows_bodies else redacted(found),
+        story=story if context.shows_bodies else redacted(story),
+        show_bodies=context.shows_bodies,
     )
 
 
-def messages(visit: RequestContext) -> Response:
+def messages(context: RequestContext) -> Response:
     """Show the messages of a state, or those of them that a search finds."""
-    admin, query, queue, state = visit.admin, visit.query, visit.queue, visit.path["state"]
-    where, after, key = visit.filter(query), query.text("after") or None, query.text("key")
+    admin, query, queue, state = context.admin, context.query, context.queue, context.path["state"]
+    where, after, key = context.filter(query), query.text("after") or None, query.text("key")
     if state == "waiting" and not key:
-        return visit.go("keys", queue=queue)
+        return context.go("keys", queue=queue)
     found: Any = (
         admin.search(queue, state, where, after=after)
         if replace(where, key="").is_set
         else admin.page(queue, state, after=after, key=key)
     )
-    return visit.page(
+    return context.page(
         "messages.html",
         queue=queue,
         state=state,
         key=key,
-        view=view_of(visit, visit.desk.last.get()),
-        page=_page(visit, found),
+        view=view_of(context, context.site.last.get()),
+        page=_page(context, found),
         search={"text": query.text("text"), "header": query.text("header")},
-        show_bodies=visit.shows_bodies,
+        show_bodies=context.shows_bodies,
         is_further=after is not None,
     )
 
 
-def dead(visit: RequestContext) -> Response:
+def dead(context: RequestContext) -> Response:
     """Show why messages died, and the letters that are meant."""
-    admin, query, queue = visit.admin, visit.query, visit.queue
-    where, after = visit.letter_filter(query), query.text("after") or None
+    admin, query, queue = context.admin, context.query, context.queue
+    where, after = context.letter_filter(query), query.text("after") or None
     looks_further = query.text("further") == "1"
     groups = admin.dead_groups(queue, where=where, for_seconds=FURTHER_SECONDS if looks_further else GROUPS_SECONDS)
     found: Any = (
         admin.search(queue, "dead", where, after=after) if where.is_set else admin.page(queue, "dead", after=after)
     )
     names = ("reason", "text", "error", "header", "older", "newer")
-    return visit.page(
+    return context.page(
         "dead.html",
         queue=queue,
-        view=view_of(visit, visit.desk.last.get()),
+        view=view_of(context, context.site.last.get()),
         groups=groups.groups,
         looked=groups.looked,
         of=groups.of,
         looks_further=looks_further,
         filter={**{name: query.text(name) for name in names}, "raised": where.raised},
         reasons=DEATH_REASONS,
-        page=_page(visit, found),
-        show_bodies=visit.shows_bodies,
+        page=_page(context, found),
+        show_bodies=context.shows_bodies,
     )
 
 
-def account(visit: RequestContext) -> Response:
+def account(context: RequestContext) -> Response:
     """Show what came into each queue, and how it ended."""
-    accounts, unreadable = visit.admin.accounts()
-    return visit.page("account.html", accounts=accounts, unreadable=unreadable)
+    accounts, unreadable = context.admin.accounts()
+    return context.page("account.html", accounts=accounts, unreadable=unreadable)
 
 
-def doctor(visit: RequestContext) -> Response:
+def doctor(context: RequestContext) -> Response:
     """Show whether this Redis is fit for queues."""
-    return visit.page("doctor.html", findings=visit.admin.doctor())
+    return context.page("doctor.html", findings=context.admin.doctor())
 
 
-def rendered(desk: AdminContext, parts: Iterable[Part]) -> Mapping[Part, str]:
+def rendered(site: Site, parts: Iterable[Part]) -> Mapping[Part, str]:
     """
     Look at Redis once, and return each part as HTML.
 
-    A part is left out whose queue or work is gone, or which Redis refuses: the others have other viewers.
+    A part is left out whose queue or task is gone, or which Redis refuses: the others have other viewers.
     """
-    now, found = desk.last.get(), {}
+    now, found = site.last.get(), {}
     for part in parts:
-        visit = _viewer(desk, part)
+        context = _viewer(site, part)
         try:
-            found[part] = visit.text(f"live/{part.page}.html", **LIVE[part.page](visit, now))
+            found[part] = context.text(f"live/{part.page}.html", **LIVE[part.page](context, now))
         except (ConfigurationError, RedisRefusedError, PageError):
             continue
         except RedisUnavailableError:
@@ -218,21 +218,21 @@ def rendered(desk: AdminContext, parts: Iterable[Part]) -> Mapping[Part, str]:
     return found
 
 
-def _viewer(desk: AdminContext, part: Part) -> RequestContext:
+def _viewer(site: Site, part: Part) -> RequestContext:
     """Return the request of nobody in particular: a part is the same for all its viewers."""
     path = {"queue": part.of, "id": part.of}
     query = Fields(b"layout=" + part.layout.encode("ascii", "replace"))
     return RequestContext(
-        desk, part.page, Visitor(Access.READ), path, query, Fields(b""), part.root, "", may_log_out=False
+        site, part.page, Visitor(Access.READ), path, query, Fields(b""), part.root, "", may_log_out=False
     )
 
 
-def _queues(_visit: RequestContext, now: Now) -> dict[str, Any]:
+def _queues(_context: RequestContext, now: Now) -> dict[str, Any]:
     return {"overview": now.overview, "histories": now.histories}
 
 
-def _queue(visit: RequestContext, now: Now) -> dict[str, Any]:
-    view = view_of(visit, now)
+def _queue(context: RequestContext, now: Now) -> dict[str, Any]:
+    view = view_of(context, now)
     return {
         "view": view,
         "history": now.histories.get(view.queue, ()),
@@ -241,23 +241,23 @@ def _queue(visit: RequestContext, now: Now) -> dict[str, Any]:
     }
 
 
-def _workers(_visit: RequestContext, now: Now) -> dict[str, Any]:
+def _workers(_context: RequestContext, now: Now) -> dict[str, Any]:
     return {"workers": now.overview.workers}
 
 
-def _crons(_visit: RequestContext, now: Now) -> dict[str, Any]:
+def _crons(_context: RequestContext, now: Now) -> dict[str, Any]:
     return {"entries": now.moment.crons}
 
 
-def _worker(visit: RequestContext, _now: Now | None = None) -> dict[str, Any]:
-    return {"worker": visit.admin.worker(visit.path["id"]), "silent_seconds": SILENT_SECONDS}
+def _worker(context: RequestContext, _now: Now | None = None) -> dict[str, Any]:
+    return {"worker": context.admin.worker(context.path["id"]), "silent_seconds": SILENT_SECONDS}
 
 
-def _work(visit: RequestContext, _now: Now | None = None) -> dict[str, Any]:
-    found = visit.desk.works.get(visit.path["id"])
+def _task(context: RequestContext, _now: Now | None = None) -> dict[str, Any]:
+    found = context.site.tasks.get(context.path["id"])
     if found is None:
         raise PageError(404, "There is no such work", "It has long ended, or was begun by another process.")
-    return {"work": found}
+    return {"task": found}
 
 
 #: The part of a page that goes on changing -> what it shows.
@@ -267,25 +267,25 @@ LIVE: Mapping[str, Callable[[RequestContext, Now], dict[str, Any]]] = {
     "workers": _workers,
     "worker": _worker,
     "crons": _crons,
-    "work": _work,
+    "task": _task,
 }
 
 
-def view_of(visit: RequestContext, now: Now) -> QueueView:
+def view_of(context: RequestContext, now: Now) -> QueueView:
     """Return the queue of the address; raise ConfigurationError when there is none."""
-    layout = visit.query.text("layout") or "reliq"
+    layout = context.query.text("layout") or "reliq"
     for view in now.overview.queues:
-        if (view.queue, view.layout) == (visit.queue, layout):
+        if (view.queue, view.layout) == (context.queue, layout):
             return view
-    asked = visit.admin.overview([visit.queue])
+    asked = context.admin.overview([context.queue])
     if not asked.queues:
-        raise PageError(503, f"Queue {visit.queue} cannot be read", "".join(asked.unreadable.values()))
+        raise PageError(503, f"Queue {context.queue} cannot be read", "".join(asked.unreadable.values()))
     return asked.queues[0]
 
 
-def _page(visit: RequestContext, found: Any) -> dict[str, Any]:
+def _page(context: RequestContext, found: Any) -> dict[str, Any]:
     """Return a piece of a list for the template: its entries, where the next are, and how far a search has looked."""
-    items = found.items if visit.shows_bodies else redacted(found.items)
+    items = found.items if context.shows_bodies else redacted(found.items)
     looked, of = getattr(found, "looked", None), getattr(found, "of", None)
     return {"items": items, "after": found.after, "looked": looked, "of": of}
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from reliq.admin import Admin
     from reliq.web.access import Visitor
-    from reliq.web.desk import AdminContext
+    from reliq.web.site import Site
 
 #: Stands in an address for letters without a place.
 NO_PLACE = "-"
@@ -98,7 +98,7 @@ class RequestContext:
         asker: the address that it comes from, for the log.
     """
 
-    desk: AdminContext
+    site: Site
     route: str
     visitor: Visitor
     path: Mapping[str, str]
@@ -116,7 +116,7 @@ class RequestContext:
     @property
     def admin(self) -> Admin:
         """The operator's view, in the layout that the address names."""
-        return self.desk.admin(self._layout)
+        return self.site.admin(self._layout)
 
     @property
     def _layout(self) -> str:
@@ -131,7 +131,7 @@ class RequestContext:
         """Return the address of a route under the place where the page is mounted; the other parameters are its query."""
         if "queue" in params:
             params.setdefault("layout", self._layout)
-        return self.root + address(self.desk.paths[route], params)
+        return self.root + address(self.site.paths[route], params)
 
     def filter(self, fields: Fields) -> Filter:
         """Return which messages the fields describe; raise Refusal when the visitor may not search what they carry."""
@@ -159,13 +159,13 @@ class RequestContext:
 
     def text(self, template: str, **context: Any) -> str:
         """Return a template's HTML, with what every page has."""
-        return self.desk.pages.render(
+        return self.site.pages.render(
             template,
             url=self.url,
             route=self.route,
             access=self.visitor,
             user=self.visitor.who,
-            place=self.desk.place if self.visitor.may(Access.READ) else "",
+            place=self.site.place if self.visitor.may(Access.READ) else "",
             now=time.time(),
             said=OUTCOMES.get(self.query.text("said"), ""),
             may_log_out=self.may_log_out,

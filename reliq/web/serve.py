@@ -130,7 +130,7 @@ class PageServer(uvicorn.Server):
                 timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
             )
         )
-        self._live = app.desk.live
+        self._live = app.site.live
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the streams, which would go on for ever, and wait for all other answers."""

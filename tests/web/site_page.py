@@ -24,13 +24,14 @@ class Site:
     One page at one address.
 
     Attributes:
-        app: of the page; `desk` in it knows its streams and works.
+        app: of the page; `shared` has its streams and background tasks.
         url: where it is served, without a slash at the end.
     """
 
     def __init__(self, served, port, prefix, clients, loop):
         self.clients, self._loop = clients, loop
-        self.app, self.desk = served, served.desk
+        self.app = served
+        self.shared = served.site
         self.url = f"http://127.0.0.1:{port}{prefix}"
 
     def tasks(self):
@@ -49,7 +50,7 @@ class Site:
     def browser(self):
         """A client that has a cookie, and sends what a browser sends with a form of the page itself."""
         client = self.client(Sec_Fetch_Site="same-origin")
-        assert client.post(f"/enter/{self.desk.token.once()}").status_code == 303
+        assert client.post(f"/enter/{self.shared.token.once()}").status_code == 303
         return client
 
 

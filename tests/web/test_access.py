@@ -55,7 +55,7 @@ def test_every_address_works_for_a_visitor_with_all_rights(orders, levels, alive
     client = levels.client(**OURS, X_Level="WRITE")
     statuses = {page.name: asked(client, page).status_code for page in PAGES}
 
-    assert statuses == {page.name: 200 if page.method == "GET" else 303 for page in PAGES} | {"work": 404}
+    assert statuses == {page.name: 200 if page.method == "GET" else 303 for page in PAGES} | {"task": 404}
     assert orders.counts().paused is False  # it was resumed
 
 
@@ -97,12 +97,12 @@ def test_token_is_accepted_in_the_header_alone(orders, site):
     assert client.get("/", params={"token": TOKEN}).status_code == 401
     assert client.get(f"/enter/{TOKEN}").status_code == 401
     assert client.get("/", headers={"Authorization": f"Basic {TOKEN}"}).status_code == 401
-    assert client.get("/", headers={"Cookie": f"{site.desk.token.cookie}={TOKEN}"}).status_code == 401
+    assert client.get("/", headers={"Cookie": f"{site.shared.token.cookie}={TOKEN}"}).status_code == 401
     assert client.get("/").headers["www-authenticate"] == "Bearer"
 
 
 def test_printed_address_lets_in_one_person_who_presses_its_button(site):
-    path, client = f"/enter/{site.desk.token.once()}", site.client()
+    path, client = f"/enter/{site.shared.token.once()}", site.client()
     preview = client.get(path, headers={"Sec-Purpose": "prefetch"})
     looked = client.head(path)  # what a chat program does with an address
     foreign, person, again = (client.post(path, headers=one) for one in (FOREIGN, OURS, OURS))

@@ -57,7 +57,7 @@ PAGES = {
     ),
     "account": ("/account", ["Nothing is missing.", "balanced"]),
     "doctor": ("/doctor", ["version"]),
-    "works": ("/progress", ["Under way, and done lately"]),
+    "tasks": ("/progress", ["Under way, and done lately"]),
     "missing": ("/queues/no-such-queue", ["To the queues"]),
 }
 
@@ -299,7 +299,7 @@ def test_person_logs_in_pauses_a_queue_and_logs_out(windows, redis_url, script, 
 
 
 def test_page_reports_an_outage_of_redis_and_recovers(window, server_path, monkeypatch):
-    monkeypatch.setattr(app, "RETRY_SECONDS", 1)
+    monkeypatch.setattr("reliq.web.application.RETRY_SECONDS", 1)
     monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
     with EmbeddedRedis(server=server_path, port=free_port()) as server:
         publish_seven(server.url, "orders")

@@ -34,7 +34,7 @@ def told(url, fail, alive, entry):
 
 def pages_of(client, bodies):
     """The text of every page that shows something, of the states and messages that there are."""
-    shown = [page for page in PAGES if page.method == "GET" and page.name != "work"]
+    shown = [page for page in PAGES if page.method == "GET" and page.name != "task"]
     paths = {page.path.format(queue="orders", state=state, id="w") for page in shown for state in STATES}
     for path in sorted(paths):
         for id in MESSAGES if path.endswith("/message") else ("",):

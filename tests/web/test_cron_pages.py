@@ -18,7 +18,7 @@ def cells(site):
 
 def test_every_periodic_job_has_a_row(orders, entry, site):
     assert "There is no periodic entry" in site.program().get("/periodic").text
-    site.desk.last.forget()
+    site.shared.last.forget()
     entry("daily", missed=2, paused=3, overlap=4, ticked=1_795_000_000, id="cron.daily.1795000000")
     entry("hourly", schedule="every 3600")
 
@@ -81,10 +81,10 @@ def test_periodic_job_is_run_at_once_by_its_worker(url, admin, site, monkeypatch
     try:
         eventually(lambda: [one.is_served for one in admin.crons()] == [True], "a worker has it")
         answer = site.browser().post("/queues/orders/periodic/run", data={"name": "daily"})
-        work = site.desk.works.get(answer.headers["location"].rpartition("/")[2])
-        eventually(lambda: work.state != "running", "it is published", 60)
+        task = site.shared.tasks.get(answer.headers["location"].rpartition("/")[2])
+        eventually(lambda: task.state != "running", "it is published", 60)
     finally:
         consumer.stop()
 
-    assert (work.state, work.outcome.partition("cron.daily")[0]) == ("finished", "published ")
-    assert work.outcome.removeprefix("published ") == admin.crons()[0].last_id
+    assert (task.state, task.outcome.partition("cron.daily")[0]) == ("finished", "published ")
+    assert task.outcome.removeprefix("published ") == admin.crons()[0].last_id

@@ -12,7 +12,7 @@ from reliq.web.application import PAGES
 from tests.admin.hostile import NAMES, TEXTS, complaints, spoil
 
 #: Pages that anybody may ask who looks.
-LOOKS = [page for page in PAGES if page.needs == Access.READ and page.method == "GET" and page.name != "work"]
+LOOKS = [page for page in PAGES if page.needs == Access.READ and page.method == "GET" and page.name != "task"]
 STATES = ("pending", "ready", "unack", "retry", "garbage")
 
 

@@ -15,11 +15,11 @@ from waiting import eventually
 from reliq import Admin, Layout, Queue, RedisUnavailableError
 from reliq.admin import session
 from reliq.testing.server import EmbeddedRedis
-from reliq.web import desk, live
+from reliq.web import live, site as web_site
 from reliq.web.application import in_thread
-from reliq.web.desk import LastSample
 from reliq.web.live import EVENTS_LIMIT, Live, Part
 from reliq.web.pages import LIVE
+from reliq.web.site import LastSample
 
 pytestmark = pytest.mark.slow
 PART = Part("queues", "", "", "")
@@ -33,7 +33,7 @@ def looks_at_redis(client):
 
 def test_fifty_viewers_share_each_look_and_the_last_to_leave_ends_them(orders, site, client):
     site.program().get("/")  # the script is known from here on
-    live, before, first = site.desk.live, looks_at_redis(client), site.desk.live.number
+    live, before, first = site.shared.live, looks_at_redis(client), site.shared.live.number
 
     async def watch():
         async with AsyncExitStack() as stack:
@@ -50,7 +50,7 @@ def test_fifty_viewers_share_each_look_and_the_last_to_leave_ends_them(orders, s
 
 
 def test_pages_requested_at_once_share_a_look(orders, site, client, monkeypatch):
-    monkeypatch.setattr(desk, "FRESH_SECONDS", 3600)
+    monkeypatch.setattr(web_site, "FRESH_SECONDS", 3600)
     program = site.program()
     program.get("/")
     before = looks_at_redis(client)
@@ -70,7 +70,7 @@ def test_stream_shows_a_queue_of_another_layout(url, site):
 
 @pytest.mark.parametrize(("old_after", "arrived"), [(3600, True), (-1, False)], ids=["recent", "old"])
 def test_rates_count_from_the_last_look_unless_it_is_old(orders, admin, monkeypatch, old_after, arrived):
-    monkeypatch.setattr(desk, "OLD_LOOK_SECONDS", old_after)
+    monkeypatch.setattr(web_site, "OLD_LOOK_SECONDS", old_after)
     last = LastSample(admin)
     last.get()
     orders.publish_many([{"n": 1}] * 7)
@@ -89,7 +89,7 @@ def test_viewer_who_leaves_leaves_no_task(orders, site):
             return site.tasks() - before
 
     assert len(asyncio.run(come_and_go())) >= 2
-    eventually(lambda: site.tasks() <= before and not site.desk.live.viewers, "its tasks have ended")
+    eventually(lambda: site.tasks() <= before and not site.shared.live.viewers, "its tasks have ended")
 
 
 def test_slow_viewer_of_failing_looks_gets_the_newest_alone_until_its_stream_ends(caplog):
@@ -163,7 +163,7 @@ class HangsUp(Listener):
 
 def test_pages_that_wait_in_an_outage_do_not_all_try_redis_again(monkeypatch):
     monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(desk, "FRESH_SECONDS", 3600)
+    monkeypatch.setattr(web_site, "FRESH_SECONDS", 3600)
     listener = HangsUp()
     last = LastSample(Admin(listener.url))
     tries = []
@@ -180,7 +180,7 @@ def test_part_that_redis_refuses_or_that_fails_harms_no_other(orders, client, ad
     Queue("third", str, url=url).publish("x")
     rule = admin.acl(["viewer"], ["orders"], user="looks")
     client.execute_command("ACL", "SETUSER", "looks", "reset", *rule.rules, "on", ">secret")
-    monkeypatch.setitem(LIVE, "workers", lambda visit, now: 1 / 0)
+    monkeypatch.setitem(LIVE, "workers", lambda context, now: 1 / 0)
 
     async def watch(site):
         async with AsyncExitStack() as stack:

@@ -37,7 +37,7 @@ def test_cookie_is_limited_to_the_prefix(url):
     page = app(url, token=TOKEN)
     with serving(page, mounted=in_fastapi(page), prefix=PREFIX) as site:
         client = site.client(Sec_Fetch_Site="same-origin")
-        answer, ended = client.post(f"/enter/{site.desk.token.once()}"), client.post("/logout")
+        answer, ended = client.post(f"/enter/{site.shared.token.once()}"), client.post("/logout")
 
     assert answer.headers["location"] == f"{PREFIX}/"
     assert [f"path={PREFIX};" in one.headers["set-cookie"].lower() for one in (answer, ended)] == [True, True]

@@ -159,7 +159,7 @@ def test_reader_with_many_streams_leaves_room_for_others(url, monkeypatch):
         assert opened("alice", *(f"worker&id={n}" for n in range(3))) == [200, 200, 429]
         assert opened("bob", "queues") == [200]
         site.clients.close()
-        eventually(lambda: not site.desk.live.viewers, "the streams are closed")
+        eventually(lambda: not site.shared.live.viewers, "the streams are closed")
         assert [opened("carol", "queues"), opened("alice", "worker&id=9")] == [[200], [200]]
 
 

@@ -102,7 +102,7 @@ class LastSample:
         return Now(moment, self._admin.histories())
 
 
-class AdminContext:
+class Site:
     """
     All that the pages of one application share.
 
@@ -119,12 +119,12 @@ class AdminContext:
         bearer: Visitor,
         title: str,
         paths: Mapping[str, str],
-        render: Callable[[AdminContext, Iterable[Part]], Mapping[Part, str]],
+        render: Callable[[Site, Iterable[Part]], Mapping[Part, str]],
     ) -> None:
         self._admin = admin if isinstance(admin, Admin) else Admin(admin)
         self._resolver, self._bearer = resolver, bearer
         self.token, self.paths = token, paths
-        self.pages, self.works = Pages(title), BackgroundTasks()
+        self.pages, self.tasks = Pages(title), BackgroundTasks()
         self.last = LastSample(self._admin)
         self.live = Live(lambda parts: render(self, parts), FRESH_SECONDS)
 

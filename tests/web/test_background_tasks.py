@@ -28,19 +28,19 @@ def letters(url, fail):
 
 
 def ended(site, answer):
-    """The work that a form has begun, once it has ended."""
-    work = site.desk.works.get(answer.headers["location"].rpartition("/")[2])
-    eventually(lambda: work.state != "running", "the work ends")
-    return work
+    """The task that a form has begun, once it has ended."""
+    task = site.shared.tasks.get(answer.headers["location"].rpartition("/")[2])
+    eventually(lambda: task.state != "running", "the task ends")
+    return task
 
 
 def test_dead_letters_of_one_place_are_redriven(letters, admin, site):
     place = admin.dead_groups("orders").groups[0].raised
-    work = ended(site, site.browser().post("/queues/orders/dead/redrive", data={"raised": place, "delay": "1h"}))
+    task = ended(site, site.browser().post("/queues/orders/dead/redrive", data={"raised": place, "delay": "1h"}))
 
-    assert (work.state, work.done, work.total, work.by, work.outcome) == ("finished", 20, 30, "alice", "20 redriven")
+    assert (task.state, task.done, task.total, task.by, task.outcome) == ("finished", 20, 30, "alice", "20 redriven")
     assert (admin.size("orders", "pending"), admin.size("orders", "dead")) == (20, 10)
-    page = site.browser().get(f"/progress/{work.id}")
+    page = site.browser().get(f"/progress/{task.id}")
     assert "20 redriven" in page.text
     assert "data-live" not in page.text
 
@@ -51,20 +51,20 @@ def test_slow_redrive_shows_its_progress_and_two_visitors_stop_it_between_steps(
     id = location.rpartition("/")[2]
 
     async def watch():
-        async with viewing(site, f"/stream?page=work&id={id}") as viewer:
+        async with viewing(site, f"/stream?page=task&id={id}") as viewer:
             some = await viewer.event()
             stops = [asyncio.to_thread(visitor.post, f"{location}/stop") for visitor in (browser, other)]
             stopped = [stop.status_code for stop in await asyncio.gather(*stops)]
             return some, stopped, await viewer.until(lambda event: "data-finished" in event.data)
 
     some, stopped, last = asyncio.run(watch())
-    work = site.desk.works.get(id)
+    task = site.shared.tasks.get(id)
 
     assert "running" in some.data
     assert "stopped" in last.data
-    assert (stopped, work.state, site.desk.works.stop(id)) == ([303, 303], "stopped", False)
+    assert (stopped, task.state, site.shared.tasks.stop(id)) == ([303, 303], "stopped", False)
     assert 0 < admin.size("orders", "pending") < 30
-    assert work.outcome == f"{admin.size('orders', 'pending')} redriven"
+    assert task.outcome == f"{admin.size('orders', 'pending')} redriven"
     assert admin.account("orders").balanced
 
 
@@ -88,7 +88,7 @@ def test_dead_letters_and_messages_are_deleted(letters, admin, site):
     dead = ended(site, browser.post("/queues/orders/dead/delete"))
     ready = ended(site, browser.post("/queues/orders/purge", data={"state": "ready"}))
 
-    assert [work.outcome for work in (gone, dead, ready)] == ["0 deleted", "30 deleted", "5 deleted"]
+    assert [task.outcome for task in (gone, dead, ready)] == ["0 deleted", "30 deleted", "5 deleted"]
     assert admin.account("orders").balanced
 
 
@@ -102,40 +102,40 @@ def test_check_reports_what_is_wrong(orders, client, admin, site):
     assert "1 twice" in wrong.outcome
 
 
-def work_of(name):
+def task_of(name):
     return BackgroundTask(name, "a title", "orders", "", "alice", 0.0, None)
 
 
-def test_failed_work_is_reported_and_its_error_is_in_the_log_alone(caplog):
-    works, work = BackgroundTasks(), work_of("w")
+def test_failed_task_is_reported_and_its_error_is_in_the_log_alone(caplog):
+    tasks, task = BackgroundTasks(), task_of("w")
 
     def run(step):
         step(3, "3 redriven")
         raise RuntimeError("a secret")
 
-    assert works.start(work, run)
-    eventually(lambda: work.state != "running", "the work ends")
+    assert tasks.start(task, run)
+    eventually(lambda: task.state != "running", "the task ends")
 
-    assert (work.state, work.done) == ("failed", 3)
-    assert "secret" not in work.outcome
+    assert (task.state, task.done) == ("failed", 3)
+    assert "secret" not in task.outcome
     assert "a secret" in caplog.text
 
 
-def test_works_at_once_and_works_remembered_are_limited():
-    works, go_on = BackgroundTasks(), threading.Event()
+def test_tasks_at_once_and_tasks_remembered_are_limited():
+    tasks, go_on = BackgroundTasks(), threading.Event()
     run = lambda _step: str(go_on.wait())  # noqa: E731  used twice
-    started = [works.start(work_of(str(number)), run) for number in range(RUNNING_LIMIT + 1)]
-    check = works.start(BackgroundTask("check", "a title", "orders", "", "bob", 0.0, None, only_reads=True), run)
+    started = [tasks.start(task_of(str(number)), run) for number in range(RUNNING_LIMIT + 1)]
+    check = tasks.start(BackgroundTask("check", "a title", "orders", "", "bob", 0.0, None, only_reads=True), run)
     go_on.set()
-    eventually(lambda: all(work.state == "finished" for work in works.all()), "they end")
+    eventually(lambda: all(task.state == "finished" for task in tasks.all()), "they end")
 
     assert started == [True] * RUNNING_LIMIT + [False]
     assert check is True
-    assert works.stop("0") is False
+    assert tasks.stop("0") is False
     for number in range(REMEMBERED):
-        assert works.start(work_of(f"later {number}"), lambda _step: "done")
-        eventually(lambda number=number: works.get(f"later {number}").state == "finished", "it ends")
-    assert [work.id for work in works.all()] == [f"later {number}" for number in reversed(range(REMEMBERED))]
+        assert tasks.start(task_of(f"later {number}"), lambda _step: "done")
+        eventually(lambda number=number: tasks.get(f"later {number}").state == "finished", "it ends")
+    assert [task.id for task in tasks.all()] == [f"later {number}" for number in reversed(range(REMEMBERED))]
 
 
 class Meeting(int):
@@ -149,23 +149,23 @@ class Meeting(int):
         return int(self) <= count
 
 
-def test_works_begun_at_once_keep_to_the_limit(monkeypatch):
+def test_tasks_begun_at_once_keep_to_the_limit(monkeypatch):
     monkeypatch.setattr("reliq.web.actions.RUNNING_LIMIT", Meeting(1))
-    works, go_on = BackgroundTasks(), threading.Event()
+    tasks, go_on = BackgroundTasks(), threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        begun = list(pool.map(lambda name: works.start(work_of(name), lambda _step: str(go_on.wait())), "ab"))
+        begun = list(pool.map(lambda name: tasks.start(task_of(name), lambda _step: str(go_on.wait())), "ab"))
     go_on.set()
 
     assert sorted(begun) == [False, True]
 
 
-def test_work_whose_thread_does_not_start_takes_no_place(monkeypatch):
+def test_task_whose_thread_does_not_start_takes_no_place(monkeypatch):
     def fail(_thread):
         raise RuntimeError("can't start new thread")
 
-    works = BackgroundTasks()
+    tasks = BackgroundTasks()
     monkeypatch.setattr(threading.Thread, "start", fail)
     with pytest.raises(RuntimeError):
-        works.start(work_of("w"), lambda _step: "done")
+        tasks.start(task_of("w"), lambda _step: "done")
 
-    assert works.all() == []
+    assert tasks.all() == []
