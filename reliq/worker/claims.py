@@ -61,7 +61,7 @@ def _told(limits: Limits) -> str:
 
 
 #: Whether queues have keys by now is asked at most this often when a wake token brought nothing.
-DOUBT_SECONDS = 1.0
+KEY_CHECK_SECONDS = 1.0
 #: The fences of a queue without a map are read this often.
 FENCES_SECONDS = 60.0
 
@@ -73,14 +73,14 @@ class ServedQueues:
     Whoever runs `questions` by a client of that Redis brings it up to date.
 
     Attributes:
-        has_news: what was read last is not what was known; whoever has taken it up says so.
-        puzzled: a wake token has brought nothing: what it was for may have a key, which nobody here knows of.
+        has_changed: what was read last is not what was known; whoever has taken it up says so.
+        must_check_keys: a wake token has brought nothing: what it was for may have a key, which nobody here knows of.
     """
 
     def __init__(self, handlers: Sequence[Handler]) -> None:
         self.handlers = handlers
-        self.has_news = self.puzzled = False
-        self._doubted_at, self._fences_at = float("-inf"), time.monotonic()
+        self.has_changed = self.must_check_keys = False
+        self._keys_checked_at, self._fences_at = float("-inf"), time.monotonic()
         self._maps = {handler.queue.name: UNSHARDED for handler in handlers}
         self._limits = {handler.queue.name: handler.queue.limits for handler in handlers if handler.queue.limits}
         self._unwritten = set(self._limits)  # whose limits Redis may not have from this process' start
@@ -137,12 +137,12 @@ class ServedQueues:
         keys = [handler.queue.keys for handler in self.handlers if not handler.queue.keys.bare]
         return [*map(self._map_question, keys), *self._key_questions(), *self._fence_questions(keys)]
 
-    def doubts(self) -> list[Command[Any]]:
+    def key_checks(self) -> list[Command[Any]]:
         """Return what asks which queues have keys by now, because a wake token has brought nothing; once a second at most."""
         now = time.monotonic()
-        if now - self._doubted_at < DOUBT_SECONDS:
+        if now - self._keys_checked_at < KEY_CHECK_SECONDS:
             return []
-        self.puzzled, self._doubted_at = False, now
+        self.must_check_keys, self._keys_checked_at = False, now
         return self._key_questions()
 
     def undeclared(self) -> list[tuple[Queue[Any], Limits]]:
@@ -169,7 +169,7 @@ class ServedQueues:
             with suppress(ValueError):  # a corrupt map is a lost one
                 found = question.parse(reply)
             self._maps[keys.name] = believed(keys.name, known, found)
-            self.has_news = self.has_news or self._maps[keys.name] != known
+            self.has_changed = self.has_changed or self._maps[keys.name] != known
             return found
 
         return replace(question, parse=noted)
@@ -192,7 +192,7 @@ class ServedQueues:
             fence: ShardMap | None = question.parse(reply)
             known = self._maps[keys.name]
             self._maps[keys.name] = believed(keys.name, known, known, [fence])
-            self.has_news = self.has_news or self._maps[keys.name] != known
+            self.has_changed = self.has_changed or self._maps[keys.name] != known
             return fence
 
         return replace(question, parse=noted)
@@ -207,7 +207,7 @@ class ServedQueues:
 
         def noted(reply: Any) -> str | None:
             found = question.parse(reply)
-            self.has_news = self.has_news or found != self._declared.get(keys.name)
+            self.has_changed = self.has_changed or found != self._declared.get(keys.name)
             self._declared[keys.name] = found
             return found
 
@@ -316,7 +316,7 @@ class QueueClaims:
 
     Attributes:
         hot: worth a claim without waiting for its token.
-        unsure: nobody said that it has work, but it is time to look.
+        must_poll: nobody said that it has work, but it is time to look.
         is_watched_here: this process waits for its next due time.
         look_at: until then nobody need look whether it has work: another process does.
         waits_for_suspect: it holds messages that may be claimed once a suspect that is here has ended.
@@ -331,7 +331,7 @@ class QueueClaims:
         self.handler = handler
         self.name = handler.queue.name
         self.keys = keys or handler.queue.keys
-        self.hot = self.unsure = True
+        self.hot = self.must_poll = True
         self.is_watched_here, self.look_at = False, 0.0
         self.waits_for_suspect = False
         self.asked = self.behind = self.turn = 0
@@ -351,7 +351,7 @@ class QueueClaims:
 
     def limit(self, capacity: Capacity) -> int:
         """Return how many to claim of what can be; where there may be keys, it looks first unless somebody said there is work."""
-        if self.keyed and self.unsure:  # a claim would take what a rate permits from whoever is woken for it
+        if self.keyed and self.must_poll:  # a claim would take what a rate permits from whoever is woken for it
             return self.asked
         ahead = 0 if self._careful else capacity.ahead
         return self.asked or min(BATCH_LIMIT, capacity.direct + ahead)
@@ -371,11 +371,11 @@ class QueueClaims:
 
     def is_to_be_asked(self, capacity: Capacity) -> bool:
         """Return whether a claim is worth its round trip."""
-        return self.unsure or bool(self.asked) or (self.hot and self.has_room(capacity))
+        return self.must_poll or bool(self.asked) or (self.hot and self.has_room(capacity))
 
     def starves(self, capacity: Capacity) -> bool:
         """Return whether messages wait that cannot be held ahead, while other queues have every slot."""
-        return capacity.crowded and self.hot and not self.unsure and not self.has_room(capacity)
+        return capacity.crowded and self.hot and not self.must_poll and not self.has_room(capacity)
 
     def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer]:
         """Return the claim to be made now; one that has no answer yet is made again."""
@@ -402,7 +402,7 @@ class QueueClaims:
 
     def looked(self, answer: ClaimAnswer) -> None:
         """Update what is known of the queue from a look."""
-        self.hot, self.unsure, self.behind = answer.behind > 0, False, answer.behind
+        self.hot, self.must_poll, self.behind = answer.behind > 0, False, answer.behind
 
     def answered(self, answer: ClaimAnswer) -> None:
         """Update what is known of the queue from a claim; the next claim gets a new number, unless this was a look."""
@@ -410,7 +410,7 @@ class QueueClaims:
         if not limit:
             self.looked(answer)
             return
-        self.unsure, self.behind = False, answer.behind
+        self.must_poll, self.behind = False, answer.behind
         self._turn = CallNumber(self._turn.lane, self._turn.number + 1)
         self._careful = self.keyed or (answer.behind > 0 and len(claimed) < limit)  # some were passed over
         for one in claimed:
@@ -447,7 +447,7 @@ def shared_out(hot: Sequence[Offer], order: FairOrder) -> list[Offer]:
     for offers, part in zip(queues.values(), parts, strict=True):
         shards = [one for one, _ in offers]
         asked += taken_in_turn(shards, part) if len(shards) > 1 else [(shards[0], part)]
-    return [(one, part) for one, part in asked if one.has_room(part) or one.unsure]
+    return [(one, part) for one, part in asked if one.has_room(part) or one.must_poll]
 
 
 def taken_in_turn(shards: Sequence[QueueClaims], capacity: Capacity) -> list[Offer]:

@@ -204,24 +204,24 @@ class Fetcher:
         self._queues: list[QueueClaims] = []
         self._tokens: WakeTokens | None = None
         self._served_at = float("-inf")  # when the shards were last taken up
-        self._name, self._seldom = token(), PollJitter(heartbeat.workers)
+        self._name, self._poll_jitter = token(), PollJitter(heartbeat.workers)
         self._poke_key = served.handlers[0].queue.keys.lane(f"{self._name}.poke")
         self._order, self._backoff = FairOrder(), QueueBackoff("fetcher", client.observers)
         self._reader = BodyReader(served.handlers, inflight, self._backoff, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
-        self._told_held = False  # the log has said who holds all slots
+        self._held_slots_logged = False  # the log has said who holds all slots
         self._idle = False  # whether the last wait ended without a token
         self.last_claim_at = time.monotonic()
 
     def step(self) -> float:
         """Make one round; return 0: the waiting is done in Redis, or for a slot."""
-        if self._served.has_news or time.monotonic() - self._served_at >= POLL_SECONDS:
+        if self._served.has_changed or time.monotonic() - self._served_at >= POLL_SECONDS:
             self._serve()
         waits = self._backoff.waits
         queues = [one for one in self._queues if not waits(one.keys)] if self._backoff.until else self._queues
         if self._tokens is not None:
             self._tokens.expect(one.keys for one in queues if not one.hot)
-            self._hear(self._tokens.came(0.0))
+            self._note_tokens(self._tokens.came(0.0))
         hot, reads = self._hot_with_room(queues), self._reader.next_reads()
         if hot or reads:
             self._claim(hot, reads)
@@ -240,7 +240,7 @@ class Fetcher:
 
     def _serve(self) -> None:
         """Take up the shards that the queues have by now, leave those that they have no more, and see which have keys."""
-        self._served_at, self._served.has_news = time.monotonic(), False
+        self._served_at, self._served.has_changed = time.monotonic(), False
         found = self._served.shards()
         if found.keys() != self._claims.keys():
             self._take_up(found)
@@ -278,27 +278,27 @@ class Fetcher:
         found = self._inflight.wait_for_capacity(queues, POLL_SECONDS / 2 if self._tokens is None else 0.0)
         offers = list(zip(queues, found, strict=True))
         reached = [(one, capacity) for one, capacity in offers if one.has_room(capacity) or capacity.crowded]
-        self._tell_held([one.name for one, capacity in reached if one.starves(capacity)])
+        self._log_held_slots([one.name for one, capacity in reached if one.starves(capacity)])
         self._find_hot(reached)
         if hot := [offer for offer in reached if offer[0].is_to_be_asked(offer[1])]:
             self._claim(hot, [])
         elif self._tokens is not None:
-            self._stand(self._tokens, [one for one, capacity in offers if not one.can_claim(capacity)])
+            self._wait_for_tokens(self._tokens, [one for one, capacity in offers if not one.can_claim(capacity)])
         elif opened := [one for one, capacity in offers if one.has_room(capacity)]:
             self._wait(opened, [one for one, capacity in offers if not one.can_claim(capacity)])
 
-    def _tell_held(self, waiting: list[str]) -> None:
+    def _log_held_slots(self, waiting: list[str]) -> None:
         """Log once which queue holds the slots when none has come free for long while messages wait in others."""
         runs, until = self._inflight.runs() if waiting else [], time.monotonic() - HELD_SECONDS
         is_held = len(runs) >= self._inflight.concurrency and all(run.started_at <= until for run in runs)
-        if is_held and not self._told_held:
+        if is_held and not self._held_slots_logged:
             ((name, slots),) = Counter(run.handler.queue.name for run in runs).most_common(1)
             logger.warning(
                 "all %d slots have been held for %.0f s, %d of them by %s, while messages wait in %s: give its handler a "
                 "shorter timeout or concurrency=, or its queue a worker of its own",
                 *(len(runs), HELD_SECONDS, slots, name, join_first(list(dict.fromkeys(waiting)))),
             )
-        self._told_held = is_held
+        self._held_slots_logged = is_held
 
     def poke(self) -> None:
         """End the wait in Redis when there is more to claim than at its start; other threads call this."""
@@ -332,7 +332,7 @@ class Fetcher:
             self._polled_at = now
         for one, capacity in offers:
             poll = is_time and one.look_at <= now
-            one.unsure = one.unsure or poll
+            one.must_poll = one.must_poll or poll
             if poll or (one.waits_for_suspect and one.suspect_has_ended(capacity)):
                 one.hot = True
         if self._tokens is None:
@@ -348,7 +348,7 @@ class Fetcher:
         for one, token_there in zip(cold, tokens, strict=True):
             one.hot = token_there is True
 
-    def _stand(self, tokens: WakeTokens, others: list[QueueClaims]) -> None:
+    def _wait_for_tokens(self, tokens: WakeTokens, others: list[QueueClaims]) -> None:
         """Wait for a token of any shard, the time to look at some, or until there is room for one of `others`."""
         rest = max(0.0, POLL_SECONDS - (time.monotonic() - self._polled_at))
         if self._backoff.until:
@@ -358,9 +358,9 @@ class Fetcher:
                 came = tokens.came(rest)
             finally:
                 self._inflight.unwatch()
-            self._hear(came)
+            self._note_tokens(came)
 
-    def _hear(self, came: set[Keys]) -> None:
+    def _note_tokens(self, came: set[Keys]) -> None:
         """Note that shards have work; where there is no room for it, another process gets the token."""
         heard = [self._claims[keys] for keys in came if keys in self._claims]
         if heard and self._tokens is not None:
@@ -378,7 +378,9 @@ class Fetcher:
         # In an idle second the look at every queue, and what else is due, go along with the wait: one round trip for all.
         looked = [one for one in opened if one.look_at <= time.monotonic()] if self._idle else []
         looks, all_seen = [one.look(self._name) for one in looked], self._idle and len(opened) == len(self._queues)
-        along = self._heartbeat.soon() if self._idle else self._served.doubts() if self._served.puzzled else []
+        along = (
+            self._heartbeat.soon() if self._idle else self._served.key_checks() if self._served.must_check_keys else []
+        )
         if not self._inflight.watch(others):
             return
         began = time.monotonic()
@@ -416,8 +418,8 @@ class Fetcher:
         if len(hot) == 1:  # rounds without claims do not count
             self._order.order([hot[0][0].name])
         requests, sent_at = [one.claim(part, self._name) for one, part in asked], time.monotonic()
-        doubts = self._served.doubts() if self._served.puzzled else []
-        answers = self._client.run_all([*(read.request for read in reads), *requests, *doubts])
+        key_checks = self._served.key_checks() if self._served.must_check_keys else []
+        answers = self._client.run_all([*(read.request for read in reads), *requests, *key_checks])
         failures = self._claimed(asked, answers[len(reads) :], sent_at)
         failures += self._reader.take(reads, answers[: len(reads)])
         self._reader.start()
@@ -435,7 +437,7 @@ class Fetcher:
                 failures.append((one.keys, answer))
                 continue
             self._note(one, answer, at)
-            self._served.puzzled |= not (answer.claimed or answer.behind or one.unsure or one.keyed)
+            self._served.must_check_keys |= not (answer.claimed or answer.behind or one.must_poll or one.keyed)
             one.answered(answer)
             self._order.took(one.name, len(answer.claimed) / one.handler.batch, one.handler.settings.weight)
             self._reader.add(deliveries_of(answer.claimed, one.handler, sent_at, one.keys))
@@ -448,4 +450,4 @@ class Fetcher:
         self._scheduler.note(one.keys, answer, at)
         one.is_watched_here, one.look_at = answer.promote_in_ms != NOT_WATCHING, 0.0
         if not one.is_watched_here and self._served.is_sharded(one.name):
-            one.look_at = self._seldom.next(at)
+            one.look_at = self._poll_jitter.next(at)

@@ -52,7 +52,7 @@ def test_a_queue_with_limits_claims_into_free_slots_alone_and_its_poll_takes_not
     claims.serve_keys(keyed=True)
     assert (plain, claims.limit(ROOM), claims.has_room(ROOM._replace(slots=0))) == (12, 2, False)
 
-    claims.unsure = True
+    claims.must_poll = True
     poll = claims.claim(ROOM, "")
     claims.answered(ClaimAnswer(-1, -1, 5, []))
     claim = claims.claim(ROOM, "")
@@ -64,7 +64,7 @@ def test_a_queue_with_limits_claims_into_free_slots_alone_and_its_poll_takes_not
 
 def test_a_claim_whose_answer_was_lost_is_made_again_as_it_was(acking):
     claims = QueueClaims(acking.handlers[0])
-    claims.unsure = False
+    claims.must_poll = False
     first = claims.claim(ROOM, "")
 
     claims.serve_keys(keyed=True)
