@@ -16,7 +16,7 @@ from waiting import eventually
 
 from reliq.admin import session
 from reliq.testing.server import EmbeddedRedis
-from reliq.web import Access, app
+from reliq.web import Access
 
 pytestmark = pytest.mark.slow
 module_of_ci("playwright")
