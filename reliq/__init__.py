@@ -5,7 +5,6 @@ import warnings
 from typing import TYPE_CHECKING
 
 import reliq.distribution as _distribution
-from reliq.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from reliq.admin import Admin as Admin, AsyncAdmin as AsyncAdmin
@@ -70,7 +69,7 @@ if _collision := _distribution.collision(__path__[0]):
 __version__ = _distribution.VERSION
 
 if not TYPE_CHECKING:  # a type checker sees every name above, and that there is no other
-    __getattr__, __dir__, __all__ = lazy_names(
+    __getattr__, __dir__, __all__ = _distribution.lazy_names(
         __name__,
         {
             "reliq.admin": "Admin AsyncAdmin",

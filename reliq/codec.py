@@ -1,10 +1,15 @@
-"""The difference between a body and what came back from its JSON, by place and type, never by value."""
+"""
+Message bodies as bytes: each type's encoding, its decoding, and the check that a body comes back as it was sent.
+
+An error names the place and the types of a fault, never a value: a body may be confidential.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin, is_typeddict
@@ -17,10 +22,16 @@ from reliq.errors import BodyError, ConfigurationError, UndecodableError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+B = TypeVar("B")
 
 #: The types of JSON itself: a value of another type comes back as one of these where nothing gives its type.
-_JSON_OWN = (str, int, float, bool, list, dict)
+_JSON_TYPES = (str, int, float, bool, list, dict)
 _CONTAINERS = (list, tuple, Mapping)
+#: JSON is read into these as it is: a body of such a type comes back unchanged once its class is right.
+_UNTYPED = (Any, dict, list, int, float, bool)
+
+_PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
+_SAFE_COMPLAINT = re.compile(r"Expected `[^`]*`, got `[^`]*`|Object missing required field `[^`]*`|Expected `[^`]*`")
 
 
 def is_model(value: object) -> bool:
@@ -29,14 +40,14 @@ def is_model(value: object) -> bool:
 
 
 def fields_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of `value` with their places, `.name`, `[0]` or `[...]`; nothing of what has no parts."""
+    """Yield each part of `value` after its place: `.name`, `[0]` or `[...]`."""
     if is_model(value):
         names = [*type(value).model_fields, *(getattr(value, "model_extra", None) or {})]  # type: ignore[attr-defined]
         yield from ((f".{name}", getattr(value, name)) for name in names)
     elif isinstance(value, msgspec.Struct):
         yield from ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from ((f".{one.name}", getattr(value, one.name)) for one in fields(value))
+        yield from ((f".{field.name}", getattr(value, field.name)) for field in fields(value))
     elif isinstance(value, Mapping):
         yield from (("[...]", part) for part in value.values())
     elif isinstance(value, list | tuple):
@@ -45,50 +56,40 @@ def fields_of(value: object) -> Iterator[tuple[str, Any]]:
 
 def difference(sent: Any, back: Any, path: str = "$") -> str:
     """
-    Say where `back` is not what was `sent`, and why; empty when it is.
+    Describe where and why `back` differs from `sent`; empty when it does not.
 
-    What JSON has no type for and no annotation names, such as a datetime in a `dict[str, Any]`, comes back as JSON's own
-    type: that is no difference.
+    A value for which JSON has no type and the body no annotation, such as a datetime in a `dict[str, Any]`, comes back
+    as a type of JSON: that is no difference.
     """
     if sent is back or sent == back:
         return ""
-    is_whole = is_model(sent) or isinstance(sent, msgspec.Struct) or is_dataclass(sent)
-    if is_whole and type(sent) is not type(back) and not isinstance(back, _JSON_OWN):
+    has_fields = is_model(sent) or isinstance(sent, msgspec.Struct) or is_dataclass(sent)
+    if has_fields and type(sent) is not type(back) and not isinstance(back, _JSON_TYPES):
         return f"a {type(sent).__name__} would be read as {type(back).__name__}, without what is its own, at `{path}`"
     if type(sent) is type(back) or (isinstance(sent, _CONTAINERS) and isinstance(back, _CONTAINERS)):
-        ours, theirs = list(fields_of(sent)), list(fields_of(back))
-        if ours and len(ours) == len(theirs):
-            pairs = zip(ours, theirs, strict=True)
-            return next(filter(None, (difference(a, b, path + place) for (place, a), (_, b) in pairs)), "")
-    return "" if _is_same(sent, back) else f"{_why_different(sent)} at `{path}`"
-
-
-def _is_same(sent: Any, back: Any) -> bool:
-    """Say whether two parts that are not equal are the same to JSON."""
+        sent_parts = list(fields_of(sent))
+        back_parts = list(fields_of(back))
+        if sent_parts and len(sent_parts) == len(back_parts):
+            for (place, part), (_, part_back) in zip(sent_parts, back_parts, strict=True):
+                if why := difference(part, part_back, path + place):
+                    return why
+            return ""
     if hasattr(sent, "get_secret_value"):
-        return False
-    compares: Any = type(sent).__eq__
-    if type(sent) is type(back) and compares is object.__eq__:
-        return True
-    if isinstance(back, _JSON_OWN) and not isinstance(sent, (*_JSON_OWN, type(None))):
-        return True
+        return (
+            "a secret is written as asterisks (give the field a field_serializer that returns get_secret_value()) "
+            f"at `{path}`"
+        )
+    equals: Any = type(sent).__eq__
+    if type(sent) is type(back) and equals is object.__eq__:
+        return ""
+    if isinstance(back, _JSON_TYPES) and not isinstance(sent, (*_JSON_TYPES, type(None))):
+        return ""
     try:
-        return msgspec.json.encode(sent) == msgspec.json.encode(back)
+        if msgspec.json.encode(sent) == msgspec.json.encode(back):
+            return ""
     except (TypeError, ValueError):
-        return False
-
-
-def _why_different(sent: Any) -> str:
-    if hasattr(sent, "get_secret_value"):
-        return "a secret is written as asterisks (give the field a field_serializer that returns get_secret_value())"
-    return f"a {type(sent).__name__} that is left out (exclude), or is read as another value or type,"
-
-
-#: JSON is read into these as it is: a body of such a type comes back unchanged once its class is right.
-UNTYPED = (Any, dict, list, int, float, bool)
-
-_PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
-_SAFE_COMPLAINT = re.compile(r"Expected `[^`]*`, got `[^`]*`|Object missing required field `[^`]*`|Expected `[^`]*`")
+        pass
+    return f"a {type(sent).__name__} that is left out (exclude), or is read as another value or type, at `{path}`"
 
 
 class JsonBodies:
@@ -101,7 +102,17 @@ class JsonBodies:
 
     def __init__(self, kind: Any) -> None:
         self.encode = msgspec.json.Encoder(enc_hook=_from_pydantic).encode
-        self.decode = _decoder(kind).decode
+        try:
+            self.decode = msgspec.json.Decoder(kind, dec_hook=_into_pydantic).decode
+            is_custom = isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
+            why = "it says nothing of its fields" if is_custom else ""
+        except (TypeError, NameError, ValueError) as error:
+            why = str(error)
+        if why:
+            raise ConfigurationError(
+                f"body type {type_name(kind)} cannot be read from JSON ({why}); use a dataclass, TypedDict, "
+                f"msgspec.Struct, pydantic model, a union of models, dict, list, a scalar, str or bytes"
+            )
 
     def plain(self, body: Any) -> Any:
         """Return `body` as dicts, lists and scalars."""
@@ -111,8 +122,8 @@ class JsonBodies:
         """Say what is wrong with a body that was read, and where, without the value itself."""
         text = str(error) if isinstance(error, msgspec.MsgspecError) else ""
         place = _PLACE.search(text)
-        said = _SAFE_COMPLAINT.match(text)
-        return f"{said[0] if said else type(error).__name__} at `{place['path'] if place else '$'}`"
+        complaint = _SAFE_COMPLAINT.match(text)
+        return f"{complaint[0] if complaint else type(error).__name__} at `{place['path'] if place else '$'}`"
 
 
 class ModelBodies:
@@ -136,8 +147,14 @@ class ModelBodies:
         if not hasattr(error, "errors"):
             return f"{type(error).__name__} at `$`"
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        known = _names(self._schema)
-        path = "".join(f".{part}" if part in known else "[...]" for part in first["loc"])
+        try:
+            schema = self._schema()
+            parts = [schema, *schema.get("$defs", {}).values()]
+            names = {name for part in parts for name in part.get("properties", ())}
+        except Exception:  # of a field that no schema describes
+            names = set()
+        # Other parts of the place, such as the keys of a dict, are content.
+        path = "".join(f".{part}" if part in names else "[...]" for part in first["loc"])
         return f"{first['type']} at `${path}`"
 
 
@@ -150,13 +167,13 @@ class PydanticBodies(ModelBodies):
     """
 
     def __init__(self, kind: Any) -> None:
-        from pydantic import TypeAdapter  # noqa: PLC0415  whoever has a model has it; nobody else needs it
+        from pydantic import TypeAdapter  # noqa: PLC0415  only programs with models have pydantic
 
         try:
             self._adapter = TypeAdapter(kind)
         except Exception as error:
-            said = str(error).partition("\n")[0]
-            raise ConfigurationError(f"pydantic cannot read JSON into the body type {kind}: {said}") from error
+            reason = str(error).partition("\n")[0]
+            raise ConfigurationError(f"pydantic cannot read JSON into the body type {kind}: {reason}") from error
         self.decode = self._adapter.validate_json
         self._schema = self._adapter.json_schema
 
@@ -169,15 +186,8 @@ class PydanticBodies(ModelBodies):
         return self._adapter.dump_python(body, warnings=False)
 
 
-def bodies_of(kind: Any) -> JsonBodies | ModelBodies:
-    """Return how bodies of `kind` are written and read."""
-    if _is_model_class(kind):
-        return ModelBodies(kind)
-    return PydanticBodies(kind) if _has_model(kind) else JsonBodies(kind)
-
-
 def unencodable(body: Any, path: str = "$") -> str:
-    """Say which part of `body` JSON cannot hold, and why, without its value; empty when it can hold all of it."""
+    """Describe the part of `body` that JSON cannot hold, and why; empty when JSON can hold all of it."""
     if is_model(body):
         for place, part in fields_of(body):
             try:
@@ -224,21 +234,6 @@ def _is_model_class(kind: Any) -> bool:
     return isinstance(kind, type) and hasattr(kind, "model_validate_json")
 
 
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    try:
-        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind, dec_hook=_into_pydantic)
-        strange = isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
-        why = "it says nothing of its fields" if strange else ""
-    except (TypeError, NameError, ValueError) as error:
-        why = str(error)
-    if why:
-        raise ConfigurationError(
-            f"body type {type_name(kind)} cannot be read from JSON ({why}); use a dataclass, TypedDict, "
-            f"msgspec.Struct, pydantic model, a union of models, dict, list, a scalar, str or bytes"
-        )
-    return decoder
-
-
 def _into_pydantic(kind: Any, value: Any) -> Any:
     if not _is_model_class(kind):
         raise TypeError(f"nothing is known of {type_name(kind)}")
@@ -251,7 +246,7 @@ def _from_pydantic(value: Any) -> Any:
     return value.model_dump(mode="json", by_alias=True, round_trip=True)
 
 
-def refuse_infinite(body: Any) -> None:
+def _refuse_infinite(body: Any) -> None:
     """Raise BodyError when a float in `body` is not finite: JSON would make it null without a word."""
     heap = [body]
     while heap:
@@ -262,19 +257,6 @@ def refuse_infinite(body: Any) -> None:
                 heap.extend(parts.values())
             case list() | tuple() | set() | frozenset() as parts:
                 heap.extend(parts)
-
-
-def _names(schema_of: Callable[[], dict[str, Any]]) -> set[object]:
-    """Return the names of all fields, as JSON has them: other parts of an error's path are content."""
-    try:
-        schema = schema_of()
-    except Exception:  # of a field that no schema describes
-        return set()
-    parts = [schema, *schema.get("$defs", {}).values()]
-    return {name for part in parts for name in part.get("properties", ())}
-
-
-B = TypeVar("B")
 
 
 class Codec(Generic[B]):
@@ -295,36 +277,59 @@ class Codec(Generic[B]):
         if not isinstance(validate, bool):
             raise ConfigurationError(f"validate must be True or False, not {str(validate)[:40]!r}")
         self.kind = Any if kind is object else kind
-        self._plain = _class_of(kind)
-        self._is_validated = validate and self.kind not in (*UNTYPED, bytes, str)
+        self._class = _class_of(kind)
+        self._is_validated = validate and self.kind not in (*_UNTYPED, bytes, str)
         self._encode: Callable[[Any], bytes]
         self._decode: Callable[[bytes], Any]
-        self._complaint: Callable[[Exception], str] = _plain_complaint
+        self._complaint: Callable[[Exception], str] = lambda error: f"{type(error).__name__} at `$`"
         self._as_plain: Callable[[Any], Any] | None = None
         if kind is bytes:
-            self._encode = self._decode = bytes
+            self._encode = bytes
+            self._decode = bytes
         elif kind is str:
-            self._encode, self._decode = str.encode, bytes.decode
+            self._encode = str.encode
+            self._decode = bytes.decode
         else:
-            bodies = bodies_of(self.kind)
-            self._encode, self._decode, self._complaint = bodies.encode, bodies.decode, bodies.complaint
+            bodies: JsonBodies | ModelBodies
+            if _is_model_class(kind):
+                bodies = ModelBodies(kind)
+            else:
+                bodies = PydanticBodies(kind) if _has_model(kind) else JsonBodies(self.kind)
+            self._encode = bodies.encode
+            self._decode = bodies.decode
+            self._complaint = bodies.complaint
             self._as_plain = bodies.plain
 
     def encode(self, body: B) -> bytes:
         """Return `body` as bytes; raise BodyError when it is not of the queue's type or cannot be encoded."""
-        if self._plain is not None and not _is_a(body, self._plain):
-            raise BodyError(f"body must be {type_name(self.kind)}, not {_class_told(body, self._plain)}")
+        if self._class is not None and not _is_a(body, self._class):
+            name = type(body).__name__
+            if name == self._class.__name__:
+                name = (
+                    f"a {name} of another definition (a class that was defined again, as in a notebook, wants its queue "
+                    "made again)"
+                )
+            raise BodyError(f"body must be {type_name(self.kind)}, not {name}")
         try:
             payload = self._encode(body)
             if self._as_plain and b"null" in payload:
-                refuse_infinite(self._as_plain(body))
+                _refuse_infinite(self._as_plain(body))
         except Exception as error:  # a body's own code runs here, and may raise anything
+            why = str(error) if isinstance(error, BodyError) else ""
+            with suppress(Exception):
+                why = why or unencodable(body)
             raise BodyError(
-                f"body of type {type(body).__name__} cannot be encoded: {_why(body, error)}; "
+                f"body of type {type(body).__name__} cannot be encoded: {why or f'({type(error).__name__})'}; "
                 f"give what JSON can hold, or bytes on a queue of bytes"
             ) from None
         if self._is_validated:
-            self._check(body, payload)
+            try:
+                lost = difference(body, self._decode(payload))
+            except Exception as error:
+                why = self._complaint(error)
+                raise BodyError(f"body must be {type_name(self.kind)}, and a worker could not read it: {why}") from None
+            if lost:
+                raise BodyError(f"body of type {type(body).__name__} would not come back as it was sent: {lost}")
         return payload
 
     def decode(self, payload: bytes) -> B:
@@ -334,17 +339,6 @@ class Codec(Generic[B]):
         except Exception as error:  # validators of the body's class run here, and may raise anything
             raise UndecodableError(f"body is not {type_name(self.kind)}: {self._complaint(error)}") from None
         return body
-
-    def _check(self, body: B, payload: bytes) -> None:
-        """Raise BodyError when a worker would not get `body` back from `payload`."""
-        try:
-            back = self._decode(payload)
-            lost = difference(body, back)
-        except Exception as error:
-            said = self._complaint(error)
-            raise BodyError(f"body must be {type_name(self.kind)}, and a worker could not read it: {said}") from None
-        if lost:
-            raise BodyError(f"body of type {type(body).__name__} would not come back as it was sent: {lost}")
 
 
 def _class_of(kind: Any) -> type | None:
@@ -361,27 +355,3 @@ def _is_a(body: object, kind: type) -> bool:
     if kind in (int, float) and isinstance(body, bool):
         return False
     return isinstance(body, kind) or (kind is float and isinstance(body, int))
-
-
-def _class_told(body: object, wanted: type) -> str:
-    """Name the class of `body`, and say so when it has the name of the one that is wanted."""
-    name = type(body).__name__
-    if name != wanted.__name__:
-        return name
-    return (
-        f"a {name} of another definition (a class that was defined again, as in a notebook, wants its queue made again)"
-    )
-
-
-def _why(body: object, error: Exception) -> str:
-    """Say why `body` cannot be encoded, and where, without its value."""
-    if isinstance(error, BodyError):
-        return str(error)
-    try:
-        return unencodable(body) or f"({type(error).__name__})"
-    except Exception:
-        return f"({type(error).__name__})"
-
-
-def _plain_complaint(error: Exception) -> str:
-    return f"{type(error).__name__} at `$`"

@@ -1,8 +1,15 @@
-"""The distribution that the package comes in: its name, its version, its extras, and others that write into its folder."""
+"""
+The package as installed (its name, version, extras, and conflicts with the other reliq), and its lazy public names.
+
+Every import of reliq runs this module, so it imports nothing heavy.
+"""
 
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
 
 #: The name by which it is installed; the package is imported as `reliq`.
 NAME = "reliq-queue"
@@ -17,8 +24,29 @@ _IS_CHECKOUT = sys.path[:1] == [_FOLDER]
 _REMEDY = f"run `pip uninstall reliq {NAME}`, then install {NAME} again; programs that need the other reliq go into a venv of their own"
 
 
+def lazy_names(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """
+    Return `__getattr__`, `__dir__` and `__all__` of a package that imports a public name when it is first used.
+
+    Args:
+        homes: module -> the public names in it, with spaces between them.
+    """
+    home_of = {name: module for module, names in homes.items() for name in names.split()}
+    namespace = vars(sys.modules[package])
+
+    def find(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        namespace[name] = getattr(import_module(home_of[name]), name)
+        return namespace[name]
+
+    return find, lambda: sorted({*namespace, *home_of}), sorted(home_of)
+
+
 def missing(who: str, what: str, extra: str) -> str:
-    """Return that `who` needs `what`, and a command that installs it wherever reliq itself came from."""
+    """Return the text that `who` needs `what`, and a command that installs it wherever reliq itself came from."""
     return f"{who} needs {what}: {install(extra)} brings it"
 
 
@@ -33,12 +61,12 @@ def install(*extras: str) -> str:
     from importlib import metadata  # noqa: PLC0415
 
     try:
-        declared = metadata.requires(NAME) or []
+        requirements = metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:  # the package runs from its folder
         return f"in its checkout, pip install '.[{','.join(extras)}]'"
-    found = [re.fullmatch(r"""([^;]+?)\s*;\s*extra == ['"]([\w-]+)['"]""", line) for line in declared]
-    wanted = dict.fromkeys(one[1] for one in found if one and one[2] in extras)
-    return f"pip install {shlex.join(wanted)}"
+    matches = [re.fullmatch(r"""([^;]+?)\s*;\s*extra == ['"]([\w-]+)['"]""", line) for line in requirements]
+    packages = dict.fromkeys(match[1] for match in matches if match and match[2] in extras)
+    return f"pip install {shlex.join(packages)}"
 
 
 def source() -> str:
@@ -72,12 +100,12 @@ def collision(folder: str) -> str:
     """
     parent = os.path.dirname(folder)  # noqa: PTH120  pathlib costs an import more than the rest of this
     try:
-        found = [name for name in os.listdir(parent) if name.startswith("reliq-") and name.endswith("-info")]  # noqa: PTH208
+        others = [name for name in os.listdir(parent) if name.startswith("reliq-") and name.endswith("-info")]  # noqa: PTH208
     except OSError:  # the package is in an archive, or its folder may not be listed
         return ""
-    if not found:
+    if not others:
         return ""
-    other = found[0].rpartition(".")[0].replace("-", " ")
+    other = others[0].rpartition(".")[0].replace("-", " ")
     return (
         f"{other} is installed into the same folder as {NAME} {VERSION}, {folder}: each overwrites the other; {_REMEDY}"
     )
@@ -89,5 +117,5 @@ def replacement() -> str:
     if "Queue" in getattr(package, "__all__", ()):
         return ""
     where = getattr(package, "__file__", None)
-    told = f"{where} is not that of {NAME}" if where else "the package reliq has lost its __init__.py"
-    return f"{told}: another distribution named reliq has overwritten or removed it; {_REMEDY}"
+    fault = f"{where} is not that of {NAME}" if where else "the package reliq has lost its __init__.py"
+    return f"{fault}: another distribution named reliq has overwritten or removed it; {_REMEDY}"

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from reliq.lazy_imports import lazy_names
+from reliq.distribution import lazy_names
 
 if TYPE_CHECKING:
     from reliq.admin.acl import AclRule as AclRule

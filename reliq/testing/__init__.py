@@ -6,7 +6,7 @@ The pytest plugin has it as the fixture `reliq`; `with isolated() as reliq` is t
 
 from typing import TYPE_CHECKING
 
-from reliq.lazy_imports import lazy_names
+from reliq.distribution import lazy_names
 
 if TYPE_CHECKING:
     from reliq.testing.drain import DrainResult as DrainResult

@@ -110,7 +110,7 @@ def test_plugin_without_the_fixture_imports_little_of_reliq(pytester, monkeypatc
 
             def test_it(request):
                 ours = {name for name in sys.modules if name.split(".")[0] in ("reliq", "redis", "msgspec")}
-                own = {"reliq", "reliq.distribution", "reliq.lazy_imports"}
+                own = {"reliq", "reliq.distribution"}
                 assert ours == {*own, "reliq.testing", "reliq.testing.plugin"}
         """
     )
