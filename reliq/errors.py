@@ -48,7 +48,9 @@ class UndecodableError(ReliqError, ValueError):
     """
 
     def __init__(self, why: str, queue: str = "", id: str = "") -> None:
-        self.why, self.queue, self.id = why, queue, id
+        self.why = why
+        self.queue = queue
+        self.id = id
         super().__init__(f"message {id!r} of queue {queue!r}: {why}" if id else why)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -90,8 +92,13 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
         orders: Sequence[Any] = (),
         again: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple,
     ) -> None:
-        self.queue, self.ids, self.outcome, self.why, self.confirmed = queue, ids, outcome, why, confirmed
-        self.orders, self._again = orders, again
+        self.queue = queue
+        self.ids = ids
+        self.outcome = outcome
+        self.why = why
+        self.confirmed = confirmed
+        self.orders = orders
+        self._again = again
         self._advised = advised  # whether the text says that it can be published again
         done, advice = {
             "refused": ("nothing of it was written", "it can be published again"),
@@ -117,8 +124,8 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
         return self._again(self.orders)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = partial(type(self), advised=self._advised)
-        return made, (self.queue, self.ids, self.outcome, self.why, self.confirmed)
+        make = partial(type(self), advised=self._advised)
+        return make, (self.queue, self.ids, self.outcome, self.why, self.confirmed)
 
 
 class RedisUnavailableError(ReliqError):
@@ -132,7 +139,8 @@ class RedisUnavailableError(ReliqError):
 
     def __init__(self, message: str, *, maybe_ran: bool = False, refusal: str = "") -> None:
         super().__init__(message)
-        self.maybe_ran, self.refusal = maybe_ran, refusal
+        self.maybe_ran = maybe_ran
+        self.refusal = refusal
 
 
 class RedisRefusedError(ReliqError):

@@ -1,10 +1,13 @@
-"""Data that something else than reliq may have written: text is shown harmlessly, numbers are read within bounds."""
+"""
+Text for people and from others: foreign data made harmless, numbers and durations formatted, keywords and chunks checked.
+
+Redis may hold data that another program wrote. So text is escaped before it is shown, and numbers are read within bounds.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from functools import wraps
 from importlib import import_module
 from itertools import islice
@@ -14,16 +17,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 
-#: The last second of the year 9999: a date cannot say more.
-LAST_SECOND = 253_402_300_799
+C = TypeVar("C", bound=type)
+T = TypeVar("T")
 
+#: The last second of the year 9999, where `datetime` ends.
+LAST_SECOND = 253_402_300_799
+#: Characters that are kept of a reason or an error's text.
+TEXT_LIMIT = 500
+NAME_LIMIT = 100
+#: A line names five ids, and how many more there are.
+IDS_SHOWN = 5
+#: JSON nested deeper is shown as text: a reader of our JSON may take no more levels.
+DEEPEST = 100
+
+_UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
 _UNUSUAL = re.compile(r"[^\x20-\x7e]")
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 
 def printable(text: str) -> str:
     """Return `text` in one line, every character escaped that a terminal obeys, hides, or shows elsewhere."""
-    return text if text.isprintable() else _UNUSUAL.sub(_shown, text)
+
+    def escaped(match: re.Match[str]) -> str:
+        return match[0] if match[0].isprintable() else match[0].encode("unicode_escape").decode()
+
+    return text if text.isprintable() else _UNUSUAL.sub(escaped, text)
 
 
 def whole_number(text: str | bytes) -> int | None:
@@ -37,22 +55,11 @@ def clamp_time(seconds: float) -> float:
     return round(min(max(float(seconds), 0.0), float(LAST_SECOND)), 3)
 
 
-def _shown(one: re.Match[str]) -> str:
-    return one[0] if one[0].isprintable() else one[0].encode("unicode_escape").decode()
-
-
-#: Characters that are kept of a reason or an error's text.
-TEXT_LIMIT = 500
-NAME_LIMIT = 100
-#: A line names five ids, and how many more there are.
-IDS_SHOWN = 5
-
-
 def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
     """
     Return `value` as text that UTF-8 can hold, at most `limit` characters of it.
 
-    It never raises: of what cannot say its text, the type is told.
+    It never raises: a value without a text is replaced by the name of its type.
     """
     try:
         text = value if type(value) is str else "".join([str(value)])
@@ -70,10 +77,9 @@ def class_name(value: object) -> str:
 
 
 def format_missing(away: Sequence[int]) -> str:
-    """Return that figures are partial, because the Redis of these shards is away."""
-    return (
-        f"partial: without {'shard' if len(away) == 1 else 'shards'} {', '.join(map(str, away))}, whose Redis is away"
-    )
+    """Return a note that figures are partial, because the Redis of these shards is away."""
+    shards = "shard" if len(away) == 1 else "shards"
+    return f"partial: without {shards} {', '.join(map(str, away))}, whose Redis is away"
 
 
 def join_first(ids: Sequence[str], count: int = 0) -> str:
@@ -88,7 +94,7 @@ def shell_command(command: str, *names: str, options: Sequence[str] = (), layout
 
     A name that begins with a hyphen would be read as an option: `--` stands before the names then.
     """
-    from shlex import join  # noqa: PLC0415  publishers import this module and seldom call this
+    from shlex import join  # noqa: PLC0415  publishers import this module and rarely call this
 
     given = [*options, *(() if str(layout) == "reliq" else ("--layout", str(layout)))]
     words = [*given, "--", *names] if any(name.startswith("-") for name in names) else [*names, *given]
@@ -98,12 +104,6 @@ def shell_command(command: str, *names: str, options: Sequence[str] = (), layout
 def pluralize(number: int, one: str, more: str = "") -> str:
     """Return `1 process` or `1,200 processes`; `more` is the plural of what does not take an s."""
     return f"{number:,} {one if number == 1 else more or one + 's'}"
-
-
-#: JSON nested deeper is shown as text: a reader of our JSON may take no more levels.
-DEEPEST = 100
-
-_UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
 
 
 def format_duration(seconds: float) -> str:
@@ -145,7 +145,9 @@ def pretty(body: bytes) -> Iterator[str]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = body.decode("utf-8", "backslashreplace")
     else:
-        text = _UNUSUAL_IN_BODY.sub(lambda one: one[0] if one[0].isprintable() else json.dumps(one[0])[1:-1], text)
+        text = _UNUSUAL_IN_BODY.sub(
+            lambda match: match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1], text
+        )
     yield from text.split("\n")
 
 
@@ -158,8 +160,12 @@ def as_value(body: bytes) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     else:
-        if not _is_deep(value):
-            return value
+        level = [value]
+        for _ in range(DEEPEST):
+            containers = [item for item in level if isinstance(item, dict | list)]
+            level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+            if not level:
+                return value
     try:
         return body.decode()
     except UnicodeDecodeError:
@@ -172,49 +178,29 @@ def start_of(body: bytes, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [inner for one in level for inner in _inner(one)]
-        if not level:
-            return False
-    return True
-
-
-def _inner(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-C = TypeVar("C", bound=type)
-
-
 def check_keywords(call: str, given: Iterable[str], known: Collection[str], advice: str = "") -> None:
     """Raise TypeError, as for a function without `**options`, when one of `given` is not among `known`."""
-    strange = [name for name in given if name not in known]
-    if not strange:
-        return
-    near = import_module("difflib").get_close_matches(strange[0], known, 1)  # few programs need it
-    hint = f"Did you mean {near[0]!r}?" if near else advice or f"It takes {', '.join(sorted(known))}"
-    raise TypeError(f"{call}() got an unexpected keyword argument {strange[0]!r}. {hint}")
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        near = import_module("difflib").get_close_matches(unknown, known, 1)  # few programs need it
+        hint = f"Did you mean {near[0]!r}?" if near else advice or f"It takes {', '.join(sorted(known))}"
+        raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}. {hint}")
 
 
 def checking_keywords(kind: C) -> C:
-    """Have a dataclass, all of whose fields are keywords, refuse others as `check_keywords` does."""
-    made = vars(kind)["__init__"]
+    """Decorate a dataclass of keyword-only fields, so that it refuses other keywords as `check_keywords` does."""
+    original = vars(kind)["__init__"]
 
-    @wraps(made)
+    @wraps(original)
     def __init__(self: Any, **given: Any) -> None:  # noqa: N807  it takes the place of that
         try:
-            made(self, **given)
+            original(self, **given)
         except TypeError:
             check_keywords(kind.__name__, given, kind.__dataclass_fields__)  # type: ignore[attr-defined]
             raise
 
     kind.__init__ = __init__  # type: ignore[misc]
     return kind
-
-
-T = TypeVar("T")
 
 
 def chunked(items: Iterable[T], most: int) -> Iterator[list[T]]:
@@ -226,12 +212,14 @@ def chunked(items: Iterable[T], most: int) -> Iterator[list[T]]:
 
 def chunked_by_size(items: Iterable[T], size: Callable[[T], int], largest: int, most: int) -> Iterator[list[T]]:
     """Yield items, at most `most` at a time, whose sizes come to `largest` at most; a larger item comes alone."""
-    chunk, total = list[T](), 0
+    chunk: list[T] = []
+    total = 0
     for item in items:
         total += size(item)
         if chunk and (total > largest or len(chunk) == most):
             yield chunk
-            chunk, total = [], size(item)
+            chunk = []
+            total = size(item)
         chunk.append(item)
     if chunk:
         yield chunk

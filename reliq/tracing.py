@@ -1,13 +1,14 @@
 """
-Spans of OpenTelemetry for publishing and handling, for who has installed reliq's extra `otel` and asks for them.
+OpenTelemetry spans for publishing and handling; they need reliq's extra `otel`.
 
 The context of the publisher travels in the message's headers (W3C `traceparent`), so a handler's span is a child of the
-publish, in whatever process. Nothing else in reliq knows of tracing: without `instrument` it costs nothing.
+publish, in whatever process. Nothing else in reliq uses tracing: without `instrument` it costs nothing.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -38,28 +39,25 @@ def instrument(*consumers: Consumer, tracer_provider: TracerProvider | None = No
     """Give every publish of this process a span, and every handler call of `consumers`; may be called again."""
     tracer = trace.get_tracer("reliq", distribution.VERSION, tracer_provider)
     if not _publishers:
-        for name, make in (
-            ("publish", _publish),
-            ("apublish", _apublish),
-            ("publish_many", _publish_many),
-            ("apublish_many", _apublish_many),
-        ):
-            _publishers[name] = getattr(Queue, name)
-            setattr(Queue, name, functools.wraps(_publishers[name])(make(tracer, _publishers[name])))
+        for name in ("publish", "apublish", "publish_many", "apublish_many"):
+            original = getattr(Queue, name)
+            traced = (_many if name.endswith("many") else _one)(tracer, original)
+            _publishers[name] = original
+            setattr(Queue, name, functools.wraps(original)(traced))
     for consumer in consumers:
         consumer.middleware(functools.partial(handling, tracer))
 
 
 def uninstrument() -> None:
-    """Publish without spans again; what consumers were given stays theirs."""
+    """Publish without spans again; the middleware of consumers stays."""
     while _publishers:
         setattr(Queue, *_publishers.popitem())
 
 
 @contextmanager
 def handling(tracer: Tracer, job: Job[Any]) -> Iterator[None]:
-    """Have the handler call that runs inside be a span, and a child of the message's publish."""
-    told: dict[str, Any] = {
+    """Record a span of the handler call inside, as a child of the message's publish."""
+    attributes: dict[str, Any] = {
         **_SYSTEM,
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
@@ -67,12 +65,12 @@ def handling(tracer: Tracer, job: Job[Any]) -> Iterator[None]:
         "messaging.message.id": job.id,
     }
     if job.attempt is not None:
-        told["reliq.attempt"] = job.attempt
+        attributes["reliq.attempt"] = job.attempt
     with tracer.start_as_current_span(
         f"process {job.queue}",
         context=propagate.extract(dict(job.headers)),
         kind=SpanKind.CONSUMER,
-        attributes=told,
+        attributes=attributes,
         record_exception=False,
         set_status_on_exception=False,
     ) as span:
@@ -92,16 +90,19 @@ def handling(tracer: Tracer, job: Job[Any]) -> Iterator[None]:
 
 @contextmanager
 def _publishing(tracer: Tracer, queue: Queue[Any]) -> Iterator[Span]:
-    """Have the publish that runs inside be a span."""
+    """Record a span of the publish inside."""
     attributes = {
         **_SYSTEM,
         "messaging.operation.name": "publish",
         "messaging.operation.type": "send",
         "messaging.destination.name": queue.name,
     }
-    name = f"publish {queue.name}"
     with tracer.start_as_current_span(
-        name, kind=SpanKind.PRODUCER, attributes=attributes, record_exception=False, set_status_on_exception=False
+        f"publish {queue.name}",
+        kind=SpanKind.PRODUCER,
+        attributes=attributes,
+        record_exception=False,
+        set_status_on_exception=False,
     ) as span:
         try:
             yield span
@@ -112,53 +113,47 @@ def _publishing(tracer: Tracer, queue: Queue[Any]) -> Iterator[Span]:
 
 
 def _headers(queue: Queue[Any], headers: Mapping[str, str] | None) -> dict[str, str]:
-    """Return `headers` with the current context; a queue of bare bodies has none to carry it."""
-    carried = dict(headers or {})
+    """Return `headers` with the current context; bare bodies have no headers to carry it."""
+    context: dict[str, str] = {}
     if not queue.layout.bare:
-        context: dict[str, str] = {}
         propagate.inject(context)
-        carried = {**context, **carried}
-    return carried
+    return {**context, **(headers or {})}
 
 
-def _publish(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
+def _one(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `publish` or `apublish` with a span."""
+
     def publish(self: Queue[Any], body: Any, *, headers: Mapping[str, str] | None = None, **options: Any) -> Any:
         with _publishing(tracer, self) as span:
             receipt = original(self, body, headers=_headers(self, headers), **options)
             span.set_attribute("messaging.message.id", receipt.id)
             return receipt
 
-    return publish
-
-
-def _apublish(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
     async def apublish(self: Queue[Any], body: Any, *, headers: Mapping[str, str] | None = None, **options: Any) -> Any:
         with _publishing(tracer, self) as span:
             receipt = await original(self, body, headers=_headers(self, headers), **options)
             span.set_attribute("messaging.message.id", receipt.id)
             return receipt
 
-    return apublish
+    return apublish if inspect.iscoroutinefunction(original) else publish
 
 
-def _publish_many(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
+def _many(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `publish_many` or `apublish_many` with a span."""
+
     def publish_many(self: Queue[Any], items: Iterable[Any], **options: Any) -> Any:
         with _publishing(tracer, self) as span:
             result = original(self, _carrying(self, items), **options)
             span.set_attribute("messaging.batch.message_count", result.published)
             return result
 
-    return publish_many
-
-
-def _apublish_many(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
     async def apublish_many(self: Queue[Any], items: Iterable[Any], **options: Any) -> Any:
         with _publishing(tracer, self) as span:
             result = await original(self, _carrying(self, items), **options)
             span.set_attribute("messaging.batch.message_count", result.published)
             return result
 
-    return apublish_many
+    return apublish_many if inspect.iscoroutinefunction(original) else publish_many
 
 
 def _carrying(queue: Queue[Any], items: Iterable[Any]) -> Iterator[Outgoing[Any]]:
