@@ -669,7 +669,7 @@ class Queue(Control, Generic[B]):
             self._durability(durability),
         )
         # While Redis works on a call, the next one is made.
-        with calls.telling_rest(), ThreadPoolExecutor(1, "reliq-publish") as sending:
+        with calls.adding_rest(), ThreadPoolExecutor(1, "reliq-publish") as sending:
             under_way: Callable[[], list[Receipt]] = list
             try:
                 for orders in calls.read(items):
@@ -705,7 +705,7 @@ class Queue(Control, Generic[B]):
             ShardCalls(self._writer, chunk),
             self._durability(durability),
         )
-        with calls.telling_rest():
+        with calls.adding_rest():
             for orders in calls.read(items):
                 while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
                     await asyncio.sleep(BACKLOG_SECONDS)

@@ -1,4 +1,4 @@
-"""The options of a message, checked before anything is sent."""
+"""Messages prepared for publishing: options checked, bodies encoded, and grouped into calls for one shard each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFailed, ReliqError
 from reliq.keys import check_id, home, made_at, new_id
@@ -39,9 +39,19 @@ if TYPE_CHECKING:
     from reliq.settings import QueueSettings
 
 
+#: The keyword arguments of a publish.
+PUBLISH_KEYWORDS = frozenset({"durability", *PublishOptions.__annotations__})
+#: The keyword arguments of `Queue.publish_many`.
+_BULK_KEYWORDS = frozenset({"items", "chunk", "max_backlog", "durability"})
+#: A publish that waits for no confirmation.
+NOT_ASKED = Confirmed()
+#: One call carries at most this many bytes of bodies, unless a single body has more.
+CHUNK_BYTES = 8 * MIB
+
+
 def line_of(outgoing: Outgoing[Any]) -> str:
     """
-    Return where a message waits when it is due: its key, what stands for its priority, or empty text.
+    Return the key queue of a message: its key, the name of its priority's, or empty text.
 
     Raises:
         ConfigurationError: the key or the priority is not allowed, or both are given.
@@ -59,21 +69,8 @@ def line_of(outgoing: Outgoing[Any]) -> str:
     return check_key(outgoing.key)
 
 
-def check_bare(outgoing: Outgoing[Any]) -> None:
-    """Raise ConfigurationError for what a queue of the Go original has no place for."""
-    given = {
-        "headers": outgoing.headers,
-        "incarnation": outgoing.incarnation is not None,
-        "key": outgoing.key is not None,
-        "priority": outgoing.priority != "normal",
-    }
-    for name, is_given in given.items():
-        if is_given:
-            raise ConfigurationError(f"{name} cannot be sent on a queue in the hdt3213 layout: its bodies are bare")
-
-
 def incarnation(outgoing: Outgoing[Any]) -> int | None:
-    """Return what the message says beside its chosen id; raise ConfigurationError for what is no such number."""
+    """Return the incarnation of a chosen id, None without one; raise ConfigurationError when it is not allowed."""
     if outgoing.incarnation is None:
         return None
     if outgoing.id is None:
@@ -100,12 +97,6 @@ def unix_ms(at: datetime) -> int:
     return milliseconds(unix)
 
 
-#: The keyword arguments of a publish.
-PUBLISH_KEYWORDS = frozenset({"durability", *PublishOptions.__annotations__})
-#: A publish that waits for no confirmation.
-NOT_ASKED = Confirmed()
-
-
 class CallTerms(NamedTuple):
     """The options that all messages of one call share (times in ms)."""
 
@@ -122,7 +113,7 @@ class PreparedMessage(NamedTuple):
     One message ready to be sent.
 
     Attributes:
-        line: where it waits when it is due: its key, or what stands for its priority; empty: with all others.
+        line: its key queue when it is due, as `line_of` returns it.
     """
 
     id: str
@@ -132,7 +123,7 @@ class PreparedMessage(NamedTuple):
 
     @property
     def is_generated(self) -> bool:
-        """Whether its id is nobody's choice: then any shard may have it."""
+        """Whether its id was generated: then any shard may have it."""
         return self.terms.window_ms is None
 
 
@@ -158,19 +149,22 @@ class ShardBatch(NamedTuple):
 
 class Writer:
     """
-    Turns what a user wants to publish into orders, and orders into calls.
+    Turns bodies and options into prepared messages, and these into calls.
 
     Attributes:
         shards: those of the queue, as they are known.
-        has_lines: whether there ever was a message with a key or a priority; until then nobody need look for one.
+        has_lines: whether there ever was a message with a key or a priority; until then no publish checks for keys.
     """
 
     def __init__(self, shards: Shards, codec: Codec[Any], settings: QueueSettings) -> None:
         self.has_lines = False
-        self.keys, self.shards, self._codec, self._settings = shards.first, shards, codec, settings
-        self.bare = bare = self.keys.bare
+        self.keys = shards.first
+        self.shards = shards
+        self._codec = codec
+        self._settings = settings
+        self.bare = self.keys.bare
         self._usual = CallTerms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
-        self._usual_start = b"" if bare else envelope_rest(settings.retries)
+        self._usual_start = b"" if self.bare else envelope_rest(settings.retries)
 
     def order(
         self, body: Any, options: PublishOptions, shard: int | None = None, *, call: str = "publish"
@@ -200,17 +194,28 @@ class Writer:
         id = new_id(shard) if outgoing.id is None else check_id(outgoing.id)
         payload = self._payload(outgoing.body)
         if self.bare:
-            check_bare(outgoing)
+            given = {
+                "headers": outgoing.headers,
+                "incarnation": outgoing.incarnation is not None,
+                "key": outgoing.key is not None,
+                "priority": outgoing.priority != "normal",
+            }
+            for name, is_given in given.items():
+                if is_given:
+                    raise ConfigurationError(
+                        f"{name} cannot be sent on a queue in the hdt3213 layout: its bodies are bare"
+                    )
             return PreparedMessage(id, payload, terms)
         enqueued = None if outgoing.id is None else made_at(new_id())
-        number, line = incarnation(outgoing), line_of(outgoing)
+        number = incarnation(outgoing)
+        line = line_of(outgoing)
         self.has_lines = self.has_lines or bool(line)
         origin = outgoing.origin if isinstance(outgoing, Copied) else None
         start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, number, line, origin)
         return PreparedMessage(id, start + payload, terms, line)
 
     def known_by(self, orders: list[PreparedMessage]) -> Messages:
-        """Return by what `orders` are known when they are published again: ids, and a hash of all the rest."""
+        """Return each order's id and a hash of all the rest, by which it is recognized when it is published again."""
         terms = orders[0].terms
         if terms.window_ms is None:  # a generated id is a chosen one when it is published again
             terms = terms._replace(window_ms=milliseconds(self._settings.dedup))
@@ -223,8 +228,9 @@ class Writer:
 
     def call(self, part: ShardBatch, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
         """Return the call that sends orders to their shard, all on the same terms."""
-        terms, orders = part.orders[0].terms, part.orders
-        # In a queue with a rate, only the keyed script knows when there is nobody to wake.
+        orders = part.orders
+        terms = orders[0].terms
+        # In a queue with a rate, only the keyed script knows when no worker is to be woken.
         goes_keyed = self.shards.is_keyed or (self.has_lines and has_lines(orders))
         return transitions.publish(
             part.keys,
@@ -244,17 +250,18 @@ class Writer:
     def failed(
         self, orders: list[PreparedMessage], error: ReliqError, confirmed: int = 0, *, unsent: bool = False
     ) -> PublishFailed:
-        """Return `error` as the end of a publish, of which nothing may have been sent."""
+        """Return `error` as the end of a publish; with `unsent` Redis has certainly got nothing of it."""
         maybe_ran = getattr(error, "maybe_ran", False) and not unsent
-        outcome: Literal["refused", "unknown"] = "unknown" if maybe_ran else "refused"
-        advised = not isinstance(error, LoginError)  # which says itself what to do first
-        ids = tuple(order.id for order in orders)
-        name, why = self.keys.name, str(error)
-        return PublishFailed(name, ids, outcome, why, confirmed, advised=advised, orders=orders, again=self.again)
-
-    def again(self, orders: Sequence[PreparedMessage]) -> tuple[Outgoing[Any], ...]:
-        """Return orders as what their publisher may publish again: the same messages, by their ids."""
-        return tuple(map(self._outgoing, orders))
+        return PublishFailed(
+            self.keys.name,
+            tuple(order.id for order in orders),
+            "unknown" if maybe_ran else "refused",
+            str(error),
+            confirmed,
+            advised=not isinstance(error, LoginError),  # which advises itself
+            orders=orders,
+            again=lambda rest: tuple(map(self._outgoing, rest)),
+        )
 
     def _outgoing(self, order: PreparedMessage) -> Outgoing[Any]:
         header, payload = self._opened(order)
@@ -289,8 +296,10 @@ class Writer:
         return payload
 
     def _terms(self, outgoing: Outgoing[Any]) -> CallTerms:
-        if _is_usual(outgoing):
-            return self._usual
+        is_due_now = type(outgoing.delay) is float and not outgoing.delay and outgoing.at is None
+        is_plain = outgoing.retries is None and outgoing.ttl is None and outgoing.id is None and outgoing.dedup is None
+        if is_due_now and is_plain and not outgoing.replace:
+            return self._usual  # which is checked already
         settings = self._settings
         ttl = seconds("ttl", settings.ttl if outgoing.ttl is None else outgoing.ttl, least=0.001)
         retries = settings.retries if outgoing.retries is None else check_int("retries", outgoing.retries, most=1000)
@@ -307,39 +316,30 @@ def has_lines(orders: Iterable[PreparedMessage]) -> bool:
     return any(order.line for order in orders)
 
 
-def _is_usual(outgoing: Outgoing[Any]) -> bool:
-    """Say whether a message goes on the queue's terms, which are checked already."""
-    at_once = type(outgoing.delay) is float and not outgoing.delay and outgoing.at is None
-    plain = outgoing.retries is None and outgoing.ttl is None and outgoing.id is None and outgoing.dedup is None
-    return at_once and plain and not outgoing.replace
-
-
 def receipts(
     orders: list[PreparedMessage], answer: transitions.PublishAnswer, confirmed: Confirmed = NOT_ASKED
 ) -> list[Receipt]:
-    """Return what became of each order; nothing of those that a shard has not taken by too early a map."""
+    """Return the receipt of each order; none when the shard refused the call because a later map binds."""
     if answer.is_stale:
         return []
     due = answer.due_ms / 1000
     return [Receipt(order.id, answer.refused.get(at, "published"), due, *confirmed) for at, order in enumerate(orders)]
 
 
-#: One call carries at most this many bytes of bodies, unless a single body has more.
-CHUNK_BYTES = 8 * MIB
-
-
 class ShardCalls:
-    """The calls of a `publish_many` that fill up, one for each shard; together they have no more bytes than one may."""
+    """The calls of a `publish_many` that fill up, one for each shard; together they hold at most `CHUNK_BYTES`."""
 
     def __init__(self, writer: Writer, size: int) -> None:
-        self._writer, self._size, self._bytes = writer, check_int("chunk", size, least=1, most=BATCH_LIMIT), 0
+        self._writer = writer
+        self._size = check_int("chunk", size, least=1, most=BATCH_LIMIT)
+        self._bytes = 0
         self._held: dict[int, list[PreparedMessage]] = {}
         self._full: list[PreparedMessage] = []
         self._newest: list[PreparedMessage] = []
 
     @contextmanager
-    def telling_rest(self) -> Iterator[None]:
-        """Have a PublishFailed tell also what was read and not sent."""
+    def adding_rest(self) -> Iterator[None]:
+        """Add to a PublishFailed all orders that were read and not sent."""
         try:
             yield
         except PublishFailed as failed:
@@ -347,7 +347,7 @@ class ShardCalls:
             raise
 
     def sent(self) -> None:
-        """Note that the call that was yielded is being sent: from now on its failure tells what is in it."""
+        """Note that the yielded call is being sent: from now on its own failure reports its orders."""
         self._full = []
 
     def read(self, items: Iterable[Any]) -> Iterator[list[PreparedMessage]]:
@@ -358,14 +358,17 @@ class ShardCalls:
         """
         if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
             raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
-        writer, shards, held, last = self._writer, self._writer.shards, self._held, self._size - 1
+        writer = self._writer
+        shards = writer.shards
         shard = shards.turn()
         for item in items:
             order = writer.special(item, shard) if isinstance(item, Outgoing) else writer.order(item, {}, shard)
-            place, size = shard if order.is_generated else home(order.id, shards.map.n), len(order.value)
-            some = held.get(place)
-            if some and len(some) < last and order.terms is some[0].terms and self._bytes + size <= CHUNK_BYTES:
-                some.append(order)  # as nearly all: its call has room, and is not filled by it
+            place = shard if order.is_generated else home(order.id, shards.map.n)
+            size = len(order.value)
+            call = self._held.get(place)
+            has_room = call and len(call) < self._size - 1 and self._bytes + size <= CHUNK_BYTES
+            if call and has_room and order.terms is call[0].terms:
+                call.append(order)  # as nearly all: its call has room, and is not filled by it
                 self._bytes += size
                 continue
             for full in self._add(place, order):
@@ -374,17 +377,17 @@ class ShardCalls:
         yield from self._rest()
 
     def _add(self, shard: int, order: PreparedMessage) -> Iterator[list[PreparedMessage]]:
-        """Add an order to its shard's call; yield what is full, or has no room for it."""
+        """Add an order to its shard's call; yield calls that are full, or have no room for it."""
         self._newest = [order]
         if self._bytes + len(order.value) > CHUNK_BYTES:
             yield from self._rest()
         if shard in self._held and order.terms != self._held[shard][0].terms:
             yield self._take(shard)
-        some = self._held.setdefault(shard, [])
-        some.append(order)
+        call = self._held.setdefault(shard, [])
+        call.append(order)
         self._newest = []
         self._bytes += len(order.value)
-        if len(some) == self._size:
+        if len(call) == self._size:
             yield self._take(shard)
 
     def _rest(self) -> Iterator[list[PreparedMessage]]:
@@ -396,10 +399,6 @@ class ShardCalls:
         self._bytes -= sum(len(order.value) for order in self._held[shard])
         self._full = self._held.pop(shard)
         return self._full
-
-
-#: The keyword arguments of `Queue.publish_many`.
-_KEYWORDS = frozenset({"items", "chunk", "max_backlog", "durability"})
 
 
 class BulkProgress:
@@ -415,7 +414,7 @@ class BulkProgress:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether there is a backlog to watch."""
+        """Whether the backlog is limited."""
         return self._most is not None
 
     def is_full(self, counts: Counts) -> bool:
@@ -424,21 +423,21 @@ class BulkProgress:
 
     def add(self, done: list[Receipt]) -> None:
         """Add the receipts of one call."""
-        self._duplicates += [one.id for one in done if one.status == "duplicate"]
-        self._tombstoned += [one.id for one in done if one.status == "tombstoned"]
-        self.confirmed += sum(one.status == "published" for one in done)
-        self._unconfirmed += [one.id for one in done if one.durable is False]
+        self._duplicates += [receipt.id for receipt in done if receipt.status == "duplicate"]
+        self._tombstoned += [receipt.id for receipt in done if receipt.status == "tombstoned"]
+        self.confirmed += sum(receipt.status == "published" for receipt in done)
+        self._unconfirmed += [receipt.id for receipt in done if receipt.durable is False]
         if done and done[0].durable is not None:
             self._durable = not self._unconfirmed
 
     def result(self) -> BulkResult:
         """Return the sum."""
-        duplicates, tombstoned = tuple(self._duplicates), tuple(self._tombstoned)
-        return BulkResult(self.confirmed, duplicates, tombstoned, self._durable, tuple(self._unconfirmed))
+        refused = (tuple(self._duplicates), tuple(self._tombstoned))
+        return BulkResult(self.confirmed, *refused, self._durable, tuple(self._unconfirmed))
 
 
 def check_bulk(call: str, others: Mapping[str, Any]) -> None:
     """Raise TypeError when a `publish_many` was given any other keyword argument than its own."""
     of_messages = sorted(PUBLISH_KEYWORDS & others.keys())
     advice = f"It is for each message: Outgoing(body=…, {of_messages[0]}=…)" if of_messages else ""
-    check_keywords(call, of_messages or others, () if of_messages else _KEYWORDS, advice)
+    check_keywords(call, of_messages or others, () if of_messages else _BULK_KEYWORDS, advice)
