@@ -1,4 +1,5 @@
-"""Every move a message can make, as a `Call` that has not happened yet.
+"""
+Every transition that a message can make, as a `Call` that is not made yet.
 
 One function for each script, by the same name. `clock` is Redis' own unless a test gives unix
 microseconds. A receipt is a `Claimed`; one that no longer holds changes nothing.
@@ -26,24 +27,42 @@ from reliq.settings import BATCH_LIMIT, INLINE_BYTES, check_int
 from reliq.text import LAST_SECOND, clamp_time, clean_text, whole_number
 from reliq.wire_format import ENVELOPE_START, HEADER_LIMIT, FailureNote, claim_nonce, open_envelope, receipt_nonce
 
+T = TypeVar("T")
+
+AskStatus = Literal["free", "duplicate", "tombstoned", "stale"]
+ArriveStatus = Literal["arrived", "alive", "late"]
+LeavingState = Literal["pending", "ready", "retry", "unack", "dead"]
+RedriveStatus = Literal["redriven", "alive", "not_found", "stale"]
+TickStatus = Literal["published", "paused", "overlap", "missed", "done", "superseded", "unknown"]
+KeyState = Literal["in turn", "asleep", "paused", "saturated", "standing", "empty"]
+
 #: A lease, a tombstone or any other span in ms: a hundred years.
 LONGEST_SPAN_MS = 100 * 366 * 86_400_000
+#: September 2001: a due time has 13 digits, so that another can be written over it. What is due earlier is due now too.
+EARLIEST_MS = 10**12
+#: For how long Redis remembers the last call of a publisher's lane.
+REMEMBER_MS = 600_000
+#: A message that has not survived this many deliveries in a row is a dead letter: one beside others, one in half of a
+#: process's slots, one in a quarter, two with no other suspect beside it.
+LEASE_DEATHS = 5
+#: A claim's wait: nothing is due.
+NOTHING_DUE = -1
+#: A claim's wait: another process watches for the next due time.
+NOT_WATCHING = -2
+#: The kinds of `Counts.totals`; other fields of the hash are ignored, and may be many.
+TOTAL_KINDS = (
+    *("published", "redriven", "acked", "dead", "expired", "cancelled", "purged", "promoted", "claimed", "nacked"),
+    *("retried_lease", "retried_nack", "released", "snoozed", "letters_dropped", "arrived", "left", "limited"),
+)
+#: The answer of `remap` for a queue that has keys or limits, and is to have several shards.
+REMAP_KEYED = b"keyed"
+#: Values in a reply of `lines` before the values of keys.
+_LINES_HEAD = 6
+#: Values of each key in a reply of `lines`.
+_LINES_WIDTH = 7
 
-S = TypeVar("S")
 
-
-@dataclass(frozen=True, slots=True)
-class CallNumber:
-    """
-    One call of a lane: made again under its number, it gets its first answer and changes nothing.
-
-    Attributes:
-        lane: names whoever makes one call at a time; Redis keeps the last number and answer of each.
-        number: above that of the lane's last call, or the same to make that call again.
-    """
-
-    lane: str
-    number: int
+# ---- arguments and replies
 
 
 def clock_arg(clock: int | None) -> Arg:
@@ -56,15 +75,15 @@ def bare_arg(keys: Keys) -> Arg:
     return "1" if keys.bare else ""
 
 
-def bounded(name: str, some: Sequence[S]) -> Sequence[S]:
+def bounded(name: str, items: Sequence[T]) -> Sequence[T]:
     """Return the items of a call; raise ConfigurationError for more than one call takes."""
-    if len(some) > BATCH_LIMIT:
-        check_int(f"number of {name}", len(some), most=BATCH_LIMIT)
-    return some
+    if len(items) > BATCH_LIMIT:
+        check_int(f"number of {name}", len(items), most=BATCH_LIMIT)
+    return items
 
 
 def once(ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids without those that were there before: a script takes each for another message."""
+    """Return the ids without repetitions: a script takes each for another message."""
     return tuple(dict.fromkeys(ids))
 
 
@@ -84,27 +103,38 @@ def span(name: str, ms: int) -> int:
 
 def texts(reply: Iterable[bytes]) -> tuple[str, ...]:
     """Return the ids of a reply."""
-    return tuple(id_text(one) for one in reply)
+    return tuple(map(id_text, reply))
 
 
-def answers(reply: Sequence[bytes], ids: Sequence[str], asked: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the word for each id that was `asked` for, where the script was given `ids`, each of them once."""
-    told = dict(zip(ids, words(reply, ids, known), strict=True))
-    return [told[id] for id in asked]
-
-
-def words(reply: Sequence[bytes], asked: Sequence[Any], known: Sequence[str]) -> list[str]:
+def words(reply: Sequence[bytes], asked: Sequence[Any], known: Sequence[str]) -> list[Any]:
     """Return one word for each that was asked for; raise ValueError when there are more, fewer, or others."""
-    found = [word.decode() for word in reply]
-    if len(found) != len(asked) or not set(found) <= set(known):
+    answers = [word.decode() for word in reply]
+    if len(answers) != len(asked) or not set(answers) <= set(known):
         raise ValueError
-    return found
+    return answers
 
 
-#: September 2001: a due time has 13 digits, so that another can be written over it. What is due earlier is due now too.
-EARLIEST_MS = 10**12
-#: For how long Redis remembers the last call of a publisher's lane.
-REMEMBER_MS = 600_000
+def words_of(asked: Sequence[str], ids: Sequence[str], reply: Sequence[bytes], known: Sequence[str]) -> list[Any]:
+    """Return the word for each id that was `asked` for, where the script was given `ids`, each of them once."""
+    by_id = dict(zip(ids, words(reply, ids, known), strict=True))
+    return [by_id[id] for id in asked]
+
+
+# ---- publish, cancel, reschedule
+
+
+@dataclass(frozen=True, slots=True)
+class CallNumber:
+    """
+    One call of a lane: made again under its number, it gets its first answer and changes nothing.
+
+    Attributes:
+        lane: names whoever makes one call at a time; Redis keeps the last number and answer of each.
+        number: above that of the lane's last call, or the same to make that call again.
+    """
+
+    lane: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,62 +182,24 @@ def publish(
     """
     if len(items) > BATCH_LIMIT:
         bounded("items", items)
-    ids, one = [id for id, _ in items], script("publish", keyed=message_keys is not None)
+    ids = [id for id, _ in items]
+    lua = script("publish", keyed=message_keys is not None)
     at: Arg = "" if at_ms is None else max(at_ms, EARLIEST_MS)
+    start = "" if bare else ENVELOPE_START
+    window: Arg = "" if window_ms is None else window_ms
     args: list[Arg] = ["" if clock is None else clock, call_number.number, at, delay_ms, ttl_ms, retries]
-    args += [
-        "" if bare else ENVELOPE_START,
-        "" if window_ms is None else window_ms,
-        "1" if replace else "",
-        remember_ms,
-    ]
+    args += [start, window, "1" if replace else "", remember_ms]
     args.append(fence if (keys.shard or window_ms is not None) and not bare else "")
-    args += chain.from_iterable(items if message_keys is None else _with_keys(items, message_keys))
+    if message_keys is None:
+        args += chain.from_iterable(items)
+    else:
+        args += [part for (id, value), key in zip(items, message_keys, strict=True) for part in (id, value, key)]
     marks = () if window_ms is None else map(keys.dedup, ids)
-    named = (keys.lane(call_number.lane), *one.lead(keys), *keys.msgs(ids), *marks)
-    return Call(one, named, args, _publish_answer, partial(_published, keys, ids))
+    named = (keys.lane(call_number.lane), *lua.lead(keys), *keys.msgs(ids), *marks)
+    return Call(lua, named, args, _publish_answer, partial(_published, keys, ids))
 
 
-def cancel(
-    keys: Keys, ids: Sequence[str], *, tombstone_ms: int | None = None, clock: int | None = None
-) -> Call[list[CancelStatus]]:
-    """
-    Cancel messages; the worker of a running one hears of it at the next renewal.
-
-    A cancelled id is free at once; with `tombstone_ms` a publish of it is refused for that time.
-    """
-    ids, asked, one = once(bounded("ids", ids)), ids, script("cancel")
-    return Call(
-        one,
-        (*one.lead(keys), *keys.msgs(ids), *map(keys.dedup, ids)),
-        (clock_arg(clock), bare_arg(keys), "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms), *ids),
-        lambda reply: cast("list[CancelStatus]", answers(reply, ids, asked, get_args(CancelStatus))),
-        lambda answer: [
-            events.Cancelled(
-                keys.name, tuple(id for id, word in zip(asked, answer, strict=True) if word == "cancelled")
-            )
-        ],
-    )
-
-
-def reschedule(
-    keys: Keys, ids: Sequence[str], *, at_ms: int | None = None, delay_ms: int = 0, clock: int | None = None
-) -> Call[list[RescheduleStatus]]:
-    """Give waiting messages another due time: `at_ms`, or `delay_ms` from now."""
-    ids, asked, one = once(bounded("ids", ids)), ids, script("reschedule")
-    return Call(
-        one,
-        (*one.lead(keys), *keys.msgs(ids)),
-        (clock_arg(clock), bare_arg(keys), "" if at_ms is None else at_ms, delay_ms, *ids),
-        lambda reply: cast("list[RescheduleStatus]", answers(reply, ids, asked, get_args(RescheduleStatus))),
-    )
-
-
-def _with_keys(items: Sequence[tuple[str, bytes]], message_keys: Sequence[str]) -> list[tuple[Arg, ...]]:
-    return [(id, value, key) for (id, value), key in zip(items, message_keys, strict=True)]
-
-
-def _published(keys: Keys, ids: Sequence[str], answer: PublishAnswer) -> Iterable[events.Event]:
+def _published(keys: Keys, ids: Sequence[str], answer: PublishAnswer) -> Iterable[Event]:
     if answer.is_stale:
         return []
     return [events.Published(keys.name, tuple(id for i, id in enumerate(ids) if i not in answer.refused))]
@@ -219,18 +211,45 @@ def _publish_answer(reply: bytes) -> PublishAnswer:
     due, *refused = reply.decode().split(" ")
     if due == "epoch":
         return PublishAnswer(0, {}, is_stale=True)
-    parts = [one.split(":") for one in refused]
+    parts = [refusal.split(":") for refusal in refused]
     if not {why for _, why in parts} <= set(get_args(PublishStatus)):
         raise ValueError
     return PublishAnswer(int(due), {int(index) - 1: cast("PublishStatus", why) for index, why in parts})
 
 
-#: A message that has not survived this many deliveries in a row is a dead letter: one beside others, one in half of a
-#: process's slots, one in a quarter, two with no other suspect beside it.
-LEASE_DEATHS = 5
+def cancel(
+    keys: Keys, ids: Sequence[str], *, tombstone_ms: int | None = None, clock: int | None = None
+) -> Call[list[CancelStatus]]:
+    """
+    Cancel messages; the worker of a running message reads of it at the next renewal.
 
-#: A claim's wait: nothing is due, or another process watches for it.
-NOTHING_DUE, NOT_WATCHING = -1, -2
+    A cancelled id is free at once; with `tombstone_ms` a publish of it is refused for that time.
+    """
+    unique = once(bounded("ids", ids))
+    lua = script("cancel")
+    named = (*lua.lead(keys), *keys.msgs(unique), *map(keys.dedup, unique))
+    tombstone: Arg = "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms)
+    args = (clock_arg(clock), bare_arg(keys), tombstone, *unique)
+
+    def happened(answer: list[CancelStatus]) -> list[Event]:
+        cancelled = tuple(id for id, word in zip(ids, answer, strict=True) if word == "cancelled")
+        return [events.Cancelled(keys.name, cancelled)]
+
+    return Call(lua, named, args, lambda reply: words_of(ids, unique, reply, get_args(CancelStatus)), happened)
+
+
+def reschedule(
+    keys: Keys, ids: Sequence[str], *, at_ms: int | None = None, delay_ms: int = 0, clock: int | None = None
+) -> Call[list[RescheduleStatus]]:
+    """Give waiting messages another due time: `at_ms`, or `delay_ms` from now."""
+    unique = once(bounded("ids", ids))
+    lua = script("reschedule")
+    named = (*lua.lead(keys), *keys.msgs(unique))
+    args = (clock_arg(clock), bare_arg(keys), "" if at_ms is None else at_ms, delay_ms, *unique)
+    return Call(lua, named, args, lambda reply: words_of(ids, unique, reply, get_args(RescheduleStatus)))
+
+
+# ---- promote, claim, reclaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,17 +321,16 @@ def promote(keys: Keys, *, limit: int = 500, keyed: bool = False, clock: int | N
     """
     Move what is due from pending to ready; return how many moved and the ms until the next is due.
 
-    In a `keyed` queue messages with a key move to their lines, keys that slept are served again, and the wait is that
+    In a `keyed` queue messages with a key move to their key queues, keys that slept are served again, and the wait is
     for the next message that is due, key that wakes or start that the queue's rate permits.
     """
-    one = script("promote", keyed=keyed)
-    return Call(
-        one,
-        one.lead(keys),
-        (clock_arg(clock), limit_arg(limit, least=1)),
-        lambda reply: (int(reply[0]), int(reply[1])),
-        lambda answer: [events.Promoted(keys.name, answer[0])] if answer[0] else (),
-    )
+    lua = script("promote", keyed=keyed)
+    args = (clock_arg(clock), limit_arg(limit, least=1))
+
+    def happened(answer: tuple[int, int]) -> Iterable[Event]:
+        return [events.Promoted(keys.name, answer[0])] if answer[0] else ()
+
+    return Call(lua, lua.lead(keys), args, lambda reply: (int(reply[0]), int(reply[1])), happened)
 
 
 def claim(
@@ -368,10 +386,14 @@ def reclaim(
     """
     Take back up to `limit` messages that are over their deadline: to retry while retries are left, else to garbage.
 
-    In a `keyed` queue those with a key come to the heads of their lines; else they are left where they are.
+    In a `keyed` queue messages with a key come to the heads of their key queues; else they are left where they are.
     With `spare_leases` it takes only nacked and cancelled messages: a worker may be about to renew the others.
     """
-    one = script("reclaim", keyed=keyed)
+    lua = script("reclaim", keyed=keyed)
+    args = (clock_arg(clock), limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS)
+
+    def read(reply: Sequence[Any]) -> ReclaimAnswer:
+        return ReclaimAnswer(int(reply[0]), *(texts(ids) for ids in reply[1:6]))
 
     def happened(answer: ReclaimAnswer) -> Iterable[Event]:
         if answer.overdue or answer.again or answer.buried:
@@ -381,13 +403,7 @@ def reclaim(
         if answer.inconsistent:
             yield events.Inconsistent(keys.name, answer.inconsistent)
 
-    return Call(
-        one,
-        one.lead(keys),
-        (clock_arg(clock), limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS),
-        lambda reply: ReclaimAnswer(int(reply[0]), *(texts(ids) for ids in reply[1:6])),
-        happened,
-    )
+    return Call(lua, lua.lead(keys), args, read, happened)
 
 
 def bodies(keys: Keys, ids: Sequence[str], *, max_body: int, clock: int | None = None) -> Call[list[FoundBody]]:
@@ -433,6 +449,9 @@ def _claimed(id: str, nonce: str, token: int, left: int, deaths: int, key: bytes
     return Claimed(id, receipt_nonce(nonce, deaths), left, deaths, token, key if key is None else id_text(key))
 
 
+# ---- ack, nack, extend, release, snooze
+
+
 @dataclass(frozen=True, slots=True)
 class Settled:
     """Ids whose receipt no longer held, and ids whose message was cancelled meanwhile."""
@@ -457,29 +476,23 @@ def ack(
         receipts: each with the ms for which its chosen id stays taken, or None.
         kind: `expired` ends messages whose bodies were gone at their claim.
         history: how many of the last acked messages Redis keeps.
-        took_ms: for how long each ran, as the history tells it.
+        took_ms: for how long each ran, as the history has it.
     """
-    tail_keys = [keys.msg(claimed.id) for claimed, _ in bounded("receipts", receipts)]
+    ids = [claimed.id for claimed, _ in bounded("receipts", receipts)]
+    tail_keys = [*keys.msgs(ids)]
     # Nothing says here whether the id of a bare body, or of one that is gone, was chosen: Redis knows.
-    windows = [window for _, window in receipts]
-    if keys.bare or kind == "expired" or any(windows):
-        tail_keys += [keys.dedup(claimed.id) for claimed, _ in receipts]
+    if keys.bare or kind == "expired" or any(window for _, window in receipts):
+        tail_keys += map(keys.dedup, ids)
     args: list[Arg] = [clock_arg(clock), kind, history]
     times: Sequence[Arg] = took_ms or [""] * len(receipts)
     if kind == "expired":
         times = [claimed.token for claimed, _ in receipts]
     for (claimed, window), took in zip(receipts, times, strict=True):
         args += (claimed.id, claimed.nonce, window or "", took)
-    one = _variant("ack", args, [claimed for claimed, _ in receipts])
+    lua = _variant("ack", args, [claimed for claimed, _ in receipts])
     happened = events.Acked if kind == "acked" else events.Expired
-    ids = [claimed.id for claimed, _ in receipts]
-    return Call(
-        one,
-        (*one.lead(keys), *tail_keys),
-        args,
-        lambda reply: Settled(_of(ids, reply)),
-        lambda answer: _settled(keys, ids, answer, "ack", happened),
-    )
+    named = (*lua.lead(keys), *tail_keys)
+    return Call(lua, named, args, lambda reply: Settled(_of(ids, reply)), partial(_settled, keys, ids, "ack", happened))
 
 
 def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clock: int | None = None) -> Call[Settled]:
@@ -495,14 +508,9 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms, why, value in failures:
         args += (claimed.id, claimed.nonce, delay_ms, why, value)
-    one = _variant("nack", args, [failure[0] for failure in failures])
-    return Call(
-        one,
-        (*one.lead(keys), *keys.msgs(ids)),
-        args,
-        lambda reply: Settled(_of(ids, reply[0]), _of(ids, reply[1])),
-        lambda answer: _settled(keys, ids, answer, "nack", events.Nacked),
-    )
+    lua = _variant("nack", args, [failure[0] for failure in failures])
+    named = (*lua.lead(keys), *keys.msgs(ids))
+    return Call(lua, named, args, partial(_lost_cancelled, ids), partial(_settled, keys, ids, "nack", events.Nacked))
 
 
 def failure(
@@ -530,46 +538,39 @@ def failure(
 
 
 def extend(keys: Keys, receipts: Sequence[Claimed], *, lease_ms: int, clock: int | None = None) -> Call[Settled]:
-    """Move deadlines to `lease_ms` from now; tell the ids whose message was cancelled meanwhile."""
+    """Move deadlines to `lease_ms` from now; answer with the ids whose message was cancelled meanwhile."""
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
-    return Call(
-        script("extend"),
-        (keys.unack, keys.lease),
-        (clock_arg(clock), span("lease_ms", lease_ms), *(part for one in receipts for part in (one.id, one.nonce))),
-        lambda reply: Settled(_of(ids, reply[0]), _of(ids, reply[1])),
-    )
+    args: list[Arg] = [clock_arg(clock), span("lease_ms", lease_ms)]
+    for claimed in receipts:
+        args += (claimed.id, claimed.nonce)
+    return Call(script("extend"), (keys.unack, keys.lease), args, partial(_lost_cancelled, ids))
 
 
 def release(
     keys: Keys, receipts: Sequence[Claimed], *, sleep_ms: int | None = None, clock: int | None = None
 ) -> Call[Settled]:
     """
-    Give unstarted messages back to the head of ready, or of their line, the first of `receipts` foremost; spend nothing.
+    Give unstarted messages back to the head of ready, or of their key queue, the first of `receipts` foremost.
 
-    With `sleep_ms` no message of their keys is claimed in that time; of one without a key, none of the queue. It is
-    for what was claimed from a queue with keys.
+    No retry is spent. With `sleep_ms` no message of their keys is claimed in that time; of a message without a key, none
+    of the queue. It is for messages that were claimed from a queue with keys.
     """
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     args: list[Arg] = [clock_arg(clock)]
     for claimed in receipts:
         args += (claimed.id, claimed.nonce)
-    one = _variant("release", args, receipts)
-    if one.keyed_keys:
+    lua = _variant("release", args, receipts)
+    if lua.keyed_keys:
         args.insert(1, "" if sleep_ms is None else span("sleep_ms", sleep_ms))
 
-    def went_back(name: str, released: tuple[str, ...]) -> Event:
+    def happened(name: str, released: tuple[str, ...]) -> Event:
         if sleep_ms is None:
             return events.Released(name, released)
-        slept = dict.fromkeys(one.key or "" for one in receipts if one.id in released)
-        return events.Throttled(name, released, tuple(slept), sleep_ms / 1000)
+        throttled = dict.fromkeys(claimed.key or "" for claimed in receipts if claimed.id in released)
+        return events.Throttled(name, released, tuple(throttled), sleep_ms / 1000)
 
-    return Call(
-        one,
-        one.lead(keys),
-        args,
-        lambda reply: Settled(_of(ids, reply)),
-        lambda answer: _settled(keys, ids, answer, "release", went_back),
-    )
+    settled = partial(_settled, keys, ids, "release", happened)
+    return Call(lua, lua.lead(keys), args, lambda reply: Settled(_of(ids, reply)), settled)
 
 
 def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | None = None) -> Call[Settled]:
@@ -578,49 +579,49 @@ def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | 
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms in receipts:
         args += (claimed.id, claimed.nonce, delay_ms)
-    one = _variant("snooze", args, [claimed for claimed, _ in receipts])
-    return Call(
-        one,
-        (*one.lead(keys), *keys.msgs(ids)),
-        args,
-        lambda reply: Settled(_of(ids, reply[0]), _of(ids, reply[1])),
-        lambda answer: _settled(keys, ids, answer, "snooze", events.Snoozed),
-    )
+    lua = _variant("snooze", args, [claimed for claimed, _ in receipts])
+    named = (*lua.lead(keys), *keys.msgs(ids))
+    settled = partial(_settled, keys, ids, "snooze", events.Snoozed)
+    return Call(lua, named, args, partial(_lost_cancelled, ids), settled)
 
 
 def _variant(name: str, args: list[Arg], receipts: Sequence[Claimed]) -> Script:
     """
     Return the script by which these receipts are settled.
 
-    Where one was claimed from such a queue, the key of each is put behind its other arguments.
+    When a message was claimed from a queue with keys, the key of each is put behind its other arguments.
     """
-    for one in receipts:
-        if one.key is not None:
+    for claimed in receipts:
+        if claimed.key is not None:
             break
     else:
         return script(name)
     keyed = script(name, keyed=True)
     width = len(keyed.tail_args) - 1
     head = len(args) - width * len(receipts)
-    ends = range(head + width, len(args) + 1, width)
-    args[head:] = [
-        part for one, end in zip(receipts, ends, strict=True) for part in (*args[end - width : end], one.key or "")
-    ]
+    tail = args[head:]
+    del args[head:]
+    for at, claimed in enumerate(receipts):
+        args += (*tail[at * width : (at + 1) * width], claimed.key or "")
     return keyed
+
+
+def _lost_cancelled(ids: Sequence[str], reply: Sequence[Any]) -> Settled:
+    return Settled(_of(ids, reply[0]), _of(ids, reply[1]))
 
 
 def _of(ids: Sequence[str], reply: Sequence[bytes]) -> tuple[str, ...]:
     """Return the ids of a reply; raise ValueError for one that was not in the call."""
     if reply == []:
         return ()
-    told = texts(reply)
-    if not set(told) <= set(ids):
+    answered = texts(reply)
+    if not set(answered) <= set(ids):
         raise ValueError
-    return told
+    return answered
 
 
 def _settled(
-    keys: Keys, ids: Sequence[str], answer: Settled, verb: str, happened: Callable[[str, tuple[str, ...]], Event]
+    keys: Keys, ids: Sequence[str], verb: str, happened: Callable[[str, tuple[str, ...]], Event], answer: Settled
 ) -> Iterable[Event]:
     done: Sequence[str] = ids
     if answer.lost or answer.cancelled:  # one for one: a late receipt and the valid one of a message can be in one call
@@ -634,12 +635,7 @@ def _settled(
         yield events.Cancelled(keys.name, answer.cancelled)
 
 
-RedriveStatus = Literal["redriven", "alive", "not_found", "stale"]
-#: The kinds of `Counts.totals`; other fields of the hash are nobody's, and may be many.
-TOTAL_KINDS = (
-    *("published", "redriven", "acked", "dead", "expired", "cancelled", "purged", "promoted", "claimed", "nacked"),
-    *("retried_lease", "retried_nack", "released", "snoozed", "letters_dropped", "arrived", "left", "limited"),
-)
+# ---- dead letters, purges and counts
 
 
 def collect(
@@ -647,16 +643,18 @@ def collect(
 ) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Turn garbage into dead letters; return their ids, and those whose body was gone. One call takes 8 MiB."""
     bounded("ids", ids)
-    one = script("collect")
-    return Call(
-        one,
-        (*one.lead(keys), *keys.msgs(ids), *map(keys.dedup, ids)),
-        (clock_arg(clock), letters_max, letters_ms, *ids),
-        lambda reply: (texts(reply[0]), texts(reply[1])),
-        lambda answer: [
-            kind(keys.name, some) for kind, some in zip((events.Collected, events.Expired), answer, strict=True) if some
-        ],
-    )
+    lua = script("collect")
+    named = (*lua.lead(keys), *keys.msgs(ids), *map(keys.dedup, ids))
+    args = (clock_arg(clock), letters_max, letters_ms, *ids)
+
+    def happened(answer: tuple[tuple[str, ...], tuple[str, ...]]) -> Iterable[Event]:
+        collected, expired = answer
+        if collected:
+            yield events.Collected(keys.name, collected)
+        if expired:
+            yield events.Expired(keys.name, expired)
+
+    return Call(lua, named, args, lambda reply: (texts(reply[0]), texts(reply[1])), happened)
 
 
 def redrive(
@@ -673,21 +671,17 @@ def redrive(
 
     All are `stale` when the shard knows a later map than that of `fence`, or is closed.
     """
-    bounded("letters", letters)
-    one = script("redrive")
+    ids = [id for _, id, _ in bounded("letters", letters)]
+    lua = script("redrive")
     args: list[Arg] = [clock_arg(clock), bare_arg(keys), delay_ms, ttl_ms, "" if keys.bare else fence]
-    args += [part for letter in letters for part in letter]
-    return Call(
-        one,
-        (*one.lead(keys), *(keys.msg(id) for _, id, _ in letters)),
-        args,
-        lambda reply: cast("list[RedriveStatus]", words(reply, letters, get_args(RedriveStatus))),
-        lambda answer: [
-            events.Redriven(
-                keys.name, tuple(row[1] for row, word in zip(letters, answer, strict=True) if word == "redriven")
-            )
-        ],
-    )
+    args += chain.from_iterable(letters)
+
+    def happened(answer: list[RedriveStatus]) -> list[Event]:
+        redriven = tuple(id for id, word in zip(ids, answer, strict=True) if word == "redriven")
+        return [events.Redriven(keys.name, redriven)]
+
+    named = (*lua.lead(keys), *keys.msgs(ids))
+    return Call(lua, named, args, lambda reply: words(reply, letters, get_args(RedriveStatus)), happened)
 
 
 def purge(
@@ -700,18 +694,15 @@ def purge(
     clock: int | None = None,
 ) -> Call[int]:
     """
-    Delete messages; from a list, or the line of the key `line`, only its oldest, given in order. Return how many.
+    Delete messages; from a list, or the key queue of the key `line`, only its oldest, given in order. Return how many.
 
     A chosen id stays taken for its `dedup`, as after any end, unless `free_ids`.
     """
-    ids, one = once(bounded("ids", ids)), script("purge")
-    return Call(
-        one,
-        (*one.lead(keys), *keys.msgs(ids), *map(keys.dedup, () if free_ids else ids)),
-        (clock_arg(clock), state, line, *ids),
-        int,
-        lambda count: [events.Purged(keys.name, count)] if count else (),
-    )
+    ids = once(bounded("ids", ids))
+    lua = script("purge")
+    named = (*lua.lead(keys), *keys.msgs(ids), *map(keys.dedup, () if free_ids else ids))
+    args = (clock_arg(clock), state, line, *ids)
+    return Call(lua, named, args, int, lambda count: [events.Purged(keys.name, count)] if count else ())
 
 
 def forget(keys: Keys, *, letters: bool, look: bool = False, clock: int | None = None) -> Call[tuple[int, int]]:
@@ -720,53 +711,45 @@ def forget(keys: Keys, *, letters: bool, look: bool = False, clock: int | None =
 
     With `look` it is not removed.
     """
-    one = script("forget")
-    return Call(
-        one,
-        one.lead(keys),
-        (clock_arg(clock), int(letters), int(look)),
-        lambda reply: (int(reply[0]), int(reply[1])),
-    )
+    lua = script("forget")
+    args = (clock_arg(clock), int(letters), int(look))
+    return Call(lua, lua.lead(keys), args, lambda reply: (int(reply[0]), int(reply[1])))
 
 
 def counts(keys: Keys, *, clock: int | None = None) -> Call[Counts]:
     """Count the queue's messages by place, and every total, at one moment."""
-    one = script("counts")
-    return Call(one, one.lead(keys), (clock_arg(clock), *TOTAL_KINDS), _counts)
+    lua = script("counts")
+    return Call(lua, lua.lead(keys), (clock_arg(clock), *TOTAL_KINDS), _counts)
+
+
+def _counts(reply: list[Any]) -> Counts:
+    pending, ready, unack, retry, garbage, dead, paused, waiting = (int(size) for size in reply[:8])
+    totals: dict[str, int] = {}
+    for kind, text in zip(TOTAL_KINDS, reply[8:], strict=True):
+        if text is not None:
+            number = whole_number(text)
+            if number is None:
+                raise ProtocolError(f"the total {kind} is not a number; `reliq check` says more")
+            if number < 0:
+                raise ProtocolError(f"the total {kind} is spoilt: {number}; `reliq check` says more")
+            totals[kind] = number
+    states = (pending, ready, unack, retry, garbage, dead)
+    return Counts(*states, bool(paused), totals, waiting=max(0, waiting), keyed=waiting >= 0)
 
 
 def tidy(
     keys: Keys, *, cursor: int = 0, lease_cursor: int = 0, clock: int | None = None
 ) -> Call[tuple[int, int, int, int]]:
-    """Look through a piece of unack and lease; return the next cursors, deadlines pulled back, words removed."""
-    one = script("tidy")
-    return Call(
-        one,
-        one.lead(keys),
-        (clock_arg(clock), cursor, lease_cursor),
-        lambda reply: (int(reply[0]), int(reply[1]), int(reply[2]), int(reply[3])),
-    )
+    """Check a piece of unack and lease; return the next cursors, deadlines pulled back, words removed."""
+    lua = script("tidy")
+
+    def read(reply: Sequence[Any]) -> tuple[int, int, int, int]:
+        return int(reply[0]), int(reply[1]), int(reply[2]), int(reply[3])
+
+    return Call(lua, lua.lead(keys), (clock_arg(clock), cursor, lease_cursor), read)
 
 
-def _counts(reply: list[Any]) -> Counts:
-    pending, ready, unack, retry, garbage, dead, paused, waiting = (int(size) for size in reply[:8])
-    totals = {kind: _total(kind, text) for kind, text in zip(TOTAL_KINDS, reply[8:], strict=True) if text is not None}
-    return Counts(
-        *(pending, ready, unack, retry, garbage, dead),
-        bool(paused),
-        totals,
-        waiting=max(0, waiting),
-        keyed=waiting >= 0,
-    )
-
-
-def _total(kind: str, text: bytes) -> int:
-    number = whole_number(text)
-    if number is None:
-        raise ProtocolError(f"the total {kind} is not a number; `reliq check` says more")
-    if number < 0:
-        raise ProtocolError(f"the total {kind} is spoilt: {number}; `reliq check` says more")
-    return number
+# ---- limits and key queues
 
 
 def limit(keys: Keys, fields: Mapping[str, str], *, declared: str = "", clock: int | None = None) -> Call[bool]:
@@ -778,19 +761,14 @@ def limit(keys: Keys, fields: Mapping[str, str], *, declared: str = "", clock: i
         declared: the text of a declaration: its fields take the place of all others, unless the declaration that was
             written last is the same. Empty: the fields alone are written.
     """
-    one = script("limit")
-    return Call(
-        one,
-        one.lead(keys),
-        (clock_arg(clock), declared, *(part for field in fields.items() for part in field)),
-        bool,
-    )
+    lua = script("limit")
+    return Call(lua, lua.lead(keys), (clock_arg(clock), declared, *chain.from_iterable(fields.items())), bool)
 
 
-KeyState = Literal["in turn", "asleep", "paused", "saturated", "standing", "empty"]
-
-#: Values of a reply before those of keys, and of each key.
-_HEAD, _FIELDS = 6, 7
+def sleep(keys: Keys, key: str, *, for_ms: int | None, clock: int | None = None) -> Call[bool]:
+    """Have one key not served for so many ms, None until it is woken; 0 wakes it. Return whether it slept before."""
+    lua = script("sleep")
+    return Call(lua, lua.lead(keys), (clock_arg(clock), key, "" if for_ms is None else for_ms), bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -799,13 +777,13 @@ class KeyQueue:
     The messages of one key that are due, or run.
 
     Attributes:
-        key: of a priority the line that stands for it.
-        waiting: how many are due and wait in the line.
+        key: of a priority the name of its key queue.
+        waiting: how many are due and wait in the key queue.
         in_flight: how many hold a place of the key: they run, or an ordered one waits for its redelivery.
         weight: how many have their turn when others have one.
         state: why they wait. `in turn`: for a worker; `asleep`: for `asleep_until`; `paused`: for a resume; `saturated`:
-            until one that has a place ends; `standing`: nobody knows, and `reliq check --repair` mends it; `empty`: none
-            waits.
+            until a message that has a place ends; `standing`: unknown, and `reliq check --repair` mends it; `empty`:
+            none waits.
         asleep_until: unix seconds by Redis' clock; None when the key does not sleep, or is paused without an end.
     """
 
@@ -820,7 +798,7 @@ class KeyQueue:
 @dataclass(frozen=True, slots=True)
 class KeyQueues:
     """
-    The lines of a queue.
+    The key queues of a queue.
 
     Attributes:
         largest: the most that were asked for, those with most waiting messages first; or those that were named.
@@ -843,48 +821,34 @@ class KeyQueues:
 
 def lines(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int | None = None) -> Call[KeyQueues]:
     """
-    Look at the lines of the keys `of`, or at the largest ones.
+    Read the key queues of the keys `of`, or the largest ones.
 
     The largest are found among up to a hundred keys in turn, a hundred asleep, those of a hundred messages that hold a
     place, and those of 200 messages that are alive, drawn at random: all keys of a queue that has few, and of one that
     has many those with a share of what waits.
     """
     bounded("keys", of)
-    one = script("lines")
-    return Call(one, one.lead(keys), (clock_arg(clock), most, *of), _lines)
+    lua = script("lines")
+    return Call(lua, lua.lead(keys), (clock_arg(clock), most, *of), _key_queues)
 
 
-def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None = None) -> Call[dict[str, str]]:
-    """
-    Return the first message of each key that waits and has no turn: of the keys `of`, and of some others.
-
-    Those are the `most` that sleep longest, and the keys of `most` places that are taken, drawn at random.
-    """
-    bounded("keys", of)
-    one = script("held_up")
-    return Call(one, one.lead(keys), (clock_arg(clock), most, *of), _first_of)
-
-
-def _first_of(reply: list[bytes]) -> dict[str, str]:
-    texts = map(id_text, reply)
-    return dict(zip(texts, texts, strict=True))
-
-
-def sleep(keys: Keys, key: str, *, for_ms: int | None, clock: int | None = None) -> Call[bool]:
-    """Have one key not served for so many ms, None until it is woken; 0 wakes it. Return whether it slept before."""
-    one = script("sleep")
-    return Call(one, one.lead(keys), (clock_arg(clock), key, "" if for_ms is None else for_ms), bool)
-
-
-def _lines(reply: list[Any]) -> KeyQueues:
-    in_turn, asleep, running, is_full, until, first = reply[:_HEAD]
-    found = [_line(*reply[at : at + _FIELDS]) for at in range(_HEAD, len(reply), _FIELDS)]
+def _key_queues(reply: list[Any]) -> KeyQueues:
+    in_turn, asleep, running, is_full, until, first = reply[:_LINES_HEAD]
+    starts = range(_LINES_HEAD, len(reply), _LINES_WIDTH)
     return KeyQueues(
-        found, int(in_turn), int(asleep), max(0, int(running)), bool(is_full), _until(until), id_text(first)
+        [_key_queue(*reply[at : at + _LINES_WIDTH]) for at in starts],
+        int(in_turn),
+        int(asleep),
+        max(0, int(running)),
+        bool(is_full),
+        _until(until),
+        id_text(first),
     )
 
 
-def _line(name: bytes, waiting: int, in_flight: int, most: int, until: bytes, weight: bytes, in_turn: int) -> KeyQueue:
+def _key_queue(
+    name: bytes, waiting: int, in_flight: int, most: int, until: bytes, weight: bytes, in_turn: int
+) -> KeyQueue:
     state: KeyState = "standing"
     if until:
         state = "asleep" if _until(until) else "paused"
@@ -903,7 +867,22 @@ def _until(text: bytes) -> float | None:
     return None if at == inf else clamp_time(at)
 
 
-TickStatus = Literal["published", "paused", "overlap", "missed", "done", "superseded", "unknown"]
+def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None = None) -> Call[dict[str, str]]:
+    """
+    Return the first message of each key that waits and has no turn: of the keys `of`, and of some others.
+
+    The others are the `most` that sleep longest, and the keys of `most` places that are taken, drawn at random.
+    """
+    bounded("keys", of)
+    lua = script("held_up")
+
+    def read(reply: list[bytes]) -> dict[str, str]:
+        return dict(zip(texts(reply[::2]), texts(reply[1::2]), strict=True))
+
+    return Call(lua, lua.lead(keys), (clock_arg(clock), most, *of), read)
+
+
+# ---- periodic entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -954,62 +933,54 @@ def register(
     Put periodic entries in force, each by its name and schedule; return Redis' clock in ms, and how far each is.
 
     Args:
-        newest: whether they take the place of other schedules, as those of a process that starts do; else only that of
-            one which no process has registered for half a minute. The schedule of an entry that is None is another.
+        newest: whether they take the place of other schedules, as those of a process that starts do; else only of a
+            schedule that no process has registered for half a minute. An entry that is None in the answer has another.
     """
-    bounded("entries", entries)
-    return Call(
-        script("register"),
-        (keys.cron,),
-        (clock_arg(clock), "1" if newest else "", *(part for entry in entries for part in entry)),
-        lambda reply: (int(reply[0]), [_in_force(*reply[at : at + 2]) for at in range(1, 1 + 2 * len(entries), 2)]),
-    )
+    args = (clock_arg(clock), "1" if newest else "", *chain.from_iterable(bounded("entries", entries)))
+
+    def read(reply: list[Any]) -> tuple[int, list[InForce | None]]:
+        in_force: list[InForce | None] = []
+        for at in range(1, 1 + 2 * len(entries), 2):
+            last, asked = reply[at : at + 2]
+            moment = whole_number(asked)  # what is no moment was written by something else
+            asked_ms = moment if moment and 0 < moment < LAST_SECOND * 1000 else None
+            in_force.append(InForce(int(last), asked_ms) if last else None)
+        return int(reply[0]), in_force
+
+    return Call(script("register"), (keys.cron,), args, read)
 
 
-def tick(keys: Keys, one: Tick, *, ttl_ms: int, retries: int, clock: int | None = None) -> Call[TickStatus]:
+def tick(keys: Keys, tick: Tick, *, ttl_ms: int, retries: int, clock: int | None = None) -> Call[TickStatus]:
     """
     Publish the message of a tick and go on to the next, unless that was done.
 
     Returns:
-        `published`; `paused`, also for the missed ones before it, or `overlap` for one that is skipped; `missed` for one without a message; `done` when
-        another process was first; `superseded` when another schedule is in force, `unknown` when none is.
+        `published`; `paused`, also for the missed ones before it, or `overlap` for one that is skipped; `missed` for one
+        without a message; `done` when another process was first; `superseded` when another schedule is in force,
+        `unknown` when none is.
     """
-    asked: Arg = "" if one.asked is None else one.asked
-    args: list[Arg] = [clock_arg(clock), one.entry, one.schedule, one.since, one.at, asked, one.overlap, one.missed]
-    args += [one.due_ms, span("ttl_ms", ttl_ms), retries, "" if keys.bare else ENVELOPE_START, *(one.message or ())]
-    of_script = script("tick")
-    tail = [keys.msg(one.message[0])] if one.message else []
+    asked: Arg = "" if tick.asked is None else tick.asked
+    args: list[Arg] = [clock_arg(clock), tick.entry, tick.schedule, tick.since, tick.at, asked, tick.overlap]
+    args += [tick.missed, tick.due_ms, span("ttl_ms", ttl_ms), retries, "" if keys.bare else ENVELOPE_START]
+    args += tick.message or ()
+    lua = script("tick")
+    named = (*lua.lead(keys), *([keys.msg(tick.message[0])] if tick.message else ()))
 
-    def happened(answer: TickStatus) -> Iterable[events.Event]:
-        if answer == "published" and one.message:
-            yield events.Published(keys.name, (one.message[0],))
+    def read(reply: bytes) -> TickStatus:
+        [word] = words([reply], [tick], get_args(TickStatus))
+        return cast("TickStatus", word)
+
+    def happened(answer: TickStatus) -> Iterable[Event]:
+        if answer == "published" and tick.message:
+            yield events.Published(keys.name, (tick.message[0],))
         if answer in get_args(events.TickOutcome):
-            missed = 0 if answer == "paused" else one.missed
-            yield events.Ticked(keys.name, one.entry, one.at, cast("events.TickOutcome", answer), missed)
+            missed = 0 if answer == "paused" else tick.missed
+            yield events.Ticked(keys.name, tick.entry, tick.at, cast("events.TickOutcome", answer), missed)
 
-    return Call(of_script, (*of_script.lead(keys), *tail), args, _status, happened)
-
-
-def _in_force(last: bytes, asked: bytes) -> InForce | None:
-    """Return how far an entry is; a wish that is no moment is none of ours."""
-    wish = whole_number(asked)
-    return InForce(int(last), wish if wish and 0 < wish < LAST_SECOND * 1000 else None) if last else None
+    return Call(lua, named, args, read, happened)
 
 
-def _status(reply: bytes) -> TickStatus:
-    word = reply.decode()
-    if word not in get_args(TickStatus):
-        raise ValueError
-    return cast("TickStatus", word)
-
-
-AskStatus = Literal["free", "duplicate", "tombstoned", "stale"]
-ArriveStatus = Literal["arrived", "alive", "late"]
-LeavingState = Literal["pending", "ready", "retry", "unack", "dead"]
-
-
-#: The answer of `remap` for a queue that has keys or limits, and is to have several shards.
-REMAP_KEYED = b"keyed"
+# ---- the shards of a queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -1051,13 +1022,10 @@ def ask(
         closing: whether the shard takes no message at all from now on.
         replace: whether an id is free that is still taken after its end.
     """
-    one = script("ask")
-    return Call(
-        one,
-        (*one.lead(keys), *map(keys.dedup, bounded("ids", ids))),
-        (clock_arg(clock), fence, "1" if closing else "", "1" if replace else "", *ids),
-        lambda reply: cast("list[AskStatus]", words(reply, ids, get_args(AskStatus))),
-    )
+    lua = script("ask")
+    named = (*lua.lead(keys), *map(keys.dedup, bounded("ids", ids)))
+    args = (clock_arg(clock), fence, "1" if closing else "", "1" if replace else "", *ids)
+    return Call(lua, named, args, lambda reply: words(reply, ids, get_args(AskStatus)))
 
 
 def remap(keys: Keys, before: bytes, after: bytes, *, clock: int | None = None) -> Call[bytes]:
@@ -1076,31 +1044,28 @@ def depart(keys: Keys, ids: Sequence[str], *, state: LeavingState, clock: int | 
 
     While one is, nothing else is held: first it must be over. From a list only the oldest ids go, in order.
     """
-    ids, one = once(bounded("ids", ids)), script("depart")
-    return Call(
-        one,
-        (*one.lead(keys), *keys.msgs(ids)),
-        (clock_arg(clock), state, *ids),
-        _departure,
-    )
+    ids = once(bounded("ids", ids))
+    lua = script("depart")
+    return Call(lua, (*lua.lead(keys), *keys.msgs(ids)), (clock_arg(clock), state, *ids), _departure)
+
+
+def _departure(reply: Sequence[Any]) -> MigrationBatch:
+    pairs = dict(zip(reply[::2], reply[1::2], strict=True))
+    number, state = pairs.pop(b"").split()
+    records = {id_text(name): read_bytes(record) for name, record in pairs.items()}
+    return MigrationBatch(int(number), records, letters=state == b"dead")
 
 
 def arrive(
     keys: Keys, departure: MigrationBatch, names: Sequence[str], *, origin: int, clock: int | None = None
 ) -> Call[list[ArriveStatus]]:
     """Have those of a departure from the shard `origin` in this one; made again, it answers the same."""
-    one = script("arrive")
-    return Call(
-        one,
-        (*one.lead(keys), *keys.msgs(names)),
-        (
-            clock_arg(clock),
-            origin,
-            departure.number,
-            *(part for name in names for part in (name, departure.records[name])),
-        ),
-        lambda reply: cast("list[ArriveStatus]", words(reply, names, get_args(ArriveStatus))),
-    )
+    lua = script("arrive")
+    args: list[Arg] = [clock_arg(clock), origin, departure.number]
+    for name in names:
+        args += (name, departure.records[name])
+    named = (*lua.lead(keys), *keys.msgs(names))
+    return Call(lua, named, args, lambda reply: words(reply, names, get_args(ArriveStatus)))
 
 
 def leave(
@@ -1112,25 +1077,14 @@ def leave(
     Returns:
         The ids that were cancelled meanwhile: the other shard has them.
     """
-    one = script("leave")
-    return Call(
-        one,
-        (*one.lead(keys), *keys.msgs(departure.records)),
-        (
-            clock_arg(clock),
-            departure.number,
-            *(part for name in departure.records for part in (name, "1" if name in staying else "")),
-        ),
-        texts,
-    )
+    lua = script("leave")
+    args: list[Arg] = [clock_arg(clock), departure.number]
+    for name in departure.records:
+        args += (name, "1" if name in staying else "")
+    return Call(lua, (*lua.lead(keys), *keys.msgs(departure.records)), args, texts)
 
 
-def _departure(reply: Sequence[Any]) -> MigrationBatch:
-    pairs = dict(zip(reply[::2], reply[1::2], strict=True))
-    number, state = pairs.pop(b"").split()
-    return MigrationBatch(
-        int(number), {id_text(name): read_bytes(record) for name, record in pairs.items()}, letters=state == b"dead"
-    )
+# ---- call numbers
 
 
 #: The lanes of at most this many calls with an unknown outcome are kept: publishing the same ids again is safe.
