@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from http import HTTPStatus
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +28,7 @@ from reliq.cli.options import (
     open_admin,
     report_database_errors,
 )
-from reliq.cli.output import print_json, print_table, say
+from reliq.cli.output import EXIT_UNFINISHED, complain, print_json, print_table, say
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout
 from reliq.logs import configure_logging
@@ -76,17 +76,33 @@ def relay(
 
     Example: reliq relay --database postgresql://shop@127.0.0.1/shop
     """
+    from reliq.logs.observer import LogObserver  # noqa: PLC0415
+    from reliq.outbox.relay import OutboxMover, Relay, run_until_signal  # noqa: PLC0415
+    from reliq.redis.client import Clients  # noqa: PLC0415
+
     configure_logging("info")
-    import_module("reliq.outbox.process").move(
-        database,
-        prefix=prefix,
-        batch=batch,
-        keep=duration(keep),
-        url=url,
-        once=once,
-        again_ms=round(duration(again_since) * 1000) if again_since else 0,
-        page=None if metrics_port is None else (metrics_port, metrics_host),
-    )
+    keep_seconds = duration(keep)
+    again_ms = round(duration(again_since) * 1000) if again_since else 0
+    settings = Relay(database, prefix=prefix, batch=batch, keep=keep_seconds, url=url)
+    observers: list[Any] = [LogObserver()]
+    clients = Clients(settings.url, observers)
+    mover = OutboxMover(settings, clients)
+    with report_database_errors(mover.store.database):
+        mover.check()
+        if again_ms:
+            say(f"{pluralize(mover.store.again(again_ms), 'row is', 'rows are')} sent again")
+        if once:
+            say(f"moved {pluralize(mover.move_all(), 'row')}")
+            left = mover.store.look().waiting
+            mover.close()
+            if left:
+                complain(
+                    f"{pluralize(left, 'row remains', 'rows remain')}: `reliq outbox refused` lists refused rows; for others, see "
+                    "the errors of their queues above"
+                )
+                raise typer.Exit(EXIT_UNFINISHED)
+            return
+    run_until_signal(mover, clients, observers, None if metrics_port is None else (metrics_port, metrics_host))
 
 
 outbox = typer.Typer(

@@ -1,9 +1,9 @@
 """
-The database's side of publishing in a transaction: tables, rows, and the transactions of others that they go into.
+The transactional outbox and inbox: their tables, the statements that go into an application's transaction, and the relay.
 
-`reliq.relay` moves the rows to Redis. No library of a database is imported before it is used.
+No library of a database is imported before it is used.
 """
 
-from reliq.outbox.metadata import metadata
+from reliq.outbox.tables import metadata
 
 __all__ = ["metadata"]

@@ -16,7 +16,7 @@ from waiting import eventually
 
 from reliq import Queue
 from reliq.cli.app import Commands
-from reliq.outbox import process
+from reliq.outbox.relay import notify_manager
 from reliq.outbox.tables import ddl
 from reliq.supervisor.plan import STOP_MARGIN_SECONDS
 from reliq.supervisor.supervisor import EXIT_SECONDS, EXTEND_SECONDS, ServiceManager
@@ -137,12 +137,12 @@ def test_relay_with_a_hanging_round_sends_no_watchdog_message(monkeypatch, tmp_p
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
     pulse, teller = Pulse(rounds="round", seconds=PATIENT_SECONDS), ServiceManager()
     pulse.beat()
-    process.tell(teller, pulse)
+    notify_manager(teller, pulse)
     heard.hears("WATCHDOG=1")
 
     pulse._write(pulse._read()[0] - PATIENT_SECONDS - 1, 0.0, ready=True)
     for _ in range(3):
-        process.tell(teller, pulse)
+        notify_manager(teller, pulse)
     teller.stop(1.0)
     heard.hears("STOPPING=1")
 

@@ -82,7 +82,7 @@ def test_call_of_a_relay_is_remembered_for_weeks_by_its_script_and_no_id_is(data
     client.script_flush()
     for _ in range(2):
         [sending] = relay.redis.unanswered
-        assert relay.redis._clients.blocking().run(sending.call()).refused == {}
+        assert relay.redis._clients.blocking().run(sending.publish_request()).refused == {}
         assert client.pttl(orders.keys.lane(sending.number.lane)) > 29 * 86_400_000
     assert bodies(orders) == [BODY]
     names = {key.decode().partition("}:")[2].partition(":")[0] for key in client.scan_iter("{reliq:orders}*")}
