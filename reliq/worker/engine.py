@@ -26,7 +26,7 @@ from reliq.redis.server import WORKER_TIMEOUT_SECONDS
 from reliq.settings import BATCH_LIMIT
 from reliq.text import pluralize
 from reliq.wire_format import Backoff
-from reliq.worker.claims import ServedQueues, write_limits
+from reliq.worker.claims import ServedQueues
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.health import EngineStats
 from reliq.worker.loop import EventQueue, Loop
@@ -259,7 +259,7 @@ class Engine:
         """
         check_server(self._client, allow_eviction=self._settings.allow_eviction)
         self._served.read(self._client)
-        if refused := write_limits(self._client, self._served):
+        if refused := self._served.write_limits(self._client):
             raise refused[0]
         self._tasks.note_step = note_step
         self._tasks.start()

@@ -30,7 +30,6 @@ from reliq.redis.commands import (
     Worker,
 )
 from reliq.text import clean_text, printable
-from reliq.worker.claims import write_limits
 from reliq.worker.loop import QueueBackoff
 
 if TYPE_CHECKING:
@@ -358,7 +357,7 @@ class Heartbeat:
             if not self._run([commands.write_report(self._id, self._report())]):
                 return BEAT_AGAIN_SECONDS
             self._told = asked
-        write_limits(self._client, self._served)
+        self._served.write_limits(self._client)
         rest = self._beat_at + BEAT_SECONDS - time.monotonic()
         if rest > 0:
             return rest

@@ -11,7 +11,7 @@ from reliq.events import Acked, Collected, Started
 from reliq.keys import home
 from reliq.lua.transitions import ClaimAnswer, Suspects
 from reliq.redis.shards import ShardMap
-from reliq.worker.claims import Capacity, PollJitter, QueueClaims, ServedQueues, seconds_between_looks, taken_in_turn
+from reliq.worker.claims import Capacity, PollJitter, QueueClaims, ServedQueues, taken_in_turn
 
 
 def alive(client, shards):
@@ -231,7 +231,7 @@ def test_a_message_costs_four_scripts_and_a_wait_however_many_shards_there_are(
 
 def test_looks_of_all_workers_at_watched_shards_are_few_and_made_in_one_round():
     for workers, least, most in ((1, 0.75, 1.25), (2, 1, 5 / 3), (16, 15, 25), (1000, 15, 25)):
-        assert all(least <= seconds_between_looks(workers) <= most for _ in range(100))
+        assert all(least <= PollJitter(lambda count=workers: count).next(0.0) <= most for _ in range(100))
     looks = PollJitter(lambda: 16)
     first = looks.next(1000.0)
 
