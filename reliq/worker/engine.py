@@ -1,4 +1,9 @@
-"""The lifespan of a worker process, plain or async: entered before the first claim, left after the last handler."""
+"""
+The engine of a worker process: it makes all parts, starts them, and stops them in order.
+
+The lifespan is entered before the first claim and left after the last handler. `Drained` tells a drain when the queues are
+empty.
+"""
 
 from __future__ import annotations
 
@@ -52,48 +57,61 @@ if TYPE_CHECKING:
     from reliq.worker.slots import HandlerCall, HeldDelivery
 
 
+logger = logging.getLogger("reliq")
+
 #: An async lifespan has this long to end, because a handler may hold its event loop.
 LEAVE_SECONDS = 10.0
+#: A drain also waits for messages that come due within this time.
+SOON_SECONDS = 1.0
+#: The log says at most this often why a drain waits.
+REPORT_SECONDS = 10.0
+#: At a stop, the settler has this long after the last handler to settle.
+LAST_SETTLE_SECONDS = 5.0
+#: A stop reports every 5 s how many handlers it waits for.
+STOP_REPORT_SECONDS = 5.0
+#: The shortest wait for a reply: a wait for work in Redis takes a second of it.
+LEAST_REPLY_SECONDS = 2.0
 
 
 class Lifespan:
-    """Enters and leaves a context manager; an async one within one task of the handlers' own event loop."""
+    """
+    Enters and leaves a context manager; an async one within one task of the handlers' own event loop.
+
+    Attributes:
+        leave: leaves it, if it was entered.
+    """
 
     def __init__(self, make: Callable[[], Any] | None, tasks: AsyncExecutor) -> None:
-        self._make, self._tasks = make, tasks
-        self._leave: Callable[[], Any] = lambda: None
+        self._make = make
+        self._tasks = tasks
+        self.leave: Callable[[], Any] = lambda: None
 
     def enter(self) -> Any:
         """Enter it and return what it yields; whatever it raises is raised here."""
         if self._make is None:
             return None
         manager = self._make()
-        if hasattr(manager, "__aenter__"):
-            return self._enter_async(manager)
-        state = manager.__enter__()
-        self._leave = lambda: manager.__exit__(None, None, None)
-        return state
-
-    def leave(self) -> None:
-        """Leave it, if it was entered."""
-        leave, self._leave = self._leave, lambda: None
-        leave()
-
-    def _enter_async(self, manager: Any) -> Any:
+        if not hasattr(manager, "__aenter__"):
+            state = manager.__enter__()
+            self.leave = lambda: manager.__exit__(None, None, None)
+            return state
         entered: Future[Any] = Future()
         over = asyncio.Event()
         ended = self._tasks.run(live(manager, entered, over))
 
+        async def end() -> None:
+            over.set()
+
         def leave() -> None:
-            self._tasks.run(_set(over)).result(LEAVE_SECONDS)
+            self._tasks.run(end()).result(LEAVE_SECONDS)
             ended.result(LEAVE_SECONDS)
 
-        self._leave = leave
+        self.leave = leave
         return entered.result()
 
 
 async def live(manager: Any, entered: Future[Any] | asyncio.Future[Any], over: asyncio.Event) -> None:
-    """Enter `manager`, tell `entered` what it yields or raises, and leave it when it is `over`, all in one task."""
+    """Enter `manager`, set in `entered` what it yields or raises, and leave it when it is `over`, all in one task."""
     try:
         state = await manager.__aenter__()
     except BaseException as error:
@@ -104,25 +122,14 @@ async def live(manager: Any, entered: Future[Any] | asyncio.Future[Any], over: a
     await manager.__aexit__(None, None, None)
 
 
-async def _set(event: asyncio.Event) -> None:
-    event.set()
-
-
-logger = logging.getLogger("reliq")
-
-#: A drain also waits for messages that come due within this time.
-SOON_SECONDS = 1.0
-#: The log says at most this often why a drain waits.
-REPORT_SECONDS = 10.0
-
-
 class Drained:
-    """Looks whether the queues are empty but for what is due later, and says from time to time what is left."""
+    """Checks whether the queues are empty but for what is due later, and logs from time to time what is left."""
 
     def __init__(self, client: Client, served: ServedQueues, inflight: Inflight) -> None:
-        self._client, self._inflight = client, inflight
+        self._client = client
         self._served = served
-        self._tell_at = time.monotonic() + REPORT_SECONDS
+        self._inflight = inflight
+        self._report_at = time.monotonic() + REPORT_SECONDS
 
     def look(self, *, delayed: bool) -> bool:
         """Return whether nothing is left; with `delayed`, messages that are due later count."""
@@ -130,8 +137,8 @@ class Drained:
             left = self._left(delayed=delayed)
         except ReliqError as error:
             left = [f"for Redis: {error}"]
-        if left and time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + REPORT_SECONDS
+        if left and time.monotonic() >= self._report_at:
+            self._report_at = time.monotonic() + REPORT_SECONDS
             logger.info("draining: waits %s", "; ".join(left))
         return not left
 
@@ -140,63 +147,50 @@ class Drained:
         if held := len(self._inflight.deliveries()):
             return [f"for {pluralize(held, 'message')} held here"]
         shards = self._served.shards()
-        counts = dict(zip(shards, self._asked([transitions.counts(keys) for keys in shards]), strict=True))
-        filled = {keys: one for keys, one in counts.items() if one.alive and not one.paused}
-        if delayed:
-            return [f"for {keys.name}: {_shown(one)}" for keys, one in filled.items()]
-        return [f"for {keys.name}: {_shown(one)}" for keys, one in filled.items() if self._is_due(keys, one)]
+        left = []
+        for keys, counts in zip(shards, self._answers([transitions.counts(keys) for keys in shards]), strict=True):
+            if counts.alive and not counts.paused and (delayed or self._is_due(keys, counts)):
+                states = ("ready", "retry", "waiting", "unack", "pending", "garbage")
+                counted = [f"{count} {state}" for state in states if (count := getattr(counts, state))]
+                left.append(f"for {keys.name}: {', '.join(counted)}")
+        return left
 
     def _is_due(self, keys: Keys, counts: Counts) -> bool:
         """Return whether a message of a queue can run now or soon, or is leased."""
-        if counts.garbage or (self._is_served_soon(keys) if counts.keyed else counts.due):
+        if counts.garbage:
+            return True
+        if counts.keyed:  # whether a message may start now or soon; what is throttled for longer is due later
+            (moved, next_in_ms), peek = self._answers(
+                [
+                    transitions.promote(keys, keyed=True),
+                    transitions.claim(keys, CallNumber(token(), 1), limit=0, lease_ms=1, keyed=True),
+                ]
+            )
+            if moved or peek.behind or 0 <= next_in_ms <= SOON_SECONDS * 1000:
+                return True
+        elif counts.due:
             return True
         soon = time.time() + SOON_SECONDS
         # In the order in which messages move: one that another worker promotes or claims meanwhile is counted last.
-        looks = [commands.first_score(keys, "pending"), commands.held(keys), transitions.counts(keys)]
-        pending, unack, last = self._asked(looks)
+        pending, unack, last = self._answers(
+            [commands.first_score(keys, "pending"), commands.held(keys), transitions.counts(keys)]
+        )
         has_moved = (last.due and not last.keyed) or last.garbage or min(last.unack, BATCH_LIMIT) != len(unack)
         if has_moved or (pending is not None and pending <= soon):
             return True
-        words = self._asked([commands.state_words(keys, [id for id, _ in unack])])[0] if unack else []
+        words = self._answers([commands.state_words(keys, [id for id, _ in unack])])[0] if unack else []
         return any(not isinstance(word, Backoff) or due <= soon for word, (_, due) in zip(words, unack, strict=True))
 
-    def _is_served_soon(self, keys: Keys) -> bool:
-        """Return whether a message in a queue with keys may start now or soon; what sleeps for longer is due later."""
-        number = CallNumber(token(), 1)
-        promoted, look = self._asked(
-            [
-                transitions.promote(keys, keyed=True),
-                transitions.claim(keys, number, limit=0, lease_ms=1, keyed=True),
-            ]
-        )
-        return bool(promoted[0] or look.behind) or 0 <= promoted[1] <= SOON_SECONDS * 1000
-
-    def _asked(self, requests: Sequence[Any]) -> list[Any]:
-        """Return the answers to `requests`; raise the first error among them."""
+    def _answers(self, requests: Sequence[Any]) -> list[Any]:
         return raise_first(self._client.run_all(requests))
-
-
-def _shown(counts: Counts) -> str:
-    parts = {name: getattr(counts, name) for name in ("ready", "retry", "waiting", "unack", "pending", "garbage")}
-    return ", ".join(f"{count} {name}" for name, count in parts.items() if count)
-
-
-logger = logging.getLogger(__name__)
-
-#: At a stop, the settler has this long after the last handler to settle.
-LAST_SETTLE_SECONDS = 5.0
-#: A stop tells every 5 s how many handlers it waits for.
-STOP_TOLD_SECONDS = 5.0
-#: The shortest wait for a reply: a wait for work in Redis takes a second of it.
-LEAST_REPLY_SECONDS = 2.0
 
 
 class Engine:
     """
     The parts of one worker process.
 
-    Messages go fetcher → runner → settler; beside them the renewer keeps leases alive and the
-    scheduler makes messages claimable; the ticker, where there are periodic entries, publishes theirs. `start` and `stop` may each be called once.
+    Messages go fetcher → runner → settler. Beside them the renewer keeps leases alive and the scheduler makes messages
+    claimable; the ticker publishes periodic jobs, if there are any. `start` and `stop` may each be called once.
     """
 
     #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
@@ -215,29 +209,59 @@ class Engine:
         periodic: Sequence[Periodic] = (),
         relay: OutboxMover | None = None,
     ) -> None:
-        self._settings, self._periodic, self._relay = settings, periodic, relay
-        self._connection, self._observers = connection, observers
-        self._teller = EventQueue(observers)
-        self._part_observers = [self._teller] if observers else []  # without observers no events are made
-        self._client = client = Client.to(connection, reply_seconds(handlers), self._part_observers)
-        inflight, served = self.inflight, self._served = (
-            Inflight(handlers, settings.concurrency),
-            ServedQueues(handlers),
-        )
+        self._settings = settings
+        self._relay = relay
+        self._observers = observers
+        self._event_queue = EventQueue(observers)
+        part_observers = [self._event_queue] if observers else []  # without observers no events are made
+        self._client = client = Client.to(connection, reply_seconds(handlers), part_observers)
+        self._served = served = ServedQueues(handlers)
+        self.inflight = inflight = Inflight(handlers, settings.concurrency)
         inflight.max_jobs = settings.max_jobs or math.inf
         self.stopping = threading.Event()
-        self._settler = Settler(client, inflight, self._collect_soon, self._poke)
-        settle, error_text = self._settler.settle, settings.log_error_text
-        self._runner = Runner(settle, middleware, observers, self.stopping, on_error=on_error, error_text=error_text)
-        self._threads = threads = ThreadExecutor(self._runner, inflight, settings.concurrency)
+
+        def collect_soon() -> None:
+            self._loops["janitor"].wake()
+
+        self._settler = Settler(client, inflight, collect_soon, lambda: self._fetcher.poke())
+        settle = self._settler.settle
+        self._runner = Runner(
+            settle, middleware, observers, self.stopping, on_error=on_error, error_text=settings.log_error_text
+        )
+        self._threads = ThreadExecutor(self._runner, inflight, settings.concurrency)
         self._tasks = AsyncExecutor(self._runner, inflight)
+        inflight.nudge = self._settler.nudge
+        inflight.call_loop = self._tasks.more
         self._lifespan = Lifespan(lifespan, self._tasks)
-        self._renewer = renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.overran)
-        self._scheduler = Scheduler(client, handlers, self._collect_soon, renewer.is_behind, served.is_keyed)
-        self._heartbeat = heartbeat = Heartbeat(client, served, inflight, lambda: self.last_claim_at, self._stacks)
-        self._fetcher = Fetcher(client, served, inflight, self._scheduler, threads.submit, settle, heartbeat)
-        self._loops = self._make_loops()
-        inflight.nudge, inflight.call_loop = self._settler.nudge, self._tasks.more
+        self._renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.overran)
+        self._scheduler = Scheduler(client, handlers, collect_soon, self._renewer.is_behind, served.is_keyed)
+        self._heartbeat = Heartbeat(
+            client,
+            served,
+            inflight,
+            lambda: self.last_claim_at,
+            lambda: stack_report(inflight.runs(), self._tasks.thread_id),
+        )
+        self._fetcher = Fetcher(
+            client, served, inflight, self._scheduler, self._threads.submit, settle, self._heartbeat
+        )
+        steps = {
+            "settler": self._settler.step,
+            "renewer": self._renewer.step,
+            "scheduler": self._scheduler.step,
+            "janitor": Janitor(client, served, connection, self._heartbeat.workers).step,
+            "heartbeat": self._heartbeat.step,
+            "fetcher": self._fetcher.step,
+        }
+        if periodic:
+            steps["ticker"] = Ticker(client, periodic).step
+        if relay:
+            steps["relay"] = relay.step
+        self._loops = {
+            name: Loop(name, step, part_observers, lambda: self._scheduler.spare(None)) for name, step in steps.items()
+        }
+        self._scheduler.wake = self._loops["scheduler"].wake
+        self._heartbeat.wake = self._loops["heartbeat"].wake
 
     def start(
         self,
@@ -264,12 +288,13 @@ class Engine:
         self._tasks.note_step = note_step
         self._tasks.start()
         try:
-            self._runner.state, self._runner.before_call = self._lifespan.enter(), before_call
+            self._runner.state = self._lifespan.enter()
         except BaseException:
             self._tasks.close()
             raise
+        self._runner.before_call = before_call
         entered()
-        self._teller.start()
+        self._event_queue.start()
         for loop in self._loops.values():
             loop.start()
 
@@ -283,7 +308,13 @@ class Engine:
         until = time.monotonic() + grace_seconds
         self.stopping.set()
         self.stop_claiming()
-        self._wait_for_handlers(until)
+        while (left := until - time.monotonic()) > 0:
+            if self.inflight.wait_until_none_runs(min(left, STOP_REPORT_SECONDS)):
+                break
+            running = len(self.inflight.runs())
+            left = until - time.monotonic()
+            if running and left > 0:
+                notify(self._observers, [WorkerStopping("", running, left)])
         with suppress(RuntimeError):  # the event loop has ended
             self._tasks.cancel_all()
         self.unfinished = cut_off = [held for run in self.inflight.runs() for held in run.deliveries]
@@ -294,17 +325,8 @@ class Engine:
         finally:
             self._end_loops()
             self._tasks.close()
-            self._teller.close()
+            self._event_queue.close()
         return cut_off
-
-    def _wait_for_handlers(self, until: float) -> None:
-        """Wait until no handler runs, at most until a moment of the monotonic clock; tell meanwhile how many do."""
-        while (left := until - time.monotonic()) > 0:
-            if self.inflight.wait_until_none_runs(min(left, STOP_TOLD_SECONDS)):
-                return
-            running, left = len(self.inflight.runs()), until - time.monotonic()
-            if running and left > 0:
-                notify(self._observers, [WorkerStopping("", running, left)])
 
     def stop_claiming(self) -> None:
         """Take no more messages, give back what has not started; may be called again."""
@@ -327,12 +349,12 @@ class Engine:
         return here == self._tasks.thread_id or any(run.thread == here for run in self.inflight.runs())
 
     def is_drained(self, *, delayed: bool) -> bool:
-        """Return whether nothing is held here and every queue is empty; only with `delayed`, messages that are due later count."""
+        """Return whether nothing is held here and every queue is empty; with `delayed`, messages that are due later count."""
         return self._drained.look(delayed=delayed)
 
     def must_be_replaced(self) -> bool:
         """
-        Say whether only another process goes on with the work.
+        Return whether only another process can go on with the work.
 
         A part has ended, or handlers hang that only the end of the process ends: half of the slots, or all that is held.
         """
@@ -343,29 +365,36 @@ class Engine:
         return hung > 0 and (2 * hung >= self._settings.concurrency or len(self.inflight.runs()) <= hung)
 
     def dead_parts(self) -> list[str]:
-        """Return the names of the parts whose threads have ended although nobody stopped them; there should be none."""
+        """Return the names of the parts whose threads have ended although they were not stopped; there should be none."""
         if self.stopping.is_set():
             return []
-        parts: dict[str, Loop | ThreadExecutor | AsyncExecutor] = {**self._loops}
-        parts |= {"threads of handlers": self._threads, "event loop": self._tasks}
+        parts: dict[str, Loop | ThreadExecutor | AsyncExecutor] = {
+            **self._loops,
+            "threads of handlers": self._threads,
+            "event loop": self._tasks,
+        }
         if self.inflight.closed:  # nothing more is claimed or started: these have ended, or will
             del parts["fetcher"], parts["threads of handlers"]
         return [name for name, part in parts.items() if not part.is_running]
 
     def stats(self) -> EngineStats:
         """Return what this process does at this moment, for health and metrics."""
-        now, runs, deliveries = time.monotonic(), self.inflight.runs(), self.inflight.deliveries()
-        refusal = self._fetcher.refusal
+        now = time.monotonic()
+        runs = self.inflight.runs()
+        if refusal := self._fetcher.refusal:
+            unready = f"all claims fail: {refusal}"
+        else:
+            unready = self._relay.complaint() if self._relay else ""
         return EngineStats(
             last_claim_at=self.last_claim_at,
             is_broken=bool(self.dead_parts()),
             running=sum(len(run.deliveries) for run in runs),
-            held=sum(not (one.started or one.settling) for one in deliveries),
+            held=sum(not (held.started or held.settling) for held in self.inflight.deliveries()),
             longest_seconds=max((now - run.started_at for run in runs), default=0.0),
             slots=self.inflight.concurrency,
             busy_slots=len(runs),
             hung_slots=sum(run.hangs for run in runs),
-            unready=f"all claims fail: {refusal}" if refusal else self._relay.complaint() if self._relay else "",
+            unready=unready,
         )
 
     @property
@@ -377,26 +406,6 @@ class Engine:
     def last_claim_at(self) -> float:
         """When the last claim round was completed, by the monotonic clock."""
         return self._fetcher.last_claim_at
-
-    def _make_loops(self) -> dict[str, Loop]:
-        steps = {
-            "settler": self._settler.step,
-            "renewer": self._renewer.step,
-            "scheduler": self._scheduler.step,
-            "janitor": Janitor(self._client, self._served, self._connection, self._heartbeat.workers).step,
-            "heartbeat": self._heartbeat.step,
-            "fetcher": self._fetcher.step,
-        }
-        if self._periodic:
-            steps["ticker"] = Ticker(self._client, self._periodic).step
-        if self._relay:
-            steps["relay"] = self._relay.step
-        loops = {
-            name: Loop(name, step, self._part_observers, lambda: self._scheduler.spare(None))
-            for name, step in steps.items()
-        }
-        self._scheduler.wake, self._heartbeat.wake = loops["scheduler"].wake, loops["heartbeat"].wake
-        return loops
 
     def _end_loops(self) -> None:
         others = [loop for name, loop in self._loops.items() if name != "fetcher"]
@@ -411,21 +420,12 @@ class Engine:
             self._relay.close()
         self._heartbeat.leave()
 
-    def _collect_soon(self) -> None:
-        self._loops["janitor"].wake()
-
-    def _stacks(self) -> StackReport:
-        return stack_report(self.inflight.runs(), self._tasks.thread_id)
-
-    def _poke(self) -> None:
-        self._fetcher.poke()
-
 
 def reply_seconds(handlers: Sequence[Handler]) -> float:
     """
     Return how long a reply of Redis is awaited, in seconds, before the connection is given up and the call repeated.
 
-    An answer that comes after the shortest lease is of no use: what it says was claimed is someone else's by then.
+    An answer that comes after the shortest lease is of no use: the messages it lists have been redelivered by then.
     """
     shortest = min((handler.lease_seconds for handler in handlers), default=WORKER_TIMEOUT_SECONDS)
     return min(WORKER_TIMEOUT_SECONDS, max(LEAST_REPLY_SECONDS, shortest))
@@ -433,14 +433,14 @@ def reply_seconds(handlers: Sequence[Handler]) -> float:
 
 def check_server(client: Client, *, allow_eviction: bool) -> None:
     """Raise ConfigurationError when a server is older than 6.2 or may evict messages; what it hides is passed."""
-    found = client.run_everywhere([commands.server_facts(section) for section in ("server", "memory")])
-    failures = {name: error for name, told in found.items() for error in told if isinstance(error, Exception)}
-    for name, error in failures.items():
-        if isinstance(error, LoginError) or (isinstance(error, RedisUnavailableError) and len(failures) == len(found)):
+    answers = client.run_everywhere([commands.server_facts(section) for section in ("server", "memory")])
+    errors = {name: error for name, facts in answers.items() for error in facts if isinstance(error, Exception)}
+    for name, error in errors.items():
+        if isinstance(error, LoginError) or (isinstance(error, RedisUnavailableError) and len(errors) == len(answers)):
             raise error
         logger.warning("cannot check the server%s: %s", f" {name}" * bool(name), error)
-    for name in found.keys() - failures.keys():
-        server, memory = found[name]
+    for name in answers.keys() - errors.keys():
+        server, memory = answers[name]
         ServerVersion.read(server).check()
         policy = memory.get("maxmemory_policy", "noeviction")
         if policy != "noeviction" and not allow_eviction:

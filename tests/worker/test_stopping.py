@@ -15,7 +15,7 @@ from reliq.lua.transitions import CallNumber
 
 
 def test_a_stop_lets_handlers_finish_and_logs_how_many_run(queue, consumer, hold, gate, recorder, monkeypatch, caplog):
-    monkeypatch.setattr("reliq.worker.engine.STOP_TOLD_SECONDS", 0.05)
+    monkeypatch.setattr("reliq.worker.engine.STOP_REPORT_SECONDS", 0.05)
     caplog.set_level("INFO", "reliq")
     consumer.observers.insert(0, LogObserver())  # before the one that is waited for
     hold(consumer, queue)
