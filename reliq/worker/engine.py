@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.message import Counts
     from reliq.outbox.relay import OutboxMover
-    from reliq.redis.commands import StackReport
     from reliq.redis.server import Connection
     from reliq.settings import WorkerSettings
     from reliq.worker.runner import ErrorHook, NoteStep
@@ -223,7 +222,10 @@ class Engine:
         def collect_soon() -> None:
             self._loops["janitor"].wake()
 
-        self._settler = Settler(client, inflight, collect_soon, lambda: self._fetcher.poke())
+        def poke() -> None:
+            self._fetcher.poke()
+
+        self._settler = Settler(client, inflight, collect_soon, poke)
         settle = self._settler.settle
         self._runner = Runner(
             settle, middleware, observers, self.stopping, on_error=on_error, error_text=settings.log_error_text
@@ -231,9 +233,9 @@ class Engine:
         self._threads = ThreadExecutor(self._runner, inflight, settings.concurrency)
         self._tasks = AsyncExecutor(self._runner, inflight)
         inflight.nudge = self._settler.nudge
-        inflight.call_loop = self._tasks.more
+        inflight.call_loop = self._tasks.start_more
         self._lifespan = Lifespan(lifespan, self._tasks)
-        self._renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.overran)
+        self._renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.report_overrun)
         self._scheduler = Scheduler(client, handlers, collect_soon, self._renewer.is_behind, served.is_keyed)
         self._heartbeat = Heartbeat(
             client,

@@ -1,4 +1,9 @@
-"""The threads of `asyncio.to_thread` in handlers: a program that ends does not wait for them."""
+"""
+Runs the handlers of a worker: plain ones on threads, coroutines on one event loop.
+
+`Runner` makes one call of a handler and hands its outcomes on, `Failures` reports the deliveries that failed.
+`ThreadExecutor` and `AsyncExecutor` take calls that have a slot, `LoopWatchdog` watches the event loop.
+"""
 
 from __future__ import annotations
 
@@ -40,68 +45,44 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.events import Observer
-    from reliq.message import Delivery
     from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
+
+    ErrorHook = Callable[[Job[Any], BaseException, bool], Any]
 
 
 T = TypeVar("T")
-
-
-class DaemonThreads(ThreadPoolExecutor):
-    """
-    A default executor for event loops, on daemon threads of its own.
-
-    Python waits at its end for the threads of an ordinary ThreadPoolExecutor, however long after a worker's grace.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._limit = min(32, (os.cpu_count() or 1) + 4)  # as of an ordinary one
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._count_lock = threading.Lock()
-        self._busy = self._started = 0
-
-    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call `function` on an idle thread, on a new one, or, when there are as many as may be, on the first that is free."""
-        future: Future[T] = Future()
-        self._calls.put(lambda: _call(future, function, args, kwargs))
-        with self._count_lock:
-            self._busy += 1
-            if self._started < min(self._busy, self._limit):
-                threading.Thread(target=self._work, name=f"reliq-asyncio-{self._started + 1}", daemon=True).start()
-                self._started += 1
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Do nothing: the threads end with the program."""
-
-    def _work(self) -> None:
-        while True:
-            self._calls.get()()
-            with self._count_lock:
-                self._busy -= 1
-
-
-def _call(future: Future[T], function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Call `function` and have `future` say how that ended."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = function(*args, **kwargs)
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
-
-
-if TYPE_CHECKING:
-    ErrorHook = Callable[[Job[Any], BaseException, bool], Any]
+#: A handler's answer, and what it raised.
+Returned = tuple[Any, BaseException | None]
+#: Notes which call takes a step in the event loop, None after the step; returns the call noted before.
+NoteStep = Callable[["HandlerCall | None"], "HandlerCall | None"]
 
 logger = logging.getLogger("reliq")
 
 #: The first failure of a kind is logged with its traceback; this many kinds are remembered.
 KINDS_LIMIT = 1000
 TEXT_HINT = " (text hidden: see `reliq show QUEUE ID`, or use --log-error-text)"
+#: A message is delivered again this long after its handler gave an answer that is not allowed.
+NONSENSE_MS = 1000
+#: A start counts as at most this late, because due times are written by publishers.
+LONGEST_LAG_SECONDS = 7 * 86_400.0
+#: The event loop wakes at least this often.
+TICK_SECONDS = 1.0
+#: An event loop that has not answered a ping after one look is late: no more is claimed for it.
+LATE_LOOKS = 1
+#: After ten looks it is blocked. Looks count, not seconds: while the machine stands still, no look is made.
+BLOCKED_LOOKS = 10
+#: The log names a blocked loop after this time.
+REPORT_BLOCKED_SECONDS = 1.0
+#: The log shows this many innermost frames of the loop's thread.
+LOOP_FRAMES_LIMIT = 20
+
+#: Iterables that compute nothing until they are iterated over.
+_LAZY = (Generator, AsyncGenerator, map, filter, zip)
+#: The forks between the first process and this one: a handler that forks returns in both.
+_forks: list[None] = []
+os.register_at_fork(after_in_child=lambda: _forks.append(None))
+#: The call of the handler that runs, also in tasks that the handler makes.
+_current: contextvars.ContextVar[HandlerCall | None] = contextvars.ContextVar("reliq_handler_call", default=None)
 
 
 def is_failure(held: HeldDelivery, outcome: Outcome) -> bool:
@@ -126,51 +107,78 @@ class Failures:
         error_text: bool,
         job_of: Callable[[HeldDelivery, HandlerCall, Any], Job[Any]],
     ) -> None:
-        self._hooks, self._error_text, self._job_of = hooks, error_text, job_of
+        self._hooks = hooks
+        self._error_text = error_text
+        self._job_of = job_of
         self._seen: set[tuple[str, str]] = set()
 
-    def tell(self, run: HandlerCall, pairs: Sequence[tuple[HeldDelivery, Outcome]], cause: Any, seconds: float) -> None:
+    def report(
+        self, run: HandlerCall, pairs: Sequence[tuple[HeldDelivery, Outcome]], cause: Any, seconds: float
+    ) -> None:
         """Report the deliveries of `pairs` that failed after `seconds`; `cause` was raised or answered, a list for a batch."""
-        failed = [(held, outcome) for held, outcome in pairs if is_failure(held, outcome)]
-        for held, outcome in failed:
+        for held, outcome in [pair for pair in pairs if is_failure(*pair)]:
             # By its type alone: an answer may raise when it is asked for its class.
             error = cause if issubclass(type(cause), BaseException) else Nack(reason=outcome.error)
-            with suppress(BaseException):  # of an exception whose own code raises nothing can be told
+            with suppress(BaseException):  # an exception whose own code raises is not logged
                 self._log(run, held, outcome, error, seconds)
             for hook in self._hooks:
-                self._call(hook, run, held, error, is_final=is_final(held.delivery.claimed, outcome))
+                payload = held.delivery.payload
+                body: Any = payload
+                with suppress(Exception):  # of a body that does not decode, the job has the bytes
+                    body = run.handler.codec.decode(payload)
+                try:
+                    hook(self._job_of(held, run, body), error, is_final(held.delivery.claimed, outcome))
+                except BaseException as hook_error:
+                    name = getattr(hook, "__qualname__", hook)
+                    logger.warning("on_error %s itself failed: %s", name, placed(hook_error))
 
-    def overran(self, run: HandlerCall, outcome: Outcome, seconds: float) -> None:
+    def report_overrun(self, run: HandlerCall, seconds: float) -> None:
         """Report a handler whose thread overran its time, and where it stands; a new thread calls the hooks."""
-        error = TimeoutError("the handler overran its timeout")
         frame = sys._current_frames().get(run.thread)  # noqa: SLF001  the documented way to see other threads
         traceback: TracebackType | None = None
         while frame is not None:
             traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno)
             frame = frame.f_back
-        deliveries = list(run.unanswered)
-
-        def tell() -> None:
-            self.tell(run, [(held, outcome) for held in deliveries], error.with_traceback(traceback), seconds)
-
+        error = TimeoutError("the handler overran its timeout").with_traceback(traceback)
+        pairs = [(held, OVERRAN) for held in run.unanswered]
         with suppress(RuntimeError):  # no thread to be had
-            threading.Thread(target=tell, name="reliq-overran", daemon=True).start()
+            threading.Thread(
+                target=self.report, args=(run, pairs, error, seconds), name="reliq-overran", daemon=True
+            ).start()
 
     def _log(
         self, run: HandlerCall, held: HeldDelivery, outcome: Outcome, error: BaseException, seconds: float
     ) -> None:
-        """Write a line: at ERROR, with the exception, when a message died; with its traceback when it is a new one."""
-        final, kind = is_final(held.delivery.claimed, outcome), "timeout" if run.abandoned else outcome.kind
+        """
+        Write a line: at ERROR, with the exception, when a message died; with its traceback when its kind is new.
+
+        The traceback is formatted here, so that a handler of log records adds no text of an exception.
+        """
+        delivery = held.delivery
+        final = is_final(delivery.claimed, outcome)
         level = logging.ERROR if final else logging.INFO
         if not logger.isEnabledFor(level):
             return
-        delivery, place = held.delivery, outcome.raised
-        what = outcome.kept if self._error_text else place
-        with_trace = self._is_new(held.queue, error) or final
+        kind = "timeout" if run.abandoned else outcome.kind
+        verb = {"reject": "was rejected", "timeout": "overran its time"}.get(kind, "failed")
+        attempt = "a delivery"
+        if delivery.attempt is not None:
+            attempt = f"attempt {delivery.attempt} of {delivery.attempt + max(0, delivery.claimed.left)}"
+        if final:
+            consequence = "now a dead letter"
+        elif outcome is OVERRAN:
+            consequence = "again when its lease ends"
+        elif outcome.delay_ms:
+            consequence = f"again in {format_duration(outcome.delay_ms / 1000)}"
+        else:
+            consequence = "again at once"
+        text = f"{held.queue} {delivery.id} {attempt} {verb} after {seconds:.3f} s, {consequence}"
+        place = outcome.raised
         error_type = place.partition(" ")[0]
+        error_text = outcome.kept if self._error_text else place
+        with_trace = self._is_new(held.queue, error) or final
         hint = TEXT_HINT if with_trace and outcome.error != error_type and not self._error_text else ""
-        text = f"{held.queue} {delivery.id} {_ended(delivery, kind, seconds)}, {_goes_on(outcome, final=final)}"
-        told = {
+        fields = {
             "event": "handled",
             "queue": held.queue,
             "id": delivery.id,
@@ -178,21 +186,16 @@ class Failures:
             "outcome": kind,
             "final": final,
             "seconds": round(seconds, 6),
-            "error": what,
+            "error": error_text,
             "error_type": error_type,
             "place": place,
         }
-        said = printable(f"{text}: {what}" if what else text)
-        self._write(level, said + hint, told, error, with_trace=with_trace)
-
-    def _write(self, level: int, text: str, told: dict[str, Any], error: BaseException, *, with_trace: bool) -> None:
-        """Write a record whose traceback is ready, so that whoever formats it adds no text of an exception."""
-        is_final = level == logging.ERROR
-        exc_info = (type(error), error, error.__traceback__) if is_final else None
-        record = logger.makeRecord(logger.name, level, __file__, 0, "%s", (text,), exc_info, extra={"reliq": told})
-        if with_trace and not isinstance(error, UndecodableError):  # its place is ours, its text says the field
+        line = printable(f"{text}: {error_text}" if error_text else text) + hint
+        exc_info = (type(error), error, error.__traceback__) if final else None
+        record = logger.makeRecord(logger.name, level, __file__, 0, "%s", (line,), exc_info, extra={"reliq": fields})
+        if with_trace and not isinstance(error, UndecodableError):  # its place is ours, its text names the field
             record.exc_text = traceback_of(error, with_text=self._error_text)
-        elif is_final:
+        elif final:
             record.exc_text = type(error).__name__
         logger.handle(record)
 
@@ -204,53 +207,6 @@ class Failures:
             self._seen.clear()
         self._seen.add(kind)
         return True
-
-    def _job(self, run: HandlerCall, held: HeldDelivery) -> Job[Any]:
-        """Return the job that failed, its body as it was sent; of a body that does not decode its bytes."""
-        payload = held.delivery.payload
-        body: Any = payload
-        with suppress(Exception):
-            body = run.handler.codec.decode(payload)
-        return self._job_of(held, run, body)
-
-    def _call(
-        self, hook: ErrorHook, run: HandlerCall, held: HeldDelivery, error: BaseException, *, is_final: bool
-    ) -> None:
-        try:
-            hook(self._job(run, held), error, is_final)
-        except BaseException as problem:
-            logger.warning("on_error %s itself failed: %s", getattr(hook, "__qualname__", hook), placed(problem))
-
-
-def _ended(delivery: Delivery, kind: str, seconds: float) -> str:
-    """Return which attempt it was of how many, and for how long its handler ran."""
-    number, verb = delivery.attempt, {"reject": "was rejected", "timeout": "overran its time"}.get(kind, "failed")
-    which = "a delivery" if number is None else f"attempt {number} of {number + max(0, delivery.claimed.left)}"
-    return f"{which} {verb} after {seconds:.3f} s"
-
-
-def _goes_on(outcome: Outcome, *, final: bool) -> str:
-    """Return when the message is delivered again, if it is."""
-    if final:
-        return "now a dead letter"
-    if outcome is OVERRAN:
-        return "again when its lease ends"
-    return f"again in {format_duration(outcome.delay_ms / 1000)}" if outcome.delay_ms else "again at once"
-
-
-logger = logging.getLogger(__name__)
-
-#: A handler's answer, and what it raised.
-Returned = tuple[Any, BaseException | None]
-#: A message is delivered again this long after its handler gave an answer that is not allowed.
-NONSENSE_MS = 1000
-#: A start counts as at most this late, because due times are written by publishers.
-LONGEST_LAG_SECONDS = 7 * 86_400.0
-#: The forks between the first process and this one: a handler that forks returns in both.
-_forks: list[None] = []
-os.register_at_fork(after_in_child=lambda: _forks.append(None))
-#: Iterables that compute nothing until somebody iterates over them.
-_LAZY = (Generator, AsyncGenerator, map, filter, zip)
 
 
 class Runner:
@@ -277,9 +233,18 @@ class Runner:
         self.middleware = middleware
         self.state: Any = None
         self.before_call: Callable[[HandlerCall], None] | None = None
-        self._settle, self._stopping, self._forks = settle, stopping, len(_forks)
-        self._failures = Failures(on_error, error_text=error_text, job_of=self._job)
-        self._told_starts, self._told_ends = wanting(observers, Started), wanting(observers, Handled)
+        self._settle = settle
+        self._stopping = stopping
+        self._forks = len(_forks)
+        self._failures = Failures(
+            on_error,
+            error_text=error_text,
+            job_of=lambda held, run, body: Job(held, run, body, self.state, self._stopping),
+        )
+        #: Reports a handler that overran its time in a thread, which cannot be stopped.
+        self.report_overrun = self._failures.report_overrun
+        self._start_observers = wanting(observers, Started)
+        self._end_observers = wanting(observers, Handled)
 
     def run(self, run: HandlerCall) -> Returned:
         """Run a plain handler's call, from its messages' bodies to their outcomes; return its answer, and what it raised."""
@@ -310,7 +275,7 @@ class Runner:
         return answer, error
 
     def begin(self, run: HandlerCall) -> bool:
-        """Return whether the handler may start; a delivery without a lease goes back, unspent if nobody has taken it."""
+        """Return whether the handler may start; a delivery without a lease goes back, unspent if it was not claimed again."""
         late = 0
         for held in run.deliveries:
             if held.lost or run.started_at >= held.lease_until:
@@ -321,21 +286,22 @@ class Runner:
             try:
                 if self.before_call is not None:
                     self.before_call(run)
-                if self._told_starts:
-                    notify(self._told_starts, map(_started, run.unanswered))
+                if self._start_observers:
+                    notify(self._start_observers, map(_started, run.unanswered))
             except BaseException:  # noqa: S110  the work goes on; cheaper than `suppress`, for every message
                 pass
         return run.began
 
     def jobs(self, run: HandlerCall) -> list[Job[Any]]:
         """Return the jobs of `run`; what does not decode is answered for, and left out."""
-        decode, jobs = run.handler.codec.decode, []
+        decode = run.handler.codec.decode
+        jobs = []
         for held in run.unanswered:
             try:
                 body = decoded(held.delivery, decode)
-            except BaseException as error:
-                why = undecodable(error, held.queue, held.delivery.id)
-                self._answer(run, [held], [_outcome(held, None, why)], why)
+            except BaseException as decode_error:
+                error = undecodable(decode_error, held.queue, held.delivery.id)
+                self._answer(run, [held], [_outcome(held, None, error)], error)
             else:
                 jobs.append(Job(held, run, body, self.state, self._stopping))
         return jobs
@@ -347,13 +313,9 @@ class Runner:
         deliveries = run.unanswered
         try:
             outcomes = self._outcomes(run, deliveries, answer, error)
-        except BaseException as nonsense:
-            outcomes = [_nonsense(held, nonsense) for held in deliveries]
+        except BaseException as answer_error:
+            outcomes = [_nonsense(held, answer_error) for held in deliveries]
         self._answer(run, deliveries, outcomes, answer if error is None else error)
-
-    def overran(self, run: HandlerCall, seconds: float) -> None:
-        """Report that the handler of `run` overran its time in a thread, which nobody can stop."""
-        self._failures.overran(run, OVERRAN, seconds)
 
     def _call(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
         function = run.handler.function
@@ -381,9 +343,6 @@ class Runner:
             return await function(*run.arguments(jobs))
         return None  # a middleware has dealt with the error
 
-    def _job(self, held: HeldDelivery, run: HandlerCall, body: Any) -> Job[Any]:
-        return Job(held, run, body, self.state, self._stopping)
-
     def _outcomes(
         self, run: HandlerCall, deliveries: list[HeldDelivery], answer: Any, error: BaseException | None
     ) -> list[Outcome]:
@@ -392,45 +351,93 @@ class Runner:
         if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
             # Cut off by the stop: no fault of the messages, and they run no more.
             return [RELEASED] * len(deliveries)
-        if error is None and run.handler.is_batch and isinstance(answer, list | tuple):
-            return _of_each(deliveries, answer)
-        if error is None and run.handler.is_batch and isinstance(answer, _LAZY):
-            raise ConfigurationError(f"a batch's answers must be a list or a tuple, not a {class_name(answer)}")
+        if error is None and run.handler.is_batch:
+            if isinstance(answer, _LAZY):
+                raise ConfigurationError(f"a batch's answers must be a list or a tuple, not a {class_name(answer)}")
+            if isinstance(answer, list | tuple):
+                if len(answer) != len(deliveries):
+                    raise ConfigurationError(
+                        f"a list of answers must be as long as the batch, {len(deliveries)}, not {len(answer)}"
+                    )
+                return [_outcome(held, each, None) for held, each in zip(deliveries, answer, strict=True)]
         return [_outcome(held, answer, error) for held in deliveries]
 
     def _answer(self, run: HandlerCall, deliveries: list[HeldDelivery], outcomes: list[Outcome], cause: Any) -> None:
         """Hand over `outcomes`; `cause` is what the handler answered or raised, None when it returned nothing."""
-        each = (time.monotonic() - run.started_at) / len(run.deliveries)
+        seconds = (time.monotonic() - run.started_at) / len(run.deliveries)
         if run.handler.is_async or not run.abandoned:  # else that was done when it overran
-            self._tell(run, deliveries, outcomes, cause, each)
-        took_ms = round(each * 1000)
+            is_success = not run.abandoned and outcomes.count(ACKED) == len(outcomes)
+            try:  # the work goes on when observers fail
+                observers = self._end_observers
+                if is_success:
+                    observers = [one for one in observers if getattr(one, "hears_success", True)]
+                if observers:
+                    ends = zip(deliveries, outcomes, strict=True)
+                    notify(observers, [_handled(run, held, outcome, seconds) for held, outcome in ends])
+            except BaseException:  # noqa: S110  cheaper than `suppress`, for every message
+                pass
+            if not is_success:
+                with suppress(BaseException):
+                    self._failures.report(run, list(zip(deliveries, outcomes, strict=True)), cause, seconds)
+        took_ms = round(seconds * 1000)
         for at, held in enumerate(deliveries):
-            held.outcome, held.took_ms = outcomes[at], took_ms
+            held.outcome = outcomes[at]
+            held.took_ms = took_ms
         self._settle(deliveries, None)
 
-    def _tell(
-        self, run: HandlerCall, deliveries: list[HeldDelivery], outcomes: list[Outcome], cause: Any, seconds: float
-    ) -> None:
-        """Notify observers, and report failures; the work goes on when that fails."""
-        is_success = not run.abandoned and outcomes.count(ACKED) == len(outcomes)
-        try:
-            told = self._told_ends
-            if is_success:
-                told = [one for one in told if getattr(one, "hears_success", True)]
-            if told:
-                notify(told, [_handled(run, *end, seconds) for end in zip(deliveries, outcomes, strict=True)])
-        except BaseException:  # noqa: S110  cheaper than `suppress`, for every message
-            pass
-        if not is_success:
-            with suppress(BaseException):
-                self._failures.tell(run, list(zip(deliveries, outcomes, strict=True)), cause, seconds)
+
+def _done(answer: Any) -> Any:
+    """Return a plain handler's answer; raise TypeError for an awaitable, whose work was never done."""
+    if answer is not None and inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise TypeError("the handler returned an awaitable that nobody awaits; define it with async def")
+    return answer
+
+
+def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> Outcome:
+    """Return what is to be done; an answer that makes no sense counts as a failure of the handler."""
+    settings, attempt = held.handler.settings, held.delivery.attempt
+    try:
+        return answered(answer, attempt, settings) if error is None else raised(error, attempt, settings)
+    except BaseException as answer_error:
+        return _nonsense(held, answer_error)
+
+
+def _nonsense(held: HeldDelivery, error: BaseException) -> Outcome:
+    """Return the outcome of an answer that is not allowed; of a foreign exception the log has class and place alone."""
+    text = "the handler's answer is not allowed"
+    place = ""
+    with suppress(BaseException):  # a class of errors may raise when it is asked for its name
+        text = described(error)
+        place = "" if isinstance(error, ConfigurationError) else placed(error)
+        logger.warning("queue %s: handler's answer is not allowed: %s", held.queue, place or text)
+    return Outcome("nack", NONSENSE_MS, error=text, raised=place)
+
+
+def _started(held: HeldDelivery) -> Started:
+    delivery = held.delivery
+    due = delivery.header.due
+    lag = None if due is None else min(max(0.0, time.time() - due / 1000), LONGEST_LAG_SECONDS)
+    return Started(held.queue, delivery.claimed.id, delivery.attempt, lag)
+
+
+def _handled(run: HandlerCall, held: HeldDelivery, outcome: Outcome, seconds: float) -> Handled:
+    kind: Any = "timeout" if run.abandoned else outcome.kind
+    id = held.delivery.claimed.id
+    failed = is_failure(held, outcome)
+    return Handled(
+        held.queue, id, held.delivery.attempt, kind, seconds, outcome.error, outcome.raised, failed, held.trace_id
+    )
 
 
 class ThreadExecutor:
     """Plain handlers, one on each of at most `slots` threads."""
 
     def __init__(self, runner: Runner, inflight: Inflight, slots: int) -> None:
-        self._runner, self._inflight, self._slots = runner, inflight, slots
+        self._runner = runner
+        self._inflight = inflight
+        self._slots = slots
         self._threads: list[threading.Thread] = []
 
     def submit(self, deliveries: list[HeldDelivery]) -> None:
@@ -451,7 +458,8 @@ class ThreadExecutor:
     def _work(self) -> None:
         run: HandlerCall | None = None
         while True:
-            done, run = run, None  # its slot is freed once, whatever raises
+            done = run
+            run = None  # the slot of `done` is freed once, whatever raises
             try:
                 run = self._inflight.next_plain(done)
                 if run is None:
@@ -459,63 +467,6 @@ class ThreadExecutor:
                 self._runner.run(run)
             except BaseException:
                 logger.exception("a thread of the handlers failed and goes on")
-
-
-def _done(answer: Any) -> Any:
-    """Return a plain handler's answer, unless it is work that nobody has done."""
-    if answer is not None and inspect.isawaitable(answer):
-        if inspect.iscoroutine(answer):
-            answer.close()
-        raise TypeError("the handler returned an awaitable that nobody awaits; define it with async def")
-    return answer
-
-
-def _of_each(deliveries: Sequence[HeldDelivery], answers: Sequence[Any]) -> list[Outcome]:
-    """Return the outcomes of a batch whose handler has answered for each message."""
-    if len(answers) == len(deliveries):
-        return [_outcome(held, answer, None) for held, answer in zip(deliveries, answers, strict=True)]
-    raise ConfigurationError(f"a list of answers must be as long as the batch, {len(deliveries)}, not {len(answers)}")
-
-
-def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> Outcome:
-    """Return what is to be done; an answer that makes no sense counts as a failure of the handler."""
-    settings, attempt = held.handler.settings, held.delivery.attempt
-    try:
-        return answered(answer, attempt, settings) if error is None else raised(error, attempt, settings)
-    except BaseException as nonsense:
-        return _nonsense(held, nonsense)
-
-
-def _nonsense(held: HeldDelivery, why: BaseException) -> Outcome:
-    """Return the outcome of an answer that is not allowed; of a foreign exception the log has class and place alone."""
-    text, place = "the handler's answer is not allowed", ""
-    with suppress(BaseException):  # a class of errors may raise when it is asked for its name
-        text, place = described(why), "" if isinstance(why, ConfigurationError) else placed(why)
-        logger.warning("queue %s: handler's answer is not allowed: %s", held.queue, place or text)
-    return Outcome("nack", NONSENSE_MS, error=text, raised=place)
-
-
-def _started(held: HeldDelivery) -> Started:
-    delivery = held.delivery
-    due = delivery.header.due
-    lag = None if due is None else min(max(0.0, time.time() - due / 1000), LONGEST_LAG_SECONDS)
-    return Started(held.queue, delivery.claimed.id, delivery.attempt, lag)
-
-
-def _handled(run: HandlerCall, held: HeldDelivery, outcome: Outcome, seconds: float) -> Handled:
-    kind: Any = "timeout" if run.abandoned else outcome.kind
-    delivery = held.delivery
-    said = (outcome.error, outcome.raised, is_failure(held, outcome), held.trace_id)
-    return Handled(held.queue, delivery.claimed.id, delivery.attempt, kind, seconds, *said)
-
-
-#: The event loop wakes at least this often.
-TICK_SECONDS = 1.0
-
-#: Notes which call takes a step in the event loop, None after the step; returns the call noted before.
-NoteStep = Callable[["HandlerCall | None"], "HandlerCall | None"]
-#: The call of the handler that runs, also in tasks that the handler makes.
-_current: contextvars.ContextVar[HandlerCall | None] = contextvars.ContextVar("reliq_handler_call", default=None)
 
 
 class Steps(Coroutine[Any, Any, Any]):
@@ -527,7 +478,9 @@ class Steps(Coroutine[Any, Any, Any]):
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], run: HandlerCall, note: NoteStep) -> None:
-        self._coroutine, self._run, self._note = coroutine, run, note
+        self._coroutine = coroutine
+        self._run = run
+        self._note = note
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._coroutine, name)
@@ -559,6 +512,48 @@ class Steps(Coroutine[Any, Any, Any]):
         self._coroutine.close()
 
 
+class DaemonThreads(ThreadPoolExecutor):
+    """
+    The threads of `asyncio.to_thread` in handlers, as daemons.
+
+    At its end Python waits for the threads of an ordinary ThreadPoolExecutor, however long after a worker's grace.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._limit = min(32, (os.cpu_count() or 1) + 4)  # as of an ordinary executor
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._count_lock = threading.Lock()
+        self._busy = 0
+        self._started = 0
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call `function` on an idle thread, on a new thread, or, at the limit, on the first thread that is free."""
+        future: Future[T] = Future()
+        self._calls.put((future, lambda: function(*args, **kwargs)))
+        with self._count_lock:
+            self._busy += 1
+            if self._started < min(self._busy, self._limit):
+                threading.Thread(target=self._work, name=f"reliq-asyncio-{self._started + 1}", daemon=True).start()
+                self._started += 1
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Do nothing: the threads end with the program."""
+
+    def _work(self) -> None:
+        while True:
+            future, call = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+            del future, call  # an idle thread keeps no result alive
+            with self._count_lock:
+                self._busy -= 1
+
+
 class AsyncExecutor:
     """
     Coroutine handlers, each a task of its own on one event loop.
@@ -570,7 +565,8 @@ class AsyncExecutor:
     note_step: NoteStep | None = None
 
     def __init__(self, runner: Runner, inflight: Inflight) -> None:
-        self._runner, self._inflight = runner, inflight
+        self._runner = runner
+        self._inflight = inflight
         self._done: list[HandlerCall] = []  # calls whose slots are to be freed
         self._filling = False  # whether the loop will call `_fill`
         self._timer: asyncio.TimerHandle | None = None  # for a batch that lingers
@@ -589,15 +585,15 @@ class AsyncExecutor:
         """Whether the event loop's thread has not ended."""
         return self._thread.is_alive()
 
-    def more(self) -> None:
-        """Start what may start; called by other threads."""
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """Schedule a call on the loop, unless that is closed; other threads call this."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def start_more(self) -> None:
+        """Start what may start; other threads call this."""
         with suppress(RuntimeError):  # the loop is closed: nothing starts any more
             self._loop.call_soon_threadsafe(self._fill)
-
-    def ping(self, answer: Callable[[], None]) -> None:
-        """Schedule `answer` on the loop; other threads call this."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(answer)
 
     @property
     def thread_id(self) -> int:
@@ -606,14 +602,12 @@ class AsyncExecutor:
 
     def cancel(self, run: HandlerCall) -> None:
         """Cancel the task of `run`, if it still goes on."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(run.task.cancel)
+        self.call(run.task.cancel)
 
-    def see_to(self, run: HandlerCall) -> None:
-        """Answer for `run` if its task was cancelled before its first step: then nobody else does."""
+    def end_unbegun(self, run: HandlerCall) -> None:
+        """End `run` if its task was cancelled before its first step: no code of the task does."""
         if run.task is not None and run.task.done() and run.unanswered:
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._end_unbegun, run)
+            self.call(self._end_unbegun, run)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run a coroutine on this loop, and return its future."""
@@ -632,8 +626,7 @@ class AsyncExecutor:
     def close(self, timeout_seconds: float = 5.0) -> None:
         """End the thread."""
         self._closing = True
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        self.call(self._loop.stop)
         self._thread.join(timeout_seconds)
 
     def _serve(self) -> None:
@@ -655,7 +648,7 @@ class AsyncExecutor:
 
     def _run_until_stopped(self, loop: asyncio.AbstractEventLoop) -> bool:
         """
-        Run the loop, also on when SystemExit comes out of a task that a handler has made; say whether it still can.
+        Run the loop, also after SystemExit came out of a task that a handler has made; return whether it still can run.
 
         What any callback raises besides stays in the loop: another exception is the loop's own, such as that its
         selector is closed. It would come again at once; the thread ends, and the process is replaced.
@@ -677,7 +670,7 @@ class AsyncExecutor:
         if tasks:
             await asyncio.wait(tasks)
         for run in self._inflight.runs():
-            self.see_to(run)
+            self.end_unbegun(run)
 
     def _fill(self) -> None:
         """Free the slots of what has ended, and start what may start, until nothing more may."""
@@ -686,7 +679,8 @@ class AsyncExecutor:
             self._timer.cancel()
             self._timer = None
         while True:
-            done, self._done = self._done, []
+            done = self._done
+            self._done = []
             runs, linger = self._inflight.next_async(done)
             for run in runs:
                 if not (self._runner.begin(run) and self._start(run)):
@@ -697,14 +691,14 @@ class AsyncExecutor:
             self._timer = self._loop.call_later(linger, self._fill)
 
     def _start(self, run: HandlerCall) -> bool:
-        """Make a task of `run`; say whether there is one: a task factory is the application's."""
+        """Make a task of `run`; return whether that worked: a task factory is the application's."""
         coroutine: Coroutine[Any, Any, None] = self._run(run)
         if self.note_step is not None:
             coroutine = Steps(coroutine, run, self.note_step)
         context = self._context.copy()
         context.run(_current.set, run)
         try:
-            # Not by the argument `context`, which older task factories do not take.
+            # Not by the argument `context`, which not every task factory takes.
             run.task = context.run(self._loop.create_task, coroutine)
         except BaseException as error:
             coroutine.close()
@@ -732,21 +726,11 @@ class AsyncExecutor:
             self._loop.call_soon(self._fill)
 
     def _end_unbegun(self, run: HandlerCall) -> None:
-        if run.unanswered:  # not seen to before
+        if run.unanswered:  # it was not ended before
             try:
                 self._runner.end(run, None, asyncio.CancelledError())
             finally:
                 self._free(run)
-
-
-#: An event loop that has not answered a ping after one look is late: no more is claimed for it.
-LATE_LOOKS = 1
-#: After ten looks it is blocked. Looks count, not seconds, because a machine that stands still blames nobody.
-BLOCKED_LOOKS = 10
-#: The log names a blocked loop after this time.
-REPORT_BLOCKED_SECONDS = 1.0
-#: The log shows this many innermost frames of the loop's thread.
-LOOP_FRAMES_LIMIT = 20
 
 
 class LoopWatchdog:
@@ -760,11 +744,13 @@ class LoopWatchdog:
     def __init__(
         self, executor: AsyncExecutor, inflight: Inflight, settle: Callable[[list[HeldDelivery], Outcome], None]
     ) -> None:
-        self._executor, self._inflight, self._settle = executor, inflight, settle
+        self._executor = executor
+        self._inflight = inflight
+        self._settle = settle
         self._lock = threading.Lock()
         self._pinged_at: float | None = None  # None: it has answered
         self._missed = 0
-        self._told = False
+        self._is_reported = False
 
     def look(self, now: float) -> None:
         """Ping the loop again if it answered the latest ping, else count one more look without an answer."""
@@ -772,33 +758,36 @@ class LoopWatchdog:
             if self._pinged_at is None:
                 if self._inflight.loop_is_used:
                     self._pinged_at = now
-                    self._executor.ping(self._answer)
+                    self._executor.call(self._answer)
                 return
             self._missed += 1
             if self._missed == LATE_LOOKS:
                 self._inflight.loop_is_late()
             if self._missed == BLOCKED_LOOKS:
                 self._settle(self._inflight.loop_is_blocked(), RELEASED)
-            if self._missed >= BLOCKED_LOOKS and not self._told and now - self._pinged_at >= REPORT_BLOCKED_SECONDS:
-                self._told = True
-                self._tell(now - self._pinged_at)
+            seconds = now - self._pinged_at
+            if self._missed >= BLOCKED_LOOKS and not self._is_reported and seconds >= REPORT_BLOCKED_SECONDS:
+                self._is_reported = True
+                self._log_blocked(seconds)
 
     def _answer(self) -> None:
         """Record that the loop runs; the loop calls this."""
         with self._lock:
             if self._missed:
                 self._inflight.loop_runs()
-            if self._told:
+            if self._is_reported:
                 logger.warning("the event loop runs again")
-            self._pinged_at, self._missed, self._told = None, 0, False
+            self._pinged_at = None
+            self._missed = 0
+            self._is_reported = False
 
-    def _tell(self, seconds: float) -> None:
-        """Write where the loop's thread is, without lines of code: they may hold what texts do."""
+    def _log_blocked(self, seconds: float) -> None:
+        """Log where the loop's thread is, without lines of code: they may hold parts of bodies."""
         frame = sys._current_frames().get(self._executor.thread_id)  # noqa: SLF001  the documented way to see others
         frames = traceback.extract_stack(frame, limit=LOOP_FRAMES_LIMIT) if frame is not None else []
         logger.warning(
             "the event loop has not run for %.1f s: a coroutine blocks it, and async messages stay in Redis until it "
             "runs again; await what takes long, or call it by asyncio.to_thread. It is at:\n%s",
             seconds,
-            "\n".join(printable(f'  File "{one.filename}", line {one.lineno}, in {one.name}') for one in frames),
+            "\n".join(printable(f'  File "{at.filename}", line {at.lineno}, in {at.name}') for at in frames),
         )

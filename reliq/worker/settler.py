@@ -282,7 +282,7 @@ class Renewer:
             return 0.0
         self._held_at = now
         for run in self._inflight.runs():
-            self._async_executor.see_to(run)
+            self._async_executor.end_unbegun(run)
             if run.timeout_at is not None and now > run.timeout_at and run.unanswered:
                 self._overran(run, now)
         self._watchdog.look(now)

@@ -126,7 +126,7 @@ def test_a_coroutine_that_overruns_is_cancelled_under_its_lease_and_retried(queu
     (held,) = engine.inflight.deliveries()
     until = held.lease_until
     eventually(lambda: held.lease_until > until, "its lease is renewed", seconds=4)
-    engine._tasks.ping(ends.set)
+    engine._tasks.call(ends.set)
 
     recorder.wait_for(Acked)
     assert recorder.of(Lost) == []
