@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from reliq.admin import calls
-from reliq.admin.messages import NO_LINES, opaque, read_opaque
+from reliq.admin.messages import NO_KEYS, opaque, read_opaque
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
 from reliq.publish.publisher import check_one_shard
@@ -184,7 +184,7 @@ def key_page_of(queue: QueueSession, after: str | None, limit: int) -> KeyPage:
 
 def _known(queue: QueueSession, names: Sequence[str], among: str) -> list[KeyQueue]:
     """Return what keys do; those that hold a place and are in turn or asleep besides were met there."""
-    meant = [name for name in names if name not in NO_LINES]
+    meant = [name for name in names if name not in NO_KEYS]
     found = [
         line
         for at in range(0, len(meant), PAGE_KEYS)

@@ -1,10 +1,15 @@
-"""The story of one message: when it was published, how each delivery ended as far as it is known, and what came of it."""
+"""
+One message, or what is left of it: where it is, what it holds, how its deliveries ended, and how it ended itself.
+
+The streams `ends` (of messages that were not acked) and `history` (of acked ones, where the queue keeps them) remember ends.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reliq.admin import calls
 from reliq.admin.calls import KeyQueueState
@@ -18,7 +23,7 @@ from reliq.redis import commands
 from reliq.redis.commands import id_text
 from reliq.settings import check_int, check_is_one_of
 from reliq.text import clamp_time, whole_number
-from reliq.wire_format import Delayed, FailureNote, StateWord, open_envelope, read_count
+from reliq.wire_format import Delayed, FailureNote, open_envelope, read_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,96 +37,12 @@ if TYPE_CHECKING:
     from reliq.redis.commands import List
 
 
-TimelineKind = Literal["published", "failed", "claimed", "due", "dead", "expired", "cancelled", "purged", "acked"]
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineEvent:
-    """
-    Something that happened to a message.
-
-    Attributes:
-        at: when, in unix seconds, by Redis' clock but for `published` of a generated id, and `claimed`; None when
-            nobody knows.
-        kind: `published`; `failed`, a delivery; `claimed`, the delivery that runs; `due`, the next delivery; or how it
-            ended, as `FinishedMessage` says.
-        attempt: which delivery, 1 for the first; None when nobody knows.
-        by: the process that ran the handler, as host:pid; empty when nobody says.
-        reason: of a failure, one of `DEATH_REASONS`.
-        raised: class and place of the exception, which hold no piece of a body; empty when nothing was raised.
-        error: its text; it may hold a piece of the body.
-        took: for how many seconds the handler ran; None when nobody says.
-    """
-
-    at: float | None
-    kind: TimelineKind
-    attempt: int | None = None
-    by: str = ""
-    reason: str = ""
-    raised: str = ""
-    error: str = ""
-    took: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """
-    A message from its publish on.
-
-    Attributes:
-        state: as `MessageView` has it.
-        events: the oldest first; of failures the newest ten.
-    """
-
-    queue: str
-    id: str
-    state: MessageState
-    events: Sequence[TimelineEvent]
-
-
-def story_of(view: MessageView) -> Timeline:
-    """Return what a view of a message says, in the order of time; what has no time stays behind what it followed."""
-    events = [_published_event(view), *_failed(view), *_ended(view), *_present(view)]
-    times, last = list[float](), 0.0
-    for event in events:
-        last = last if event.at is None else event.at
-        times.append(last)
-    ordered = sorted(zip(times, events, strict=True), key=lambda pair: pair[0])
-    return Timeline(view.queue, view.id, view.state, [event for _, event in ordered])
-
-
-def _published_event(view: MessageView) -> TimelineEvent:
-    return TimelineEvent(view.published, "published")
-
-
-def _failed(view: MessageView) -> Iterator[TimelineEvent]:
-    for note in reversed(view.failures):
-        at = None if note.at_ms is None else note.at_ms / 1000
-        took = None if note.took_ms is None else note.took_ms / 1000
-        yield TimelineEvent(at, "failed", note.attempt, note.by, note.reason, note.raised, note.error, took)
-
-
-def _present(view: MessageView) -> Iterator[TimelineEvent]:
-    holder = view.holder
-    if holder is not None:
-        yield TimelineEvent(holder.started, "claimed", holder.attempt, f"{holder.host}:{holder.pid}")
-    elif view.state == "leased":
-        yield TimelineEvent(None, "claimed", view.deliveries)
-    elif view.due is not None and view.state in ("pending", "backoff"):
-        yield TimelineEvent(view.due, "due")
-
-
-def _ended(view: MessageView) -> Iterator[TimelineEvent]:
-    for end in reversed(view.ends):
-        yield TimelineEvent(end.at, end.kind, end.attempt, "", end.reason, "", end.error, end.took)
-    known = {end.letter for end in view.ends}
-    for letter in reversed(view.letters):
-        if letter.letter not in known:
-            yield TimelineEvent(letter.died, "dead", letter.attempts, "", letter.reason, letter.raised, letter.error)
-
-
 FinishedKind = Literal["dead", "expired", "cancelled", "purged", "acked"]
-END_KINDS: tuple[FinishedKind, ...] = ("dead", "expired", "cancelled", "purged", "acked")
+END_KINDS: tuple[FinishedKind, ...] = get_args(FinishedKind)
+MessageState = Literal[
+    "pending", "ready", "waiting", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "finished"
+]
+TimelineKind = Literal["published", "failed", "claimed", "due", "dead", "expired", "cancelled", "purged", "acked"]
 
 #: One list has at most this many ends.
 ENDS_LIMIT = 100_000
@@ -132,6 +53,10 @@ PAGE = 1000
 PAGE_BYTES = 500_000
 #: When no end says where a letter is, all letters are searched for at most this many seconds.
 SEARCH_SECONDS = 0.5
+#: An id is searched for among this many entries from either end of a list; that keeps Redis busy for some 5 ms.
+LOOK_THROUGH = 100_000
+#: The mark of an id that a cancel has freed: a repeated cancel finds it, and a publish ignores it.
+FREED = b"freed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +94,11 @@ def check_ends(kind: str | None, limit: int) -> None:
 
 def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[FinishedMessage]:
     """Return the last abnormal ends, or the last ends of one kind, newest first."""
-    found: list[FinishedMessage] = []
+    ends: list[FinishedMessage] = []
     for part in queue.parts:
-        met = 0
-        for page in _pages(part, "history" if kind == "acked" else "ends"):
-            ends = [end for end in page if kind in (None, end.kind)]
-            found, met = found + ends, met + len(ends)
-            if met >= limit:
-                break
-    return (sorted(found, key=lambda end: -end.at) if queue.is_sharded else found)[:limit]
+        of_kind = (end for end in _ends_in(part, "history" if kind == "acked" else "ends") if kind in (None, end.kind))
+        ends += islice(of_kind, limit)
+    return (sorted(ends, key=lambda end: -end.at) if queue.is_sharded else ends)[:limit]
 
 
 def last_ends(
@@ -185,31 +106,18 @@ def last_ends(
 ) -> list[tuple[Keys, FinishedMessage]]:
     """Return the last abnormal ends of several queues in one round trip, newest first; none of one that refuses."""
     answers, _ = ask_each(session, queues, lambda keys: calls.newest_entries(keys, "ends", "+", limit), maps)
-    found = list[tuple[Keys, FinishedMessage]]()
+    newest = list[tuple[Keys, FinishedMessage]]()
     for keys, parts in zip(queues, answers, strict=True):
         ends = [_end(*row) for answer in parts if not isinstance(answer, Exception) for row in answer]
-        found += [(keys, end) for end in sorted(ends, key=lambda end: -end.at)[:limit]]
-    return sorted(found, key=lambda pair: -pair[1].at)
+        newest += [(keys, end) for end in sorted(ends, key=lambda end: -end.at)[:limit]]
+    return sorted(newest, key=lambda pair: -pair[1].at)
 
 
-def ends_of_one(queue: QueueSession, id: str) -> list[FinishedMessage]:
-    """Return every end of one id that is remembered, newest first: an id can be published again after its end."""
-    streams: tuple[Stream, ...] = ("ends", "history")
-    found = [end for stream in streams for page in _pages(queue, stream) for end in page if end.id == id]
-    return sorted(found, key=lambda end: -end.at)
-
-
-def letters_of_one(queue: QueueSession, ends: Sequence[FinishedMessage]) -> list[Letter]:
-    """Return the dead letters that remembered ends of one id left, newest first, as far as they are still there."""
-    asked = [commands.letters_between(queue.keys, end.letter, end.letter, count=1) for end in ends if end.letter]
-    answers = queue.try_all(asked)
-    return [letter for answer in answers if not isinstance(answer, Exception) for letter in answer]
-
-
-def letter_searched(queue: QueueSession, id: str) -> tuple[list[Letter], bool]:
+def _search_letter(queue: QueueSession, id: str) -> tuple[list[Letter], bool]:
     """Look through the letters for one of `id`, newest first, for a moment; say also whether that was all of them."""
     until = time.monotonic() + SEARCH_SECONDS
-    last, count = "+", 1
+    last = "+"
+    count = 1
     wanted = id.encode("utf-8", "surrogateescape")
     while time.monotonic() < until:
         rows = queue.run(calls.newest_entries(queue.keys, "dead", last, count))
@@ -225,37 +133,28 @@ def letter_searched(queue: QueueSession, id: str) -> tuple[list[Letter], bool]:
     return [], False
 
 
-def _pages(queue: QueueSession, stream: Stream) -> Iterator[list[FinishedMessage]]:
+def _ends_in(queue: QueueSession, stream: Stream) -> Iterator[FinishedMessage]:
     """Read a stream from its newest entry on."""
     last = "+"
     while True:
         rows = queue.run(calls.newest_entries(queue.keys, stream, last, PAGE))
-        yield [_end(name, fields) for name, fields in rows]
+        yield from (_end(name, fields) for name, fields in rows)
         if len(rows) < PAGE:
             return
         last = f"({rows[-1][0].decode()}"
 
 
 def _end(name: bytes, fields: list[bytes]) -> FinishedMessage:
-    told = dict(zip(fields[::2], fields[1::2], strict=False))
-    kind: Any = told.get(b"kind", b"").decode("utf-8", "replace")
-    id, at = id_text(told.get(b"id", b"")), clamp_time(int(name.split(b"-")[0]) / 1000)
+    values = dict(zip(fields[::2], fields[1::2], strict=False))
+    id = id_text(values.get(b"id", b""))
+    kind: Any = values.get(b"kind", b"").decode("utf-8", "replace")
+    at = clamp_time(int(name.split(b"-")[0]) / 1000)
     if kind == "acked":
-        took = whole_number(told.get(b"note", b""))
-        return FinishedMessage(id, kind, at, took=None if took is None else took / 1000)
-    note = FailureNote.parse(told.get(b"note"))
-    letter = told.get(b"letter", b"").decode("utf-8", "replace")
+        took_ms = whole_number(values.get(b"note", b""))
+        return FinishedMessage(id, kind, at, took=None if took_ms is None else took_ms / 1000)
+    note = FailureNote.parse(values.get(b"note"))
+    letter = values.get(b"letter", b"").decode("utf-8", "replace")
     return FinishedMessage(id, kind, at, note.reason, note.attempt, note.error, letter=letter)
-
-
-MessageState = Literal[
-    "pending", "ready", "waiting", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "finished"
-]
-
-#: An id is looked for among this many entries from either end of a list; that keeps Redis busy for some 5 ms.
-LOOK_THROUGH = 100_000
-#: The mark of an id that a cancel has freed: by it a repeated cancel is known, and a publish passes it over.
-FREED = b"freed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,37 +215,13 @@ class MessageView:
     ahead: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Traces:
-    """All that the structures say of an id, read in one round trip; scores in unix seconds, times to live in ms."""
-
-    pending: float | None
-    unack: float | None
-    word: StateWord
-    left: bytes | None
-    failures: Sequence[FailureNote]
-    in_garbage: bool
-    value: bytes | None
-    ttl_ms: int
-    mark: bytes | None
-    mark_ms: int
-
-    @property
-    def alive(self) -> bool:
-        return self.pending is not None or self.unack is not None or self.left is not None or self.in_garbage
-
-    @property
-    def taken_seconds(self) -> float | None:
-        """For how long the id stays taken after its end."""
-        return self.mark_ms / 1000 if self.mark_ms > 0 and self.mark not in (None, FREED) else None
-
-
 def view_of(queue: QueueSession, id: str) -> MessageView:
     """Return where a message is and what it holds; raise ConfigurationError when nothing is known of it."""
-    ended, unknown = list[MessageView](), list[ConfigurationError]()
+    ended = list[MessageView]()
+    unknown = list[ConfigurationError]()
     for part in queue.homes(id):
         try:
-            view = MessageReader(part, id).view()
+            view = _view(part, id)
         except ConfigurationError as error:
             unknown.append(error)
             continue
@@ -358,162 +233,227 @@ def view_of(queue: QueueSession, id: str) -> MessageView:
     raise unknown[0]
 
 
-class MessageReader:
-    """Reads all that a queue knows of one id."""
-
-    def __init__(self, queue: QueueSession, id: str) -> None:
-        self._queue, self._keys, self._id = queue, queue.keys, id
-
-    def view(self) -> MessageView:
-        """Return where the message is and what it holds; raise ConfigurationError when nothing is known of it."""
-        traces, ends = self._traces(), ends_of_one(self._queue, self._id)
-        letters, searched_all = letters_of_one(self._queue, ends), True
-        if not traces.alive and not ends:
-            letters, searched_all = letter_searched(self._queue, self._id)
-        if traces.alive:
-            view = self._of_living(traces)
-        elif letters:
-            view = _of_letter(letters[0])
-            view["failures"] = self._queue.run(calls.letter_failures(self._keys, letters[0].letter))
-        elif ends or traces.mark is not None:
-            view = {"state": "finished", "published": _published(self._id, BARE)}
-        else:
-            raise self._unknown(searched_all=searched_all)
-        return MessageView(
-            self._queue.name,
-            self._id,
-            **view,
-            taken_seconds=traces.taken_seconds,
-            ends=ends,
-            letters=letters,
-            searched_all=searched_all,
-        )
-
-    def _unknown(self, *, searched_all: bool) -> ConfigurationError:
-        letters = "" if searched_all else ", or it is a dead letter among too many to look through here"
-        return ConfigurationError(
-            f"queue {self._queue.name!r} knows no message {self._id[:128]!r}: it never was, or its end is no longer "
-            f"remembered (the last 1,000 abnormal ends are, and as many acked ones as Queue(history=...) says){letters}"
-        )
-
-    def _traces(self) -> _Traces:
-        keys, id = self._keys, self._id
-        (pending,), (unack,), (word,), (left,), *rest = self._queue.run_all(
-            [
-                commands.scores(keys, "pending", [id]),
-                commands.scores(keys, "unack", [id]),
-                commands.state_words(keys, [id]),
-                commands.retries_left(keys, [id]),
-                calls.failures(keys, id),
-                calls.is_in_garbage(keys, id),
-                calls.value(keys, id),
-                calls.ttl_ms(keys, id),
-                calls.marker(keys, id),
-                calls.marker_ms(keys, id),
-            ]
-        )
-        return _Traces(pending, unack, word, left, *rest)
-
-    def _of_living(self, traces: _Traces) -> dict[str, Any]:
-        header, body = (BARE, None) if traces.value is None else open_envelope(traces.value, bare=self._keys.bare)
-        (left, line), note = read_count(traces.left), next(iter(traces.failures), FailureNote())
-        ahead = self._ahead(traces, line)
-        state = self._state(traces, line, ahead, never_failed=left is not None and left == header.retries)
-        deliveries = note.attempt
-        if left is not None and header.retries is not None:
-            deliveries = max(0, header.retries - left + (state in ("leased", "backoff")))
-        return {
-            "state": state,
-            "due": _due(state, traces, header),
-            "leased_until": traces.unack if state == "leased" else None,
-            "deliveries": deliveries,
-            "retries_left": left,
-            "ttl_left": traces.ttl_ms / 1000 if traces.ttl_ms >= 0 else None,
-            "cancelled": traces.word.cancelled,
-            "suspect": traces.word.deaths > 0,
-            "reason": note.reason,
-            "error": note.error,
-            "failures": traces.failures,
-            "published": _published(self._id, header),
-            "headers": header.headers,
-            "body": body,
-            "holder": self._holder() if state == "leased" else None,
-            "key": header.key or "",
-            "priority": header.priority,
-            "line": self._line(line) if state == "waiting" else None,
-            "ahead": ahead,
-        }
-
-    def _holder(self) -> Running | None:
-        """Return the handler that runs the message, as its worker says."""
-        running = running_in(workers_alive(self._queue), self._queue.name)
-        return next((row for row in running if row.id == self._id), None)
-
-    def _ahead(self, traces: _Traces, line: str) -> int | None:
-        """Return how many messages come before the message in its line; None when it is not met there."""
-        if not line or traces.pending is not None or traces.unack is not None or traces.in_garbage:
-            return None
-        spot = KeyQueueState(line)
-        looks = [
-            calls.index_of(self._keys, spot, self._id, newest_first=newest_first, most=LOOK_THROUGH)
-            for newest_first in (False, True)
+def _view(queue: QueueSession, id: str) -> MessageView:
+    """Return what a shard knows of a message; raise ConfigurationError when it knows nothing."""
+    keys = queue.keys
+    (pending,), (unack,), (word,), (left,), failures, in_garbage, value, ttl_ms, mark, mark_ms = queue.run_all(
+        [
+            commands.scores(keys, "pending", [id]),
+            commands.scores(keys, "unack", [id]),
+            commands.state_words(keys, [id]),
+            commands.retries_left(keys, [id]),
+            calls.failures(keys, id),
+            calls.is_in_garbage(keys, id),
+            calls.value(keys, id),
+            calls.ttl_ms(keys, id),
+            calls.marker(keys, id),
+            calls.marker_ms(keys, id),
         ]
-        size, *found = self._queue.run_all([calls.size(self._keys, spot), *looks])
-        return next((max(0, size - 1 - at) for at in found if at is not None), None)
-
-    def _line(self, line: str) -> KeyQueue | None:
-        """Return what the key of the message does."""
-        return next(iter(self._queue.run(transitions.lines(self._keys, of=[line])).largest), None) if line else None
-
-    def _state(self, traces: _Traces, line: str, ahead: int | None, *, never_failed: bool) -> MessageState:
-        if traces.pending is not None:
-            return "pending"
-        if traces.unack is not None:
-            return "backoff" if traces.word.waits else "leased"
-        if traces.in_garbage:
-            return "garbage"
-        if ahead is not None:
-            return "waiting"
-        if never_failed and not line:
-            return "ready"  # to retry goes only what has spent a retry
-        found = self._list()
-        return "waiting" if line and found == "ready or retry" else found
-
-    def _list(self) -> MessageState:
-        """Return which list has the id; `ready or retry` when it is deeper in a list than is looked."""
-        places: tuple[List, ...] = ("retry", "ready")
-        for newest_first in (False, True):
-            for place in places:
-                look = calls.index_of(self._keys, place, self._id, newest_first=newest_first, most=LOOK_THROUGH)
-                if self._queue.run(look) is not None:
-                    return place
-        return "ready or retry"
-
-
-def _due(state: MessageState, traces: _Traces, header: Header) -> float | None:
+    )
+    is_alive = pending is not None or unack is not None or left is not None or in_garbage
+    streams: tuple[Stream, ...] = ("ends", "history")
+    ends = [end for stream in streams for end in _ends_in(queue, stream) if end.id == id]
+    ends.sort(key=lambda end: -end.at)
+    searched_all = True
+    if is_alive or ends:
+        requests = [commands.letters_between(keys, end.letter, end.letter, count=1) for end in ends if end.letter]
+        answers = queue.try_all(requests)
+        letters = [letter for answer in answers if not isinstance(answer, Exception) for letter in answer]
+    else:
+        letters, searched_all = _search_letter(queue, id)
+    known: dict[str, Any] = {
+        "queue": queue.name,
+        "id": id,
+        "taken_seconds": mark_ms / 1000 if mark_ms > 0 and mark not in (None, FREED) else None,
+        "ends": ends,
+        "letters": letters,
+        "searched_all": searched_all,
+    }
+    if not is_alive:
+        return _ended_view(queue, known, has_mark=mark is not None)
+    header, body = (BARE, None) if value is None else open_envelope(value, bare=keys.bare)
+    retries_left, key_queue = read_count(left)
+    note = next(iter(failures), FailureNote())
+    ahead: int | None = None
+    state: MessageState
+    if pending is not None:
+        state = "pending"
+    elif unack is not None:
+        state = "backoff" if word.waits else "leased"
+    elif in_garbage:
+        state = "garbage"
+    elif key_queue and (ahead := _count_ahead(queue, key_queue, id)) is not None:
+        state = "waiting"
+    elif not key_queue and retries_left is not None and retries_left == header.retries:
+        state = "ready"  # only messages that have spent a retry go to retry
+    else:
+        state = _list_of(queue, id)
+        if key_queue and state == "ready or retry":
+            state = "waiting"
     if state == "pending":
-        return traces.pending
-    if state == "backoff":
-        return traces.unack
-    ms = traces.word.due_ms if isinstance(traces.word, Delayed) else header.due
-    return None if ms is None else clamp_time(ms / 1000)
+        due = pending
+    elif state == "backoff":
+        due = unack
+    else:
+        due_ms = word.due_ms if isinstance(word, Delayed) else header.due
+        due = None if due_ms is None else clamp_time(due_ms / 1000)
+    deliveries = note.attempt
+    if retries_left is not None and header.retries is not None:
+        deliveries = max(0, header.retries - retries_left + (state in ("leased", "backoff")))
+    running = running_in(workers_alive(queue), queue.name) if state == "leased" else []
+    lines = queue.run(transitions.lines(keys, of=[key_queue])).largest if state == "waiting" and key_queue else ()
+    return MessageView(
+        **known,
+        state=state,
+        due=due,
+        leased_until=unack if state == "leased" else None,
+        deliveries=deliveries,
+        retries_left=retries_left,
+        ttl_left=ttl_ms / 1000 if ttl_ms >= 0 else None,
+        cancelled=word.cancelled,
+        suspect=word.deaths > 0,
+        reason=note.reason,
+        error=note.error,
+        failures=failures,
+        published=_published(id, header),
+        headers=header.headers,
+        body=body,
+        holder=next((job for job in running if job.id == id), None),
+        key=header.key or "",
+        priority=header.priority,
+        line=next(iter(lines), None),
+        ahead=ahead,
+    )
+
+
+def _ended_view(queue: QueueSession, known: dict[str, Any], *, has_mark: bool) -> MessageView:
+    """Return what is left of a message that has ended; raise ConfigurationError when nothing is."""
+    id: str = known["id"]
+    if known["letters"]:
+        letter: Letter = known["letters"][0]
+        failures = queue.run(calls.letter_failures(queue.keys, letter.letter))
+        return MessageView(
+            **known,
+            state="dead",
+            due=None if letter.header.due is None else clamp_time(letter.header.due / 1000),
+            deliveries=letter.attempts,
+            reason=letter.reason,
+            error=letter.error,
+            failures=failures,
+            published=_published(id, letter.header),
+            headers=letter.header.headers,
+            body=letter.payload,
+            key=letter.header.key or "",
+            priority=letter.header.priority,
+        )
+    if known["ends"] or has_mark:
+        return MessageView(**known, state="finished", published=_published(id, BARE))
+    letters = "" if known["searched_all"] else ", or it is a dead letter among too many to look through here"
+    raise ConfigurationError(
+        f"queue {queue.name!r} knows no message {id[:128]!r}: it never was, or its end is no longer "
+        f"remembered (the last 1,000 abnormal ends are, and as many acked ones as Queue(history=...) says){letters}"
+    )
 
 
 def _published(id: str, header: Header) -> float | None:
-    at = made_at(id) if header.enqueued is None else header.enqueued
-    return None if at is None else clamp_time(at / 1000)
+    at_ms = made_at(id) if header.enqueued is None else header.enqueued
+    return None if at_ms is None else clamp_time(at_ms / 1000)
 
 
-def _of_letter(letter: Letter) -> dict[str, Any]:
-    return {
-        "state": "dead",
-        "due": None if letter.header.due is None else clamp_time(letter.header.due / 1000),
-        "deliveries": letter.attempts,
-        "reason": letter.reason,
-        "error": letter.error,
-        "published": _published(letter.id, letter.header),
-        "headers": letter.header.headers,
-        "body": letter.payload,
-        "key": letter.header.key or "",
-        "priority": letter.header.priority,
-    }
+def _count_ahead(queue: QueueSession, key_queue: str, id: str) -> int | None:
+    """Return how many messages come before this one in its key queue; None when it is not met there."""
+    spot = KeyQueueState(key_queue)
+    size, *indexes = queue.run_all(
+        [
+            calls.size(queue.keys, spot),
+            calls.index_of(queue.keys, spot, id, newest_first=False, most=LOOK_THROUGH),
+            calls.index_of(queue.keys, spot, id, newest_first=True, most=LOOK_THROUGH),
+        ]
+    )
+    return next((max(0, size - 1 - index) for index in indexes if index is not None), None)
+
+
+def _list_of(queue: QueueSession, id: str) -> MessageState:
+    """Return which list has the id; `ready or retry` when it is deeper in a list than LOOK_THROUGH."""
+    places: tuple[List, ...] = ("retry", "ready")
+    for newest_first in (False, True):
+        for place in places:
+            request = calls.index_of(queue.keys, place, id, newest_first=newest_first, most=LOOK_THROUGH)
+            if queue.run(request) is not None:
+                return place
+    return "ready or retry"
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """
+    Something that happened to a message.
+
+    Attributes:
+        at: when, in unix seconds, by Redis' clock but for `published` of a generated id, and `claimed`; None when
+            nobody knows.
+        kind: `published`; `failed`, a delivery; `claimed`, the delivery that runs; `due`, the next delivery; or how it
+            ended, as `FinishedMessage` says.
+        attempt: which delivery, 1 for the first; None when nobody knows.
+        by: the process that ran the handler, as host:pid; empty when nobody says.
+        reason: of a failure, one of `DEATH_REASONS`.
+        raised: class and place of the exception, which hold no piece of a body; empty when nothing was raised.
+        error: its text; it may hold a piece of the body.
+        took: for how many seconds the handler ran; None when nobody says.
+    """
+
+    at: float | None
+    kind: TimelineKind
+    attempt: int | None = None
+    by: str = ""
+    reason: str = ""
+    raised: str = ""
+    error: str = ""
+    took: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """
+    A message from its publish on.
+
+    Attributes:
+        state: as `MessageView` has it.
+        events: the oldest first; of failures the newest ten.
+    """
+
+    queue: str
+    id: str
+    state: MessageState
+    events: Sequence[TimelineEvent]
+
+
+def story_of(view: MessageView) -> Timeline:
+    """Return what a view of a message says, in the order of time; an event without a time follows the event before it."""
+    events = [TimelineEvent(view.published, "published")]
+    for note in reversed(view.failures):
+        at = None if note.at_ms is None else note.at_ms / 1000
+        took = None if note.took_ms is None else note.took_ms / 1000
+        events.append(TimelineEvent(at, "failed", note.attempt, note.by, note.reason, note.raised, note.error, took))
+    events += [
+        TimelineEvent(end.at, end.kind, end.attempt, "", end.reason, "", end.error, end.took)
+        for end in reversed(view.ends)
+    ]
+    known = {end.letter for end in view.ends}
+    events += [
+        TimelineEvent(letter.died, "dead", letter.attempts, "", letter.reason, letter.raised, letter.error)
+        for letter in reversed(view.letters)
+        if letter.letter not in known
+    ]
+    if view.holder is not None:
+        by = f"{view.holder.host}:{view.holder.pid}"
+        events.append(TimelineEvent(view.holder.started, "claimed", view.holder.attempt, by))
+    elif view.state == "leased":
+        events.append(TimelineEvent(None, "claimed", view.deliveries))
+    elif view.due is not None and view.state in ("pending", "backoff"):
+        events.append(TimelineEvent(view.due, "due"))
+    times = list[float]()
+    for event in events:
+        times.append(event.at if event.at is not None else times[-1] if times else 0.0)
+    ordered = sorted(zip(times, events, strict=True), key=lambda pair: pair[0])
+    return Timeline(view.queue, view.id, view.state, [event for _, event in ordered])
