@@ -1,4 +1,8 @@
-"""The main thread of a worker process: it waits for a signal, for drained queues, or for its replacement."""
+"""
+`Consumer`: handlers and how their worker runs in this process; consumers are loaded by name, and signals stop them.
+
+`Consumer.run` is the main thread of a worker process: it waits for a signal, for drained queues, or for its replacement.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ from reliq.worker.engine import Engine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
-    from types import FrameType, ModuleType
+    from types import FrameType
 
     from reliq.events import Observer
     from reliq.handlers.handler import Job
@@ -46,78 +50,31 @@ if TYPE_CHECKING:
     from reliq.worker.slots import HandlerCall, HeldDelivery
 
 
-#: The main thread looks five times a second whether the work is over; a signal wakes it at once.
-END_CHECK_SECONDS = 0.2
+T = TypeVar("T")
 
-
-def work(engine: Engine, settings: WorkerSettings, signals: StopSignals, must_leave: Callable[[], bool]) -> bool:
-    """
-    Work until a signal, or until nothing more is to be done here.
-
-    What is to be replaced claims no more and lets its handlers finish: their timeouts are its limit, unless one of its
-    parts has ended.
-
-    Returns:
-        Whether another process is to replace this one.
-    """
-
-    def is_over() -> bool:  # a handler may stop its consumer
-        return bool(signals.numbers) or engine.stopping.is_set() or _is_done(engine, settings)
-
-    while not (is_over() or must_leave() or engine.must_be_replaced()):
-        signals.wait(END_CHECK_SECONDS)
-    if is_over():
-        return False
-    if not engine.dead_parts():
-        engine.stop_claiming()
-        while not (signals.numbers or engine.inflight.wait_until_none_runs(0.0)):
-            signals.wait(END_CHECK_SECONDS)
-    return True
-
-
-def check_main_thread() -> None:
-    """Raise ConfigurationError when this thread may not set handlers of signals."""
-    if threading.current_thread() is not threading.main_thread():
-        raise ConfigurationError(
-            "consumer.run() handles signals, which only the main thread may; in another thread use consumer.start() and "
-            "consumer.stop()"
-        )
-
-
-def _is_done(engine: Engine, settings: WorkerSettings) -> bool:
-    """Say whether a worker that is to end when its queues are drained has drained them."""
-    return settings.burst and engine.is_drained(delayed=settings.burst == "delayed")
-
-
-def served(
-    registration: Registration,
-    queues: Sequence[str],
-    observers: list[Observer],
-    stats: Callable[[], EngineStats | None],
-    *,
-    port: int | None,
-    host: str | None,
-    registry: Registry | None,
-) -> AbstractContextManager[Any]:
-    """Return what serves the figures of this process within a `with` block; nothing when nobody asks for them."""
-    if port is None and registry is None:
-        return nullcontext()
-    handlers = registration.chosen(queues)
-    # The module is imported here, for the client of Prometheus comes with it.
-    serving = import_module("reliq.metrics.serving")
-    keys = [handler.queue.keys for handler in handlers]
-    page: AbstractContextManager[Any] = serving.of_one_process(
-        observers, stats, registration.connection(handlers), keys, port=port, host=host, registry=registry
-    )
-    return page
-
-
-#: Exit codes of a worker process.
-EXIT_HUNG, EXIT_REPLACE = 75, 76
+#: Exit code of a worker process whose handlers overran their time, or of which a part has died.
+EXIT_HUNG = 75
+#: Exit code of a worker process that another one is to replace.
+EXIT_REPLACE = 76
+#: Exit code of a process that a second signal ended.
+EXIT_SECOND_SIGNAL = 130
+#: The signals that stop a worker gracefully.
+STOPS = (signal.SIGINT, signal.SIGTERM)
 #: The name under which a start reports that Redis is away.
 STARTING = "start"
-#: A drain looks twenty times a second whether it is done.
+#: The main thread checks five times a second whether the work is over; a signal wakes it at once.
+END_CHECK_SECONDS = 0.2
+#: A drain checks twenty times a second whether it is done.
 DRAIN_SECONDS = 0.05
+#: A wait checks for a signal this often: a signal that the system gives to another thread does not interrupt the main
+#: thread.
+LOOK_SECONDS = 0.5
+#: A stop within 1 s may be an echo of the one before: shell and kernel both send SIGHUP at the end of a session, and
+#: systemd sends SIGHUP after SIGTERM where SendSIGHUP= is set.
+ECHO_SECONDS = 1.0
+
+_OURS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class Consumer(Registration):
@@ -142,15 +99,16 @@ class Consumer(Registration):
     ) -> None:
         super().__init__(url)
         check_lifespan(lifespan)
-        self.lifespan, self.relay = lifespan, relay
+        self.lifespan = lifespan
+        self.relay = relay
         self.observers: list[Observer] = list(observers)
         self._engine: Engine | None = None
         self._stopped: Engine | None = None
-        #: Of two threads that stop at once, one does; a handler of signals may interrupt it and stop, too.
+        #: Of two threads that stop at once, one does the work; a signal handler may interrupt it and stop, too.
         self._stop_lock = threading.RLock()
-        #: Does the stop that a handler asked for.
+        #: The thread of a stop that a handler asked for.
         self._stop_for_handler: threading.Thread | None = None
-        #: Running handlers have at most so many seconds after a stop, whatever the settings say.
+        #: The most seconds for running handlers after a stop, whatever the settings say.
         self.longest_grace = math.inf
         self.before_call: Callable[[HandlerCall], None] | None = None
         self.note_step: NoteStep | None = None
@@ -177,7 +135,7 @@ class Consumer(Registration):
             if other.target is not None and self.target not in (None, other.target):
                 raise ConfigurationError("the consumer and an included one name different Redis servers; name one")
             self._register_all_of(other)
-            self.observers += [one for one in other.observers if one not in self.observers]
+            self.observers += [observer for observer in other.observers if observer not in self.observers]
             self.target = self.target if other.target is None else other.target
         return self
 
@@ -191,10 +149,10 @@ class Consumer(Registration):
             ConfigurationError: there is no handler, no such queue, no Redis named, or the server is not fit.
         """
         unlimited = replace(settings or WorkerSettings(), max_jobs=None)  # nothing replaces this process
-        self._start_when_redis_answers(unlimited, queues, lambda: None)
+        self._start_when_redis_answers(unlimited, queues)
 
     def _start_when_redis_answers(
-        self, settings: WorkerSettings | None, queues: Sequence[str], entered: Callable[[], None]
+        self, settings: WorkerSettings, queues: Sequence[str], entered: Callable[[], None] = lambda: None
     ) -> Engine:
         failures = 0
         while True:
@@ -207,31 +165,34 @@ class Consumer(Registration):
 
     def stop(self, grace: Duration = 25.0) -> bool:
         """
-        Take no more, give back what has not started, let handlers end within `grace`; say whether all did.
+        Stop claiming, return prefetched messages, and let handlers finish within `grace`; return whether all did.
 
-        A handler that calls it gets False at once; the stop goes on in a thread and waits for that handler too. It ends
-        the work of this process alone: `reliq worker` starts another process.
+        A handler that calls it gets False at once; the stop goes on in a thread and waits for that handler too. It stops
+        this process alone: `reliq worker` starts another process.
         """
         grace_seconds = seconds("grace", grace)
         with self._stop_lock:
-            engine, self._engine = self._engine, None
+            engine = self._engine
+            self._engine = None
             if engine is not None:
-                self._stopped, self._stop_for_handler = engine, None
+                self._stopped = engine
+                self._stop_for_handler = None
                 if engine.is_in_handler():
                     self._stop_for_handler = threading.Thread(target=self._end, args=(engine, grace_seconds))
                     self._stop_for_handler.start()
                     return False
         if engine is not None:
             return self._end(engine, grace_seconds)
-        stopped, other = self._stopped, self._stop_for_handler
-        if stopped is None or other is None:
+        stopped = self._stopped
+        stop_for_handler = self._stop_for_handler
+        if stopped is None or stop_for_handler is None:
             return True
-        if other is not threading.current_thread() and not stopped.is_in_handler():
-            other.join()
+        if stop_for_handler is not threading.current_thread() and not stopped.is_in_handler():
+            stop_for_handler.join()
         return not stopped.unfinished
 
     def _end(self, engine: Engine, grace_seconds: float) -> bool:
-        """Stop what runs; say whether every handler ended."""
+        """Stop an engine; return whether every handler ended."""
         atexit.unregister(self._stop_at_exit)
         notify(self.observers, [WorkerStopping("", len(engine.inflight.runs()), grace_seconds)])
         return not engine.stop(grace_seconds)
@@ -263,7 +224,7 @@ class Consumer(Registration):
                 failed.append(error)
 
         unlimited = replace(settings or WorkerSettings(), max_jobs=None)
-        engine = self._start(unlimited, queues, lambda: None, [note] if raise_errors else [])
+        engine = self._start(unlimited, queues, hooks=[note] if raise_errors else [])
         try:
             while not (failed or engine.stopping.is_set() or engine.is_drained(delayed=delayed)):
                 time.sleep(DRAIN_SECONDS)
@@ -285,7 +246,7 @@ class Consumer(Registration):
         patient: bool = False,
     ) -> int:
         """
-        Work until SIGTERM or SIGINT, then stop in peace; a second signal ends the process at once.
+        Work until SIGTERM or SIGINT, then stop gracefully; a second signal ends the process at once.
 
         Args:
             patient: ignore a second signal, for a supervisor ends the process at once by SIGKILL.
@@ -296,15 +257,29 @@ class Consumer(Registration):
             The exit code: 0; EXIT_REPLACE after `max_jobs`; EXIT_HUNG when only the end of the process ends handlers
             that overran their time, or when a part of it has ended by itself.
         """
-        check_main_thread()
-        page = served(
-            self, queues, self.observers, self.stats, port=metrics_port, host=metrics_host, registry=metrics_registry
-        )
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError(
+                "consumer.run() handles signals, which only the main thread may; in another thread use consumer.start() and "
+                "consumer.stop()"
+            )
+        page: AbstractContextManager[Any] = nullcontext()
+        if metrics_port is not None or metrics_registry is not None:
+            handlers = self.chosen(queues)
+            # Imported here, because it imports the Prometheus client.
+            page = import_module("reliq.metrics.serving").of_one_process(
+                self.observers,
+                self.stats,
+                self.connection(handlers),
+                [handler.queue.keys for handler in handlers],
+                port=metrics_port,
+                host=metrics_host,
+                registry=metrics_registry,
+            )
         with page, StopSignals(patient=patient) as signals:
             return self._run(settings or WorkerSettings(), queues, signals)
 
     def leave(self) -> None:
-        """Have `run` claim no more and return when its handlers have finished: another process is to go on."""
+        """Make `run` stop claiming and return when its handlers have finished: another process is to go on."""
         self._leave_asked = True
 
     @property
@@ -314,7 +289,7 @@ class Consumer(Registration):
         return engine is not None and engine.inflight.closed and not engine.stopping.is_set()
 
     def deliveries(self) -> list[HeldDelivery]:
-        """Return everything held in this process, running or not."""
+        """Return all deliveries in flight in this process, running or prefetched."""
         engine = self._engine or self._stopped  # a stop in another thread takes it away
         return [] if engine is None else engine.inflight.deliveries()
 
@@ -325,7 +300,7 @@ class Consumer(Registration):
 
     @property
     def unfinished(self) -> list[HeldDelivery] | None:
-        """The deliveries that the last stop cut off, or could not give back; None before the end of its grace."""
+        """The deliveries that the last stop cut off or could not return; None before the end of its grace period."""
         return None if self._stopped is None else self._stopped.unfinished
 
     def running(self) -> list[HandlerCall]:
@@ -334,26 +309,27 @@ class Consumer(Registration):
         return [] if engine is None else engine.inflight.runs()
 
     def stats(self) -> EngineStats | None:
-        """Return what this process does at this moment; None when nothing runs."""
+        """Return the state of this process; None when nothing runs."""
         engine = self._engine
         return None if engine is None else engine.stats()
 
     def engine(self) -> Engine:
-        """Return what runs; raise ConfigurationError when nothing does."""
+        """Return the running engine; raise ConfigurationError when nothing runs."""
         if self._engine is None:
             raise ConfigurationError("this consumer has not been started")
         return self._engine
 
     def _start(
         self,
-        settings: WorkerSettings | None,
+        settings: WorkerSettings,
         queues: Sequence[str],
-        entered: Callable[[], None],
+        entered: Callable[[], None] = lambda: None,
         hooks: Sequence[ErrorHook] = (),
     ) -> Engine:
         if self._engine is not None:
             raise ConfigurationError("this consumer has been started; stop it first")
-        chosen, relay = self.chosen(queues), None
+        chosen = self.chosen(queues)
+        relay = None
         if self.relay is not None:
             from reliq.outbox.relay import OutboxMover  # noqa: PLC0415  a satellite
 
@@ -361,9 +337,9 @@ class Consumer(Registration):
         engine = Engine(
             chosen,
             self.connection(chosen),
-            settings or WorkerSettings(),
+            settings,
             lifespan=self.lifespan,
-            middleware=self.around_calls,
+            middleware=tuple(self.around_calls),
             observers=tuple(self.observers),
             on_error=(*self.error_hooks, *hooks),
             periodic=self.ticked_beside(chosen),
@@ -373,23 +349,31 @@ class Consumer(Registration):
 
             def enter() -> None:
                 entered()
-                locked.enter_context(self._stop_lock)  # a first handler may stop this consumer before `start` returns
+                locked.enter_context(self._stop_lock)  # a handler may stop this consumer before `start` returns
 
             engine.start(enter, self.before_call, self.note_step)
-            self._engine, self._pid = engine, os.getpid()
+            self._engine = engine
+            self._pid = os.getpid()
             atexit.register(self._stop_at_exit)
-        notify(self.observers, [RedisBack("", STARTING), WorkerReady("", tuple(one.queue.name for one in chosen))])
+        notify(
+            self.observers, [RedisBack("", STARTING), WorkerReady("", tuple(handler.queue.name for handler in chosen))]
+        )
         return engine
 
     def _run(self, settings: WorkerSettings, queues: Sequence[str], signals: StopSignals) -> int:
         """Start, work and stop; return the exit code."""
         self._leave_asked = False
         try:
-            # Whatever a lifespan has done to signals: from its end on, before any message is worked, they are noted.
+            # A lifespan may have set signal handlers: ours are set again after it, before the first message.
             engine = self._start_when_redis_answers(settings, queues, signals.works)
         except StoppedEarly:
             self.stop(0)
             return 0
+
+        def is_over() -> bool:
+            if signals.numbers or engine.stopping.is_set():  # a handler may stop its consumer
+                return True
+            return bool(settings.burst) and engine.is_drained(delayed=settings.burst == "delayed")
 
         def must_leave() -> bool:
             had_enough = settings.max_jobs is not None and engine.inflight.started >= settings.max_jobs
@@ -397,7 +381,14 @@ class Consumer(Registration):
                 engine.inflight.max_jobs = math.inf
             return self._leave_asked or (had_enough and not self.must_stay)
 
-        is_replaced = work(engine, settings, signals, must_leave)
+        while not (is_over() or must_leave() or engine.must_be_replaced()):
+            signals.wait(END_CHECK_SECONDS)
+        is_replaced = not is_over()
+        if is_replaced and not engine.dead_parts():
+            # Handlers finish before the process is replaced; their timeouts are the limit.
+            engine.stop_claiming()
+            while not (signals.numbers or engine.inflight.wait_until_none_runs(0.0)):
+                signals.wait(END_CHECK_SECONDS)
         broken = engine.hung_slots > 0 or bool(engine.dead_parts())
         if not self.stop(min(seconds("grace", settings.grace), self.longest_grace)) or broken:
             return EXIT_HUNG
@@ -415,33 +406,10 @@ def load_consumer(place: str) -> Consumer:
     Raises:
         ConfigurationError: the module cannot be imported or has no such consumer.
     """
-    return found(place, Consumer)
+    return load_instance(place, Consumer)
 
 
-T = TypeVar("T")
-
-_OURS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib")
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-def imported(name: str, place: str) -> ModuleType:
-    """
-    Return the module `name`, which a person wrote as `place`.
-
-    Raises:
-        ConfigurationError: it is no module's name, there is none, or an import in it fails.
-    """
-    if _MODULE.fullmatch(name) is None:
-        as_module = ".".join(re.findall(r"[^\W\d]\w*", name.removesuffix(".py")))
-        hint = f"; write {place.replace(name, as_module, 1)}" if as_module else ""
-        raise ConfigurationError(f"a module is named like shop.jobs, not {name!r}{hint}")
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigurationError(f"cannot import {name!r}: {_why(name, error)}") from error
-
-
-def found(place: str, kind: type[T]) -> T:
+def load_instance(place: str, kind: type[T]) -> T:
     """
     Return the instance of `kind` at `module:name`, or the only one in `module`.
 
@@ -449,7 +417,14 @@ def found(place: str, kind: type[T]) -> T:
         ConfigurationError: the module cannot be imported or has no such instance.
     """
     module_name, _, attribute = place.partition(":")
-    module = imported(module_name, place)
+    if _MODULE.fullmatch(module_name) is None:
+        as_module = ".".join(re.findall(r"[^\W\d]\w*", module_name.removesuffix(".py")))
+        hint = f"; write {place.replace(module_name, as_module, 1)}" if as_module else ""
+        raise ConfigurationError(f"a module is named like shop.jobs, not {module_name!r}{hint}")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigurationError(f"cannot import {module_name!r}: {_why(module_name, error)}") from error
     instances = {name: value for name, value in vars(module).items() if isinstance(value, kind)}
     chosen = [value for name, value in instances.items() if attribute in ("", name)]
     if len(set(map(id, chosen))) != 1:
@@ -462,17 +437,18 @@ def found(place: str, kind: type[T]) -> T:
 
 def traceback_of_module(error: BaseException) -> list[str]:
     """Return the traceback of an exception from the import of a module, from that module's first line on."""
-    told = TracebackException.from_exception(error)
-    told.stack = StackSummary.from_list([frame for frame in told.stack if not frame.filename.startswith(_OURS)])
-    return "".join(told.format()).splitlines()
+    trace = TracebackException.from_exception(error)
+    trace.stack = StackSummary.from_list([frame for frame in trace.stack if not frame.filename.startswith(_OURS)])
+    return "".join(trace.format()).splitlines()
 
 
 def _why(name: str, error: ImportError) -> str:
-    """Return the name that is missing, the line that imports it, and what to do."""
+    """Describe a failed import: the missing name, the line that imports it, and the remedy."""
     missing = error.name or ""
     if isinstance(error, ModuleNotFoundError) and (name == missing or name.startswith(f"{missing}.")):
         return f"{error.msg} in this folder, on PYTHONPATH or installed"
-    where = _importing_line(error)
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "its first line"
     if "partially initialized module" in str(error.msg):
         return f"a circular import at {where}: {error.msg}; move what both modules need into a third one"
     if isinstance(error, ModuleNotFoundError):
@@ -480,31 +456,15 @@ def _why(name: str, error: ImportError) -> str:
     return f"{error.msg}, at {where}"
 
 
-def _importing_line(error: ImportError) -> str:
-    """Return file and line of the import that failed."""
-    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "its first line"
-
-
-#: The signals that end a worker in peace.
-STOPS = (signal.SIGINT, signal.SIGTERM)
-EXIT_SECOND_SIGNAL = 130
-#: A wait looks for a signal this often: one that the system gives to another thread does not interrupt the main thread.
-LOOK_SECONDS = 0.5
-#: A stop within 1 s may be an echo of the one before: shell and kernel both send SIGHUP at the end of a session, and
-#: systemd sends SIGHUP after SIGTERM where SendSIGHUP= is set.
-ECHO_SECONDS = 1.0
-
-
 class SignalNotes:
     """
-    The signals that came, in their order.
+    The received signals, in their order.
 
     A signal handler may interrupt any code, a wait for its own notes and itself included. It must take no lock that
     the interrupted code may hold, as `threading.Event.set` does; `SimpleQueue.put` may be entered again.
 
     Attributes:
-        numbers: every signal so far but for echoes, oldest first; code that has dealt with one may remove it.
+        numbers: every signal so far but for echoes, oldest first; code that has handled a signal may remove it.
     """
 
     def __init__(self) -> None:
@@ -514,15 +474,16 @@ class SignalNotes:
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
         """Note a signal; this is a handler for `signal.signal`."""
-        now, (last, noted_at) = time.monotonic(), self._last
+        now = time.monotonic()
+        last, noted_at = self._last
         may_echo = number == last or (last, number) == (signal.SIGTERM, signal.SIGHUP)
         if number == signal.SIGUSR1 or not may_echo or now >= noted_at + ECHO_SECONDS:
-            self._last = number, now
+            self._last = (number, now)
             self.numbers.append(number)
         self._came.put(None)
 
     def wait(self, seconds_at_most: float | None = None) -> bool:
-        """Wait for a signal that no wait has seen yet, without a limit for None; say whether one came."""
+        """Wait for a signal that no wait has seen yet, without a limit for None; return whether there was one."""
         until = None if seconds_at_most is None else time.monotonic() + seconds_at_most
         while True:
             left = LOOK_SECONDS if until is None else min(until - time.monotonic(), LOOK_SECONDS)
@@ -552,7 +513,8 @@ class StopSignals(SignalNotes):
 
     def __init__(self, *, patient: bool) -> None:
         super().__init__()
-        self._patient, self._works = patient, False
+        self._patient = patient
+        self._works = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -572,7 +534,7 @@ class StopSignals(SignalNotes):
             handle_signal(number, self.take_note)
 
     def take_note(self, number: int, _frame: FrameType | None) -> None:
-        """Note a signal, and end the start or the process where that is wanted."""
+        """Note a signal; end a start by it, or by a second signal the process."""
         self.note(number)
         if not self._works:
             raise StoppedEarly
@@ -581,22 +543,22 @@ class StopSignals(SignalNotes):
 
 
 def end_at_once(number: int, _frame: FrameType | None) -> None:
-    """End the process, in which nothing has started yet that could end in peace; this is a handler for `take`."""
+    """End the process before anything has started that could stop gracefully; a handler for `handle_signal`."""
     os._exit(EXIT_SECOND_SIGNAL if number == signal.SIGINT else 0)
 
 
-_taken: set[int] = set()
+_handled_signals: set[int] = set()
 
 
 def handle_signal(number: int, handler: Callable[[int, FrameType | None], Any]) -> Any:
     """
-    Have `handler` called at a signal, but not in processes forked from this one; return the handler before.
+    Set `handler` for a signal, but not in processes forked from this one; return the previous handler.
 
     SIGINT and SIGHUP stay ignored where the process was started so: a script does that for `command &`, and nohup.
     """
     if number in (signal.SIGINT, signal.SIGHUP) and signal.getsignal(number) == signal.SIG_IGN:
         return signal.SIG_IGN
-    _taken.add(number)
+    _handled_signals.add(number)
     return signal.signal(number, handler)
 
 
@@ -604,8 +566,8 @@ _forking = threading.local()
 
 
 def _hold_signals_back() -> None:
-    """Hold the taken signals back while this thread forks: in the child one would be lost before its default is set."""
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _taken)
+    """Block the handled signals while this thread forks: a child would lose them before their default is set."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _handled_signals)
 
 
 def _let_signals_come() -> None:
@@ -613,10 +575,10 @@ def _let_signals_come() -> None:
 
 
 def _give_up_signals() -> None:
-    """Give a forked process the default handlers: its parent may end it by a signal."""
-    for number in _taken:
+    """Restore the default handlers in a forked process: its parent may end it by a signal."""
+    for number in _handled_signals:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    _taken.clear()
+    _handled_signals.clear()
     _let_signals_come()
 
 

@@ -317,23 +317,15 @@ class Registration(PeriodicRegistration):
         super().__init__()
         self.target = target
         self._handlers: dict[str, Handler] = {}
-        self._middleware: list[Callable[[Job[Any]], Any]] = []
-        self._on_error: list[Callable[[Job[Any], BaseException, bool], Any]] = []
+        #: The middleware of every call, the outermost first.
+        self.around_calls: list[Callable[[Job[Any]], Any]] = []
+        #: The hooks that are called for each failure.
+        self.error_hooks: list[Callable[[Job[Any], BaseException, bool], Any]] = []
 
     @property
     def handlers(self) -> Sequence[Handler]:
         """The registered handlers."""
         return tuple(self._handlers.values())
-
-    @property
-    def around_calls(self) -> Sequence[Callable[[Job[Any]], Any]]:
-        """The middleware of every call, the outermost first."""
-        return tuple(self._middleware)
-
-    @property
-    def error_hooks(self) -> Sequence[Callable[[Job[Any], BaseException, bool], Any]]:
-        """The hooks that are called for each failure."""
-        return tuple(self._on_error)
 
     @overload
     def handler(self, queue: Queue[B], **options: Unpack[Options]) -> Register[B]: ...
@@ -424,7 +416,7 @@ class Registration(PeriodicRegistration):
             ConfigurationError: it does not take a job, or cannot return a context manager.
         """
         check_around(around)
-        self._middleware.append(around)
+        self.around_calls.append(around)
         return around
 
     def on_error(self, hook: E) -> E:
@@ -440,7 +432,7 @@ class Registration(PeriodicRegistration):
             ConfigurationError: it is async, or does not take three arguments.
         """
         check_hook(hook)
-        self._on_error.append(hook)
+        self.error_hooks.append(hook)
         return hook
 
     def chosen(self, queues: Sequence[str]) -> list[Handler]:
@@ -455,7 +447,7 @@ class Registration(PeriodicRegistration):
         if unknown := [name for name in queues if name not in self._handlers]:
             raise ConfigurationError(f"no handler for queue {unknown[0]!r}; there are: {', '.join(self._handlers)}")
         chosen = [handler for name, handler in self._handlers.items() if not queues or name in queues]
-        check_middleware(self._middleware, chosen)
+        check_middleware(self.around_calls, chosen)
         return chosen
 
     def ticked_beside(self, handlers: Sequence[Handler]) -> list[Periodic]:
@@ -484,8 +476,8 @@ class Registration(PeriodicRegistration):
             self._check_is_new(handler)
         self._add_all_of(other)
         self._handlers.update(other._handlers)
-        self._middleware += other._middleware
-        self._on_error += other._on_error
+        self.around_calls += other.around_calls
+        self.error_hooks += other.error_hooks
 
     def _check_is_new(self, handler: Handler) -> None:
         name = handler.queue.name

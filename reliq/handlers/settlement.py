@@ -6,7 +6,7 @@ import os
 import socket
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from reliq.errors import ConfigurationError, Stopped, UndecodableError
 from reliq.keys import chosen_window_ms
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reliq.message import Claimed, Delivery
     from reliq.redis.commands import Call
     from reliq.settings import HandlerSettings, QueueSettings
+    from reliq.worker.slots import HeldDelivery
 
 OutcomeKind = Literal["ack", "nack", "reject", "snooze", "rate_limited", "release", "expired"]
 
@@ -35,11 +36,11 @@ class Outcome:
 
     Attributes:
         kind: how the delivery ends; a `nack` with no retry left and a `reject` end the message.
-        delay_ms: until the next delivery; of what is `rate_limited` until its key is served again.
+        delay_ms: until the next delivery; with `rate_limited` until the key is served again.
         reason: `failed`, `rejected` or `undecodable`.
-        error: text that is kept for the operator; of a body that does not decode it holds no part.
-        raised: class and place of what the handler raised, which may be told to anybody; empty when it raised nothing.
-        failed: it is no answer of the handler's choice.
+        error: text that is kept for the operator; it holds no part of a body that does not decode.
+        raised: class and place of a raised exception, without any part of a body; empty when none was raised.
+        failed: it is not an answer that the handler chose.
     """
 
     kind: OutcomeKind
@@ -56,50 +57,32 @@ class Outcome:
         return f"{self.error} ({places})" if places else self.error
 
 
-class SettledDelivery(Protocol):
-    """A delivery whose outcome is known."""
-
-    @property
-    def delivery(self) -> Delivery:
-        """The delivery; of one that is `expired` only `claimed` is known."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """The answer for Redis."""
-
-    @property
-    def took_ms(self) -> int | None:
-        """Milliseconds that its handler ran, None when nobody measured."""
-
-
 class Settlement(NamedTuple):
-    """A delivery and its outcome, for a holder that notes no more of it."""
+    """
+    A delivery and its outcome, where no worker holds it.
+
+    Attributes:
+        delivery: with an `expired` outcome only `claimed` is known of it.
+        took_ms: how long its handler ran, None when unknown.
+    """
 
     delivery: Delivery
     outcome: Outcome
     took_ms: int | None = None
 
 
-class Move(NamedTuple):
-    """
-    A move that tells Redis outcomes: all of one move go into one call.
-
-    Attributes:
-        sleep_ms: for how long the keys of what is released sleep.
-    """
-
-    kind: OutcomeKind
-    sleep_ms: int = 0
-
-
 B = TypeVar("B")
-E = TypeVar("E", bound=SettledDelivery)
-_ACK = Move("ack")
+#: A delivery whose outcome is known.
+E = TypeVar("E", "HeldDelivery", Settlement)
+
+#: The transition that settles an outcome, and for how many ms the keys of released messages are throttled.
+Transition = tuple[OutcomeKind, int]
+_ACK: Transition = ("ack", 0)
 
 ACKED = Outcome("ack")
 RELEASED = Outcome("release")
 EXPIRED = Outcome("expired")
-#: A handler overran its time in a thread, which nobody can end: its lease is left to end.
+#: A handler overran its time in a thread, which cannot be ended: its lease is left to expire.
 OVERRAN = Outcome("nack", error="TimeoutError", raised="TimeoutError", failed=True)
 #: The message's own answer cannot be put into a call to Redis.
 UNTELLABLE = Outcome("reject", error="its answer could not be told to Redis")
@@ -110,7 +93,7 @@ def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> Out
     Return the outcome of a handler that returned `answer`.
 
     Raises:
-        ConfigurationError: it is none, though it is meant as one.
+        ConfigurationError: it is the class of an answer, not an answer.
     """
     if isinstance(answer, Nack | Reject | Snooze | RateLimited):
         return raised(answer, attempt, settings)
@@ -125,14 +108,16 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
         case Ack():
             return ACKED
         case Nack(delay=delay, reason=reason):
-            delay_ms = _backoff_ms(attempt, settings) if delay is None else _delay_ms(delay)
-            return Outcome("nack", delay_ms, "failed", *_said(reason))
+            delay_ms = _backoff_ms(attempt, settings) if delay is None else milliseconds(seconds("delay", delay))
+            return Outcome("nack", delay_ms, "failed", *_format_reason(reason))
         case Snooze(delay=delay):
-            return Outcome("snooze", _delay_ms(delay))
+            return Outcome("snooze", milliseconds(seconds("delay", delay)))
         case RateLimited(reason=reason):
-            return Outcome("rate_limited", max(1, milliseconds(rate_limit_seconds(error))), "failed", *_said(reason))
+            return Outcome(
+                "rate_limited", max(1, milliseconds(rate_limit_seconds(error))), "failed", *_format_reason(reason)
+            )
         case Reject(reason=reason):
-            return Outcome("reject", 0, "rejected", *_said(reason))
+            return Outcome("reject", 0, "rejected", *_format_reason(reason))
         case Stopped():
             return RELEASED
         case UndecodableError() if settings.undecodable == "reject":
@@ -141,7 +126,8 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
             return Outcome(
                 "nack", _backoff_ms(attempt, settings), "undecodable", error.why, class_name(error), failed=True
             )
-    text, place = described(error), placed(error)
+    text = described(error)
+    place = placed(error)
     retry = isinstance(error, settings.retry_on) or not isinstance(error, Exception)
     if isinstance(error, settings.reject_on) or not retry:
         return Outcome("reject", reason="rejected", error=text, raised=place, failed=True)
@@ -150,7 +136,8 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
 
 def rate_limit_seconds(answer: RateLimited) -> float:
     """Return the delay of a rate limit; raise ConfigurationError where it is above its `max_delay`."""
-    delay, longest = seconds("delay", answer.delay), seconds("max_delay", answer.max_delay)
+    delay = seconds("delay", answer.delay)
+    longest = seconds("max_delay", answer.max_delay)
     if delay > longest:
         raise ConfigurationError(
             f"delay of RateLimited must be at most {longest:g} seconds, not {delay:g}: is it in milliseconds? "
@@ -183,73 +170,73 @@ def burial(keys: Keys, settings: QueueSettings, ids: Sequence[str]) -> Call[tupl
     return transitions.collect(keys, ids, letters_max=settings.letters_max, letters_ms=letters_ms)
 
 
-def calls(keys: Keys, settings: QueueSettings, some: Iterable[E]) -> list[tuple[Call[Settled], list[E]]]:
+def calls(keys: Keys, settings: QueueSettings, deliveries: Iterable[E]) -> list[tuple[Call[Settled], list[E]]]:
     """
-    Return the calls that tell Redis how `some` deliveries of a queue end, each with its own deliveries.
+    Return the calls that report the outcomes of `deliveries` of a queue to Redis, each with its own deliveries.
 
-    There is one call for each move, and more where that are more than `BATCH_LIMIT` messages.
+    There is one call for each transition, and more when that settles more than `BATCH_LIMIT` messages.
     """
-    by_move: dict[Move, list[E]] = defaultdict(list)
-    for one in some:
-        by_move[_ACK if one.outcome is ACKED else _move(one)].append(one)
-    found = []
-    for move, group in by_move.items():
+    by_transition: dict[Transition, list[E]] = defaultdict(list)
+    for one in deliveries:
+        transition: Transition
+        if one.outcome is ACKED:
+            transition = _ACK
+        elif (
+            one.outcome.kind == "rate_limited"
+        ):  # a message that was claimed without regard to keys has none to throttle
+            is_keyless = one.delivery.claimed.key is None
+            transition = ("snooze", 0) if is_keyless else ("release", one.outcome.delay_ms)
+        else:
+            transition = ("nack" if one.outcome.kind == "reject" else one.outcome.kind, 0)
+        by_transition[transition].append(one)
+    calls = []
+    for (kind, sleep_ms), group in by_transition.items():
         pieces = [group]
         if len(group) > BATCH_LIMIT:
             pieces = [group[at : at + BATCH_LIMIT] for at in range(0, len(group), BATCH_LIMIT)]
-        if move.kind == "release":
-            pieces.reverse()  # each goes before what is in ready: the first at last
-        found += [(_call(keys, settings, move, piece), piece) for piece in pieces]
-    return found
+        if kind == "release":
+            pieces.reverse()  # each goes before the messages in ready: the first piece must be released last
+        calls += [(_call(keys, settings, kind, sleep_ms, piece), piece) for piece in pieces]
+    return calls
 
 
-def _move(one: SettledDelivery) -> Move:
-    """Return the move that tells Redis an outcome; a message that was claimed without regard to keys has none to sleep."""
-    kind, delay_ms = one.outcome.kind, one.outcome.delay_ms
-    if kind == "rate_limited":
-        return Move("snooze") if one.delivery.claimed.key is None else Move("release", delay_ms)
-    return Move("nack") if kind == "reject" else Move(kind)
+def _call(
+    keys: Keys, settings: QueueSettings, kind: OutcomeKind, sleep_ms: int, deliveries: Sequence[E]
+) -> Call[Settled]:
+    match kind:
+        case "ack":
+            took_ms = [one.took_ms for one in deliveries if one.took_ms is not None] if settings.history else []
+            took_ms = took_ms if len(took_ms) == len(deliveries) else []
+            windows = [(one.delivery.claimed, one.delivery.header.window_ms) for one in deliveries]
+            return transitions.ack(keys, windows, kind="acked", history=settings.history, took_ms=took_ms)
+        case "expired":
+            # The header is gone with the body: only the shape of an id says whether it was chosen.
+            claimed = [one.delivery.claimed for one in deliveries]
+            windows = [(one, chosen_window_ms(one.id, settings.dedup)) for one in claimed]
+            return transitions.ack(keys, windows, kind="expired")
+        case "snooze":
+            return transitions.snooze(keys, [(one.delivery.claimed, one.outcome.delay_ms) for one in deliveries])
+        case "release":
+            return transitions.release(keys, [one.delivery.claimed for one in deliveries], sleep_ms=sleep_ms or None)
+    by = f"{socket.gethostname()}:{os.getpid()}"
+    failures = [
+        transitions.failure(
+            one.delivery,
+            one.outcome.reason,
+            one.outcome.error,
+            one.outcome.delay_ms,
+            final=one.outcome.kind == "reject",
+            raised=one.outcome.raised,
+            by=by,
+            took_ms=one.took_ms,
+        )
+        for one in deliveries
+    ]
+    return transitions.nack(keys, failures)
 
 
-def _call(keys: Keys, settings: QueueSettings, move: Move, some: Sequence[SettledDelivery]) -> Call[Settled]:
-    if move.kind in ("ack", "expired"):
-        return _ending(keys, settings, move.kind, some)
-    if move.kind == "snooze":
-        return transitions.snooze(keys, [(one.delivery.claimed, one.outcome.delay_ms) for one in some])
-    if move.kind == "release":
-        return transitions.release(keys, [one.delivery.claimed for one in some], sleep_ms=move.sleep_ms or None)
-    return transitions.nack(keys, [_failure(one) for one in some])
-
-
-def _ending(keys: Keys, settings: QueueSettings, kind: OutcomeKind, some: Sequence[SettledDelivery]) -> Call[Settled]:
-    if kind == "ack":
-        history = settings.history
-        took_ms = [one.took_ms for one in some if one.took_ms is not None] if history else []
-        took_ms = took_ms if len(took_ms) == len(some) else []
-        rows = [(one.delivery.claimed, one.delivery.header.window_ms) for one in some]
-        return transitions.ack(keys, rows, kind="acked", history=history, took_ms=took_ms)
-    # The header of an expired message is gone with its body: only the shape of its id says whether it was chosen.
-    claimed = [one.delivery.claimed for one in some]
-    windows = [(one, chosen_window_ms(one.id, settings.dedup)) for one in claimed]
-    return transitions.ack(keys, windows, kind="expired")
-
-
-def _failure(one: SettledDelivery) -> tuple[Claimed, int, str, bytes]:
-    outcome = one.outcome
-    return transitions.failure(
-        one.delivery,
-        outcome.reason,
-        outcome.error,
-        outcome.delay_ms,
-        final=outcome.kind == "reject",
-        raised=outcome.raised,
-        by=f"{socket.gethostname()}:{os.getpid()}",
-        took_ms=one.took_ms,
-    )
-
-
-def _said(reason: object) -> tuple[str, str]:
-    """Return the text of an answer's reason and, when that is an exception whose text may not be told, its place."""
+def _format_reason(reason: object) -> tuple[str, str]:
+    """Return the text of an answer's reason and, when that is an exception, its class and place without its text."""
     if isinstance(reason, BaseException):
         return described(reason), placed(reason)
     return ("" if reason is None else clean_text(reason)), ""
@@ -257,7 +244,3 @@ def _said(reason: object) -> tuple[str, str]:
 
 def _backoff_ms(attempt: int | None, settings: HandlerSettings) -> int:
     return milliseconds(seconds_after(settings.backoff, attempt or 1))
-
-
-def _delay_ms(delay: Any) -> int:
-    return milliseconds(seconds("delay", delay))

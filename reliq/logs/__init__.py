@@ -1,4 +1,8 @@
-"""A thread for work that may block, so that its caller does not: log lines, and calls to Redis of a supervisor."""
+"""
+Logging of reliq: lines as text or JSON, written in a background thread, and repeated lines held back.
+
+`Background` also makes the supervisor's calls to Redis, which may block.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+logger = logging.getLogger("reliq")
+
+#: Ten lines that differ in their figures alone are written within 10 s; more are held back.
+SAME_LINES = 10
+SAME_SECONDS = 10.0
+#: At 1,000 kinds of line a new window begins, which bounds the memory.
+LINE_KINDS_LIMIT = 1000
+#: A summary of lines that were held back has at most 100 ids as a field; its text names five.
+HELD_IDS = 100
+#: The event of that summary, which is never held back itself.
+HELD_BACK = "held_back"
+#: The event of a line that says who changed what on the page: each of them counts.
+WEB_WRITE = "web_write"
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("auto", "text", "json")
+
+#: So many lines wait while nothing reads standard error; later lines are dropped.
+LINES_LIMIT = 1000
+#: A line is usually written before the call that logs it returns: a process may crash next. It waits at most 0.1 s.
+WRITE_SECONDS = 0.1
+#: At its end a process waits at most 1 s for its last lines.
+FLUSH_SECONDS = 1.0
+
+_COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
+_PLAIN = "\x1b[0m"
+_LINE = "%(asctime)s %(process)d %(levelname)s %(name)s %(message)s"
+#: Every record has these attributes; an application has given all others as `extra`.
+_ORDINARY = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "reliq"})
+
+
 class Background:
     """
     Calls functions one after another in a daemon thread of its own; each of them reports its own errors.
@@ -38,14 +72,14 @@ class Background:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def put(self, work: Callable[[], object]) -> bool:
-        """Have `work` called later; return False, and forget it, when too much waits."""
+        """Call `work` later; return False, and drop it, when too many functions wait."""
         if self._limit and self._waiting.qsize() >= self._limit:
             return False
         self._waiting.put(work)
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all that waits now was called, for `seconds` at most; return whether it was."""
+        """Wait until all functions that wait now were called, at most `seconds`; return whether they were."""
         called = threading.Lock()
         called.acquire()
         self._waiting.put(called.release)
@@ -59,21 +93,6 @@ class Background:
         while (work := self._waiting.get()) is not None:
             with suppress(BaseException):
                 work()
-
-
-logger = logging.getLogger("reliq")
-
-#: Ten lines that differ in their figures alone are written within 10 s; more are held back.
-SAME_LINES = 10
-SAME_SECONDS = 10.0
-#: At 1,000 kinds of line a new window begins, which bounds the memory.
-LINE_KINDS_LIMIT = 1000
-#: A summary of lines that were held back has at most 100 ids as a field; its text names five.
-HELD_IDS = 100
-#: The event of that summary, which is never held back itself.
-HELD_BACK = "held_back"
-#: The event of a line that says who changed what on the page: each of them counts.
-WEB_WRITE = "web_write"
 
 
 @dataclass(slots=True)
@@ -112,24 +131,25 @@ class Limiter(logging.Filter):
             if record.created >= self._until or len(self._counts) >= LINE_KINDS_LIMIT:
                 over = self._end_window()
                 self._until = record.created + SAME_SECONDS
-            count = self._counts[kind] = self._counts.get(kind, 0) + 1
+            count = self._counts.get(kind, 0) + 1
+            self._counts[kind] = count
             if count > SAME_LINES:
                 self._hold(kind, record)
-        _tell(over)
+        _log_held(over)
         return count <= SAME_LINES
 
     def flush(self) -> None:
         """End the window now, and write the summary of what it held back."""
         with self._lock:
             over = self._end_window()
-        _tell(over)
+        _log_held(over)
 
     def _hold(self, kind: Any, record: logging.LogRecord) -> None:
-        told = getattr(record, "reliq", {})
-        held = self._held.setdefault(kind, _Held(record.levelno, record.getMessage(), told.get("queue", "")))
+        fields = getattr(record, "reliq", {})
+        held = self._held.setdefault(kind, _Held(record.levelno, record.getMessage(), fields.get("queue", "")))
         held.count += 1
-        ids = told["ids"] if "ids" in told else [told["id"]] if "id" in told else []
-        held.messages += told.get("count", len(ids))
+        ids = fields["ids"] if "ids" in fields else [fields["id"]] if "id" in fields else []
+        held.messages += fields.get("count", len(ids))
         held.ids += ids[: HELD_IDS - len(held.ids)]
         if self._timer is None:
             timer = threading.Timer(SAME_SECONDS, self.flush)
@@ -140,47 +160,33 @@ class Limiter(logging.Filter):
 
     def _end_window(self) -> list[_Held]:
         over = list(self._held.values())
-        self._counts, self._held, self._until = {}, {}, 0.0
+        self._counts = {}
+        self._held = {}
+        self._until = 0.0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         return over
 
 
-def _tell(over: list[_Held]) -> None:
+def _log_held(over: list[_Held]) -> None:
     """Write a line for each kind that was held back, with the ids it would have named."""
     for held in over:
         ids = f"; ids: {join_first(held.ids, held.messages)}" if held.ids else ""
         text = f"held back {pluralize(held.count, 'line')} like: {held.like}{ids}"
-        told = {"event": HELD_BACK, "queue": held.queue, "count": held.count, "ids": held.ids}
-        logger.log(held.level, "%s", text, extra={"reliq": told})
+        fields = {"event": HELD_BACK, "queue": held.queue, "count": held.count, "ids": held.ids}
+        logger.log(held.level, "%s", text, extra={"reliq": fields})
 
 
 def _kind(record: logging.LogRecord) -> Any:
-    """Return what lines of one kind share: of an event all but its ids and figures; None for what is never held back."""
-    told = getattr(record, "reliq", None)
-    if told is None:
+    """Return the kind of a line: the fields of its event but for ids and figures; None for lines never held back."""
+    fields = getattr(record, "reliq", None)
+    if fields is None:
         return record.name, record.levelno, str(record.msg)
-    if told.get("event") in (HELD_BACK, WEB_WRITE):
+    if fields.get("event") in (HELD_BACK, WEB_WRITE):
         return None
-    return tuple(told.get(name) for name in ("event", "queue", "outcome", "error_type", "place", "verb", "part"))
+    return tuple(fields.get(name) for name in ("event", "queue", "outcome", "error_type", "place", "verb", "part"))
 
-
-LEVELS = ("debug", "info", "warning", "error")
-FORMATS = ("auto", "text", "json")
-
-#: So many lines wait while nothing reads standard error; later lines are dropped.
-LINES_LIMIT = 1000
-#: A line is usually written before the call that logs it returns: a process may crash next. It waits at most 0.1 s.
-WRITE_SECONDS = 0.1
-#: At its end a process waits at most 1 s for its last lines.
-FLUSH_SECONDS = 1.0
-
-_COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
-_PLAIN = "\x1b[0m"
-_LINE = "%(asctime)s %(process)d %(levelname)s %(name)s %(message)s"
-#: Every record has these attributes; an application has given all others as `extra`.
-_ORDINARY = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "reliq"})
 
 #: The one limiter of this process.
 limiter = Limiter()
@@ -230,9 +236,11 @@ class BackgroundHandler(logging.Handler):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
-        self._stream, self._pid = stream, os.getpid()
+        self._stream = stream
+        self._pid = os.getpid()
         self._writer = Background("reliq-log", LINES_LIMIT)
-        self._dropped, self._is_stuck = 0, False
+        self._dropped = 0
+        self._is_stuck = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand over a line."""
@@ -254,7 +262,8 @@ class BackgroundHandler(logging.Handler):
             self._writer.wait(FLUSH_SECONDS)
 
     def _write(self, line: str) -> None:
-        dropped, self._dropped = self._dropped, 0
+        dropped = self._dropped
+        self._dropped = 0
         if dropped:
             text = "%d log lines were dropped: nothing read standard error"
             record = logging.LogRecord("reliq", logging.WARNING, __file__, 0, text, (dropped,), None)

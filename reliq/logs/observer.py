@@ -12,14 +12,12 @@ from reliq.logs import enable_logging
 from reliq.text import IDS_SHOWN, join_first, pluralize, printable, shell_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from reliq.events import Event
 
 logger = logging.getLogger("reliq")
 
-#: How the outcome of a tick is told.
-_TOLD = {
+#: The outcomes of a tick in a log line.
+_TICK_OUTCOMES = {
     "published": "published",
     "paused": "skipped in its pause",
     "overlap": "skipped, for its last message is alive",
@@ -57,7 +55,7 @@ class LogObserver:
         """Log `event`, if it is one to log."""
         match event:
             case events.Handled(failed=False):
-                _handled(event, event.error if self._error_text else event.raised)
+                _log_handled(event, event.error if self._error_text else event.raised)
             case events.RedisAway(queue, part, error, refusal):
                 self._redis_away(queue, part, error, refusal)
             case events.RedisBack(queue, part):
@@ -71,14 +69,13 @@ class LogObserver:
                 _info(text, event="stopping", running=running, grace=round(grace, 3))
             case events.RenewalLate(queue, seconds, cause):
                 why = "Redis answered slowly" if cause == "redis" else "something held this process up"
-                text = f"a renewal came {seconds:.1f} s late: {why}"
-                _warn(text, event="renewal_late", queue=queue, seconds=round(seconds, 3), cause=cause)
-            case _:
-                self._of_queue(event)
-
-    def _of_queue(self, event: Event) -> None:
-        """Log what has happened to messages of a queue, other than by their handlers."""
-        match event:
+                _warn(
+                    f"a renewal came {seconds:.1f} s late: {why}",
+                    event="renewal_late",
+                    queue=queue,
+                    seconds=round(seconds, 3),
+                    cause=cause,
+                )
             case events.Lost(queue, ids, verb):
                 text = f"{queue}: {verb} came too late, the message went on without us: {join_first(ids)}"
                 _warn(text, event="lost", queue=queue, ids=ids, verb=verb)
@@ -88,10 +85,11 @@ class LogObserver:
             case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
                 parts = [f"leases ended without a result, redelivering: {join_first(overdue)}"] if overdue else []
                 parts += [f"no retry left: {join_first(buried)}"] if buried else []
-                text = f"{queue}: {'; '.join(parts)}"
-                _warn(text, event="reclaimed", queue=queue, ids=overdue, buried=buried)
+                _warn(f"{queue}: {'; '.join(parts)}", event="reclaimed", queue=queue, ids=overdue, buried=buried)
             case events.Throttled(queue, ids, keys, seconds):
-                _throttled(queue, ids, keys, seconds)
+                throttled = [f"key {key}" for key in keys if key] + ["the queue"] * ("" in keys)
+                text = f"{queue}: rate limited, for {seconds:g} s: {join_first(throttled)}"
+                _info(text, event="throttled", queue=queue, ids=ids[:IDS_SHOWN], keys=keys[:IDS_SHOWN], seconds=seconds)
             case events.Expired(queue, ids):
                 _warn(
                     f"{queue}: expired before they could start: {join_first(ids)}",
@@ -106,16 +104,22 @@ class LogObserver:
                 text = f"{queue}: retry count missing or no number, taken as 0: {join_first(ids)}"
                 _warn(text, event="inconsistent", queue=queue, ids=ids)
             case events.WentBack(queue, before, after):
-                cause = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
-                text = f"{queue}: {cause}: the queue counted {pluralize(before, 'claim')} and now counts {after}"
+                why = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
+                text = f"{queue}: {why}: the queue counted {pluralize(before, 'claim')} and now counts {after}"
                 _warn(text, event="went_back", queue=queue, before=before, after=after)
-            case events.Ticked() | events.Superseded():
-                _of_periodic_entry(event)
+            case events.Ticked(queue, entry, at, outcome, missed) if missed or outcome != "published":
+                text = f"{queue}: the tick {at} of the periodic entry {entry} was {_TICK_OUTCOMES[outcome]}; {pluralize(missed, 'was', 'were')} missed"
+                _warn(text, event="ticked", queue=queue, entry=entry, at=at, outcome=outcome, missed=missed)
+            case events.Superseded(queue, entry):
+                text = (
+                    f"{queue}: a newer process has another schedule for the periodic entry {entry}; this one lets it be"
+                )
+                _warn(text, event="superseded", queue=queue, entry=entry)
 
     def _redis_away(self, queue: str, part: str, error: str, refusal: str) -> None:
-        """Log once that Redis, or the server of a queue, is away, however many parts find it so."""
+        """Log once that Redis, or the server of a queue, is away, however many parts report it."""
         with self._lock:
-            is_first = not any(one == queue for one, _ in self._away)
+            is_first = not any(name == queue for name, _ in self._away)
             self._away.setdefault((queue, part), time.monotonic())
         if is_first:
             text = f"{queue}: its server is away, others go on" if queue else "Redis is away"
@@ -126,34 +130,16 @@ class LogObserver:
     def _redis_back(self, queue: str, part: str) -> None:
         """Log once that it is back, when the last part that missed it has reached it, and no queue's server is away."""
         with self._lock:
-            since = min((at for (one, _), at in self._away.items() if one == queue), default=0.0)
+            since = min((at for (name, _), at in self._away.items() if name == queue), default=0.0)
             is_known = self._away.pop((queue, part), None) is not None
-            is_last = is_known and not any(not queue or one == queue for one, _ in self._away)
+            is_last = is_known and not any(not queue or name == queue for name, _ in self._away)
         if is_last:
             seconds = time.monotonic() - since
             text = f"{queue}: its server" if queue else "Redis"
             _info(f"{text} is back after {seconds:.1f} s", event="redis_back", queue=queue, seconds=round(seconds, 3))
 
 
-def _of_periodic_entry(event: events.Ticked | events.Superseded) -> None:
-    """Log a tick that was not published, or comes after some that were not, and an entry that a newer process has."""
-    match event:
-        case events.Ticked(queue, entry, at, outcome, missed) if missed or outcome != "published":
-            text = f"{queue}: the tick {at} of the periodic entry {entry} was {_TOLD[outcome]}; {pluralize(missed, 'was', 'were')} missed"
-            _warn(text, event="ticked", queue=queue, entry=entry, at=at, outcome=outcome, missed=missed)
-        case events.Superseded(queue, entry):
-            text = f"{queue}: a newer process has another schedule for the periodic entry {entry}; this one lets it be"
-            _warn(text, event="superseded", queue=queue, entry=entry)
-
-
-def _throttled(queue: str, ids: Sequence[str], keys: Sequence[str], seconds: float) -> None:
-    """Log which keys sleep, or that the queue does."""
-    slept = [f"key {key}" for key in keys if key] + ["the queue"] * ("" in keys)
-    text = f"{queue}: rate limited, for {seconds:g} s: {join_first(slept)}"
-    _info(text, event="throttled", queue=queue, ids=ids[:IDS_SHOWN], keys=keys[:IDS_SHOWN], seconds=seconds)
-
-
-def _handled(event: events.Handled, error: str) -> None:
+def _log_handled(event: events.Handled, error: str) -> None:
     """Log how a handler ended."""
     level = logging.DEBUG if event.outcome in ("ack", "snooze", "rate_limited") else logging.INFO
     if not logger.isEnabledFor(level):
@@ -161,7 +147,7 @@ def _handled(event: events.Handled, error: str) -> None:
     what = f": {error}" if error else ""
     which = "a delivery" if event.attempt is None else f"attempt {event.attempt}"
     text = f"{event.queue} {event.id} {which} answered {event.outcome} after {event.seconds:.3f} s{what}"
-    told = {
+    fields = {
         "event": "handled",
         "queue": event.queue,
         "id": event.id,
@@ -171,14 +157,14 @@ def _handled(event: events.Handled, error: str) -> None:
         "error": error,
         "error_type": event.raised.partition(" ")[0],
     }
-    logger.log(level, "%s", printable(text), extra={"reliq": told})
+    logger.log(level, "%s", printable(text), extra={"reliq": fields})
 
 
-def _info(text: str, **told: Any) -> None:
-    logger.info("%s", printable(text), extra={"reliq": told})
+def _info(text: str, **fields: Any) -> None:
+    logger.info("%s", printable(text), extra={"reliq": fields})
 
 
-def _warn(text: str, **told: Any) -> None:
-    if "ids" in told:
-        told |= {"ids": told["ids"][:IDS_SHOWN], "count": len(told["ids"])}
-    logger.warning("%s", printable(text), extra={"reliq": told})
+def _warn(text: str, **fields: Any) -> None:
+    if "ids" in fields:
+        fields |= {"ids": fields["ids"][:IDS_SHOWN], "count": len(fields["ids"])}
+    logger.warning("%s", printable(text), extra={"reliq": fields})

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from reliq.codec import Codec
     from reliq.events import Observer
-    from reliq.handlers.settlement import SettledDelivery
+    from reliq.handlers.settlement import E
     from reliq.keys import Keys
     from reliq.lua.transitions import CallNumber, FoundBody, Settled
     from reliq.message import Claimed, Duration
@@ -195,8 +195,8 @@ class ClaimRound:
         """Return the calls that give everything back unspent."""
         return self.settle(Settlement(Delivery(one, b"", BARE, b""), RELEASED) for one in self.claimed)
 
-    def settle(self, endings: Iterable[SettledDelivery]) -> list[Call[Settled]]:
-        """Return the calls that tell Redis how deliveries ended."""
+    def settle(self, endings: Iterable[E]) -> list[Call[Settled]]:
+        """Return the calls that report the outcomes of deliveries to Redis."""
         return [call for call, _ in settlement.calls(self.keys, self._settings, endings)]
 
 

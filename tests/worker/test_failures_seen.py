@@ -107,7 +107,7 @@ def test_hooks_hear_of_each_failure_and_whether_it_is_final(make_queue, consumer
 
     other = Consumer()
     other.handler(make_queue("single"), backoff=SOON)(as_kind(charge))
-    other.on_error(consumer._on_error.pop())
+    other.on_error(consumer.error_hooks.pop())
     consumer.on_error(broken)
     consumer.include(other)
     consumer.handler(make_queue("batch"), batch=3, linger=1, reject_on=ValueError)(lambda bodies: charge(bodies[0]))
