@@ -1,4 +1,9 @@
-"""Hash tags of Redis Cluster: which slot one lies in, and how those of a queue's shards are spread over the slots."""
+"""
+The Redis keys of a queue, its layouts, and message ids. No other module spells a key.
+
+A queue's keys share a hash tag, so that they are in one slot of a Redis Cluster; each shard has a tag of its own. A
+generated id holds its time, 84 random bits and its shard.
+"""
 
 import os
 import re
@@ -23,27 +28,6 @@ _BITS = 8
 _SLOTS_OF_PLACE = CLUSTER_SLOTS // SHARDS_LIMIT
 
 
-def slot_of(tag: str) -> int:
-    """Return the slot in which the keys with a hash tag lie."""
-    return crc_hqx(tag.encode(), 0) % CLUSTER_SLOTS
-
-
-@cache
-def end_of_tag(tag: str, shard: int) -> str:
-    """
-    Return what follows the hash tag of a queue in that of its shard: nothing for shard 0, `#3.52` for shard 3.
-
-    The number after the dot is the first that has the shards lie evenly: of 2 ** n shards there is one in each 2 ** n-th
-    of the slots, so that nodes with as many slots each have as many shards each.
-    """
-    if shard == 0:
-        return ""
-    # Shard 0 lies where it lies; the low bits of the others are the high bits of their distance from it.
-    place = slot_of(tag) // _SLOTS_OF_PLACE ^ int(f"{shard:0{_BITS}b}"[::-1], 2)
-    ends = (f"#{shard}.{number}" for number in count())
-    return next(end for end in ends if slot_of(tag + end) // _SLOTS_OF_PLACE == place)
-
-
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 #: The Go original takes any name; one that cannot be printed is taken by no command.
 LONGEST_FOREIGN_NAME = 512
@@ -57,9 +41,49 @@ WORKERS_KEY = "reliq:workers"
 _PREFIX = re.compile(r"[^\s,]{1,128}")
 _GLOB = re.compile(r"[*?\[\]\\^]")
 
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
+_TIME_LENGTH = 8
+_TOKEN_LENGTH = 14
+#: Chance is asked of the kernel for this many tokens at a time: for each one it would be the most of what an id costs.
+_STOCK_TOKENS = 128
+_ID_LENGTH = 22
+_PERIODIC = "cron."
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_OF_SHARD = re.compile(r"[A-Za-z0-9]{8}[A-Za-z0-9_-]{14}~([1-9][0-9]{0,2})")
+#: Generated ids are of these times, in unix ms: from 2020 up to 2100. One of 86 other ids of their shape looks so too.
+_FIRST_MS, _LAST_MS = 1_577_836_800_000, 4_102_444_800_000
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+
+#: Tokens in stock, by the process that drew them: a fork that bypasses Python's hooks, as uWSGI's, copies them too.
+_stock: dict[int, list[str]] = {}
+#: The last millisecond of a generated id, and its text.
+_last: tuple[int, str] = (0, "0" * _TIME_LENGTH)
+
+
+def slot_of(tag: str) -> int:
+    """Return the Cluster slot of the keys with a hash tag."""
+    return crc_hqx(tag.encode(), 0) % CLUSTER_SLOTS
+
+
+@cache
+def end_of_tag(tag: str, shard: int) -> str:
+    """
+    Return the end of a shard's hash tag, after its queue's: empty for shard 0, for example `#3.52` for shard 3.
+
+    The number after the dot is the first that has the shards lie evenly: of 2 ** n shards there is one in each 2 ** n-th
+    of the slots, so that nodes with as many slots each have as many shards each.
+    """
+    if shard == 0:
+        return ""
+    # Shard 0 has the queue's own place; the low bits of the others are the high bits of their distance from it.
+    place = slot_of(tag) // _SLOTS_OF_PLACE ^ int(f"{shard:0{_BITS}b}"[::-1], 2)
+    ends = (f"#{shard}.{number}" for number in count())
+    return next(end for end in ends if slot_of(tag + end) // _SLOTS_OF_PLACE == place)
+
 
 def check_layout(layout: object) -> None:
-    """Raise ConfigurationError when `layout` is none, such as the text of one."""
+    """Raise ConfigurationError when `layout` is not a `Layout`, such as its text."""
     if not isinstance(layout, Layout):
         raise ConfigurationError(
             f"layout must be Layout.RELIQ, Layout.hdt3213() or Layout.parse(TEXT), not {str(layout)[:80]!r}"
@@ -72,12 +96,12 @@ def worker_key(id: str) -> str:
 
 
 def stack_request_key(id: str) -> str:
-    """Return the key that is there while somebody waits for the stacks of worker process `id`."""
+    """Return the key that exists while a command waits for the stacks of worker process `id`."""
     return f"reliq:stack-request:{id}"
 
 
 def stacks_key(id: str) -> str:
-    """Return the key of the stacks that worker process `id` told last: a string that expires."""
+    """Return the key of the last stacks that worker process `id` reported: a string that expires."""
     return f"reliq:stacks:{id}"
 
 
@@ -94,13 +118,13 @@ class Layout:
     `str(layout)` is its text, such as `reliq`, `hdt3213` or `hdt3213:tag,prefix=shop`; `Layout.parse` reads it.
 
     Attributes:
-        prefix: what stands before the queue's name.
-        hash_tag: whether prefix and name stand in braces, so that one queue lies in one Cluster slot.
+        prefix: the text before the queue's name.
+        hash_tag: whether prefix and name are in braces, so that a queue is in one Cluster slot.
         bare: whether a body is stored as it is, without reliq's header line, as the Go original does.
 
     Raises:
-        ConfigurationError: the prefix is not 1 to 128 printable characters without space or comma, or nobody has
-            such a layout.
+        ConfigurationError: the prefix is not 1 to 128 printable characters without space or comma, or there is no
+            such layout.
     """
 
     prefix: str = "reliq"
@@ -137,17 +161,17 @@ class Layout:
     @classmethod
     def parse(cls, text: str) -> "Layout":
         """
-        Return the layout that `text` says: `reliq`, or `hdt3213` with options after a colon, combined by commas.
+        Return the layout of a text: `reliq`, or `hdt3213` with options after a colon, combined by commas.
 
         The options are `tag` or `no-tag` (the default) and `prefix=NAME`: `hdt3213:tag,prefix=shop`.
 
         Raises:
-            ConfigurationError: it says none.
+            ConfigurationError: it is not a layout.
         """
         if text == "reliq":
             return cls.RELIQ
         kind, colon, rest = text.partition(":")
-        options = [_option(one) for one in rest.split(",")] if colon else []
+        options = [_option(option) for option in rest.split(",")] if colon else []
         given = dict(options)
         if kind != "hdt3213" or "" in given or len(given) != len(options):
             raise ConfigurationError(
@@ -171,7 +195,7 @@ Layout.RELIQ = Layout()
 
 
 def _option(text: str) -> tuple[str, str]:
-    """Return the name and value of an option of a layout's text; without a name when it is none."""
+    """Return the name and value of an option in a layout's text; the name is empty when it is not an option."""
     if text in ("tag", "no-tag"):
         return "tag", text
     name, equals, value = text.partition("=")
@@ -179,7 +203,7 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def is_name(name: object, layout: Layout = Layout.RELIQ) -> bool:
-    """Say whether a queue may be called so."""
+    """Return whether a queue may have this name."""
     if not isinstance(name, str):
         return False
     if layout.bare:
@@ -196,22 +220,31 @@ class Keys:
             any 1 to 512 printable characters, and has one shard.
     """
 
-    __slots__ = (
-        *("_aside", "_dedup", "_lane", "arrived", "asleep", "bare", "cron", "dead", "ends"),
-        *("epoch", "errors", "garbage", "held", "history", "layout", "lease", "leaving", "limits", "line_start", "map"),
-        *("minutes", "moving", "name", "paused", "pending", "rates", "ready", "retries_left", "retry", "ring"),
-        *("msg_start", "shard", "token", "totals", "unack", "wake", "watch", "windows"),
-    )
-
     def __init__(self, name: str, layout: Layout = Layout.RELIQ, shard: int = 0) -> None:
         check_layout(layout)
-        _check_name(name, layout)
-        _check_shard(shard, layout)
-        self.name, self.layout, self.shard, self.bare = name, layout, shard, layout.bare
+        if not is_name(name, layout):
+            is_gos = not layout.bare and isinstance(name, str) and ":" in name and is_name(name, Layout.hdt3213())
+            hint = "; queues of Go may be called so: --layout hdt3213, or Layout.hdt3213()" if is_gos else ""
+            wanted = (
+                f"1 to {LONGEST_FOREIGN_NAME} printable characters" if layout.bare else "1 to 128 of A-Z a-z 0-9 _ . - "
+            )
+            raise ConfigurationError(f"queue name must be {wanted}, not {name!r}{hint}")
+        if type(shard) is not int or not 0 <= shard < SHARDS_LIMIT:
+            raise ConfigurationError(f"a shard is a number from 0 to {SHARDS_LIMIT - 1}, not {shard!r}")
+        if shard and layout.bare:
+            raise ConfigurationError(
+                f"a queue in the layout {layout} has one shard: the Go original knows of no others"
+            )
+        self.name = name
+        self.layout = layout
+        self.shard = shard
+        self.bare = layout.bare
         base = _base(layout.prefix, name + end_of_tag(f"{layout.prefix}:{name}", shard), layout.hash_tag)
         bodies = base if shard else _base(layout.body_prefix, name, layout.hash_tag)
         self.msg_start = bodies + ":msg:"  # the beginning of the key of each body
-        self._aside, self._dedup, self._lane = base + ":aside:", base + ":dd:", base + ":lane:"
+        self._aside = base + ":aside:"
+        self._dedup = base + ":dd:"
+        self._lane = base + ":lane:"
         self.pending = base + ":pending"  # sorted set: id -> due time
         self.ready = base + ":ready"  # list: LPUSH in, RPOP out
         self.unack = base + ":unack"  # sorted set: id -> lease deadline or redelivery time
@@ -231,17 +264,16 @@ class Keys:
         self.watch = base + ":watch"  # string: the process that waits for the next due time
         self.windows = base + ":windows"  # hash: chosen id -> for how many ms it stays taken after its end
         self.paused = base + ":paused"  # string: there while the queue is paused
-        self._name_more(base)
-
-    def _name_more(self, base: str) -> None:
-        """Name what not every queue has."""
-        self.cron = base + ":cron"  # hash: what is known of the periodic entries, see reliq.crons
+        # Not every queue has the keys below.
+        self.cron = base + ":cron"  # hash: the state of the periodic entries, see reliq.redis.crons
         self.map = base + ":map"  # string, in shard 0 alone: how many shards the queue has
         self.epoch = base + ":epoch"  # string: the least epoch of the map that a publish to this shard must know
-        self.leaving = base + ":leaving"  # hash: what is on its way to another shard -> all that is known of it
+        self.leaving = base + ":leaving"  # hash: id on its way to another shard -> the whole message
         self.arrived = base + ":arrived"  # hash: another shard -> its last departure that has arrived, with the answer
         self.line_start = base + ":line:"  # the beginning of the key of each line
-        self.limits = base + ":limits"  # hash: there when the queue is keyed; what `reliq.limits` makes of its limits
+        self.limits = (
+            base + ":limits"
+        )  # hash: exists when the queue is keyed; its limits, as `Limits.fields` writes them
         self.ring = base + ":ring"  # sorted set: key that may be served -> its place in the order of turns
         self.held = base + ":held"  # sorted set of KEY, a NUL and ID: who has a place of its key; all scores are 0
         self.asleep = base + ":asleep"  # sorted set: key -> until when it is not served
@@ -291,46 +323,8 @@ class Keys:
         return f"{self._aside}{stamp}:{key}"
 
 
-def _check_name(name: object, layout: Layout) -> None:
-    """Raise ConfigurationError when a queue may not be called so."""
-    if not is_name(name, layout):
-        foreign = f"1 to {LONGEST_FOREIGN_NAME} printable characters"
-        wanted = foreign if layout.bare else "1 to 128 of A-Z a-z 0-9 _ . - "
-        is_gos = not layout.bare and isinstance(name, str) and ":" in name and is_name(name, Layout.hdt3213())
-        hint = "; queues of Go may be called so: --layout hdt3213, or Layout.hdt3213()" if is_gos else ""
-        raise ConfigurationError(f"queue name must be {wanted}, not {name!r}{hint}")
-
-
-def _check_shard(shard: int, layout: Layout) -> None:
-    """Raise ConfigurationError when a queue of `layout` has no such shard."""
-    if type(shard) is not int or not 0 <= shard < SHARDS_LIMIT:
-        raise ConfigurationError(f"a shard is a number from 0 to {SHARDS_LIMIT - 1}, not {shard!r}")
-    if shard and layout.bare:
-        raise ConfigurationError(f"a queue in the layout {layout} has one shard: the Go original knows of no others")
-
-
 def _base(prefix: str, name: str, hash_tag: bool) -> str:
     return f"{{{prefix}:{name}}}" if hash_tag else f"{prefix}:{name}"
-
-
-_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
-_TIME_LENGTH = 8
-_TOKEN_LENGTH = 14
-#: Chance is asked of the kernel for this many tokens at a time: for each one it would be the most of what an id costs.
-_STOCK_TOKENS = 128
-_ID_LENGTH = 22
-_PERIODIC = "cron."
-_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_OF_SHARD = re.compile(r"[A-Za-z0-9]{8}[A-Za-z0-9_-]{14}~([1-9][0-9]{0,2})")
-#: Generated ids are of these times, in unix ms: from 2020 up to 2100. One of 86 other ids of their shape looks so too.
-_FIRST_MS, _LAST_MS = 1_577_836_800_000, 4_102_444_800_000
-_URL_SAFE = bytes.maketrans(b"+/", b"-_")
-
-#: Tokens in stock, by the process that drew them: a fork that Python is not told of, as uWSGI's, copies them too.
-_stock: dict[int, list[str]] = {}
-
-_last: tuple[int, str] = (0, "0" * _TIME_LENGTH)
 
 
 def new_id(shard: int = 0) -> str:
@@ -411,19 +405,14 @@ def check_id(id: str | UUID) -> str:
         return str(id)
     if not isinstance(id, str):
         raise ConfigurationError(f"id must be a str or a UUID, not {type(id).__name__}: give str(…)")
-    if _ID.fullmatch(id) is None and not _is_of_shard(id):
+    generated = _OF_SHARD.fullmatch(id)
+    if _ID.fullmatch(id) is None and not (generated and int(generated[1]) < SHARDS_LIMIT):
         raise ConfigurationError(f"id must be 1 to 128 of A-Z a-z 0-9 _ . : - , not {id[:40]!r}")
     return id
 
 
-def _is_of_shard(id: str) -> bool:
-    """Say whether an id was generated for another shard than 0."""
-    generated = _OF_SHARD.fullmatch(id)
-    return generated is not None and int(generated[1]) < SHARDS_LIMIT
-
-
 def incarnation_of(id: str, header: Header) -> int:
-    """Return what tells a message from another one of its id: what its publish said, or when that was; 0 of a bare body."""
+    """Return the incarnation of a message: as its publish chose it, or the publish time; 0 for a bare body."""
     if header.incarnation is not None:
         return header.incarnation
     return header.enqueued if header.enqueued is not None else made_at(id) or 0
@@ -435,7 +424,7 @@ def first_published(queue: str, id: str, header: Header) -> tuple[str, str, int]
 
 
 def chosen_window_ms(id: str, dedup: Duration) -> int | None:
-    """Return for how long an id stays taken whose message is gone with its header: `dedup` if it was chosen."""
+    """Return for how long an id stays taken whose header is gone with its message: `dedup` if it was chosen."""
     return None if made_at(id) is not None else milliseconds(dedup)
 
 
@@ -444,7 +433,8 @@ def _time_part() -> str:
     ms = time.time_ns() // 1_000_000
     if ms == _last[0]:
         return _last[1]
-    digits, rest = "", ms
+    digits = ""
+    rest = ms
     for _ in range(_TIME_LENGTH):
         rest, value = divmod(rest, 62)
         digits = _DIGITS[value] + digits

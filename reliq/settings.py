@@ -1,4 +1,9 @@
-"""Waiting and trying again, by tenacity: a handler's backoff, and the tries at a Redis that is away."""
+"""
+The settings of queues, handlers, workers and limits, checked when they are made; and how long reliq waits and retries.
+
+Durations are seconds or timedelta for people, and become float seconds here; Redis gets whole milliseconds. Backoffs are
+tenacity's wait strategies.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, TypeVar
 
 import msgspec
@@ -42,8 +46,34 @@ DEFAULT_BACKOFF = wait_exponential(max=1800) + wait_random_exponential(multiplie
 #: The wait between two tries at Redis, in seconds.
 RECONNECT = wait_exponential(multiplier=0.05, max=2) + wait_random(0, 0.1)
 
-#: The longest wait between two deliveries, in seconds: ten years.
-LONGEST_WAIT_SECONDS = 3650 * 86_400.0
+#: What the names of the outbox's tables begin with.
+OUTBOX_PREFIX = "reliq_"
+DAY_SECONDS = 86_400.0
+#: The longest duration, ten years.
+LONGEST_SECONDS = 3650 * DAY_SECONDS
+MIB = 1_048_576
+#: No queue allows larger bodies, in bytes.
+LARGEST_BODY = 16 * MIB
+BATCH_LIMIT = 500
+#: One round trip brings no more bytes of bodies than about this: neither Redis nor the process is held up for long.
+READ_BYTES = 8 * MIB
+#: Bodies that have no more bytes together come in the first round trip; of larger ones it brings the sizes.
+INLINE_BYTES = 131_072
+#: How long a batch waits to be full unless its handler says otherwise.
+LINGER_SECONDS = 0.05
+LONGEST_LINGER_SECONDS = 60.0
+#: A rate permits at most this many starts in a second.
+STARTS_LIMIT = 10_000
+#: The most messages of a key or a queue at once.
+HELD_LIMIT = 1_000_000
+WEIGHT_LIMIT = 1000
+WEIGHTS_LIMIT = 1000
+#: Without a burst of its own a rate permits at once what it permits in this part of a second, and one at least.
+BURST_PART = 10
+
+_UNIT_US = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
+_RATE = re.compile(r"([1-9][0-9]{0,7})/([smh])")
+_WEIGHT = "weight:"
 
 R = TypeVar("R", Retrying, AsyncRetrying)
 
@@ -52,11 +82,11 @@ def seconds_after(backoff: wait_base, attempt: int) -> float:
     """
     Return how long `backoff` waits after delivery number `attempt` (1 for the first), in seconds.
 
-    It is asked for no attempt beyond those that retries allow: a strategy may compute 2**attempt.
+    No attempt is beyond the number that retries allow: a strategy may compute 2**attempt.
     """
     state = RetryCallState(Retrying(), None, (), {})
     state.attempt_number = min(attempt, RETRIES_LIMIT + 1)
-    return max(0.0, min(LONGEST_WAIT_SECONDS, float(backoff(state))))
+    return max(0.0, min(LONGEST_SECONDS, float(backoff(state))))
 
 
 class Tries:
@@ -73,11 +103,12 @@ class Tries:
     """
 
     def __init__(self, for_seconds: float, first: RedisUnavailableError, took_seconds: float) -> None:
-        self._for_seconds, self._took = for_seconds, took_seconds
+        self._for_seconds = for_seconds
+        self._took = took_seconds
         self._maybe_ran = first.maybe_ran
 
     def of(self, kind: type[R]) -> R:
-        """Return what calls a function until it is through."""
+        """Return tenacity's caller that repeats a function until it succeeds or time is over."""
         return kind(
             retry=retry_if_exception_type(RedisUnavailableError),
             wait=lambda state: max(0.0, min(RECONNECT(state), self._left(state))),
@@ -87,7 +118,7 @@ class Tries:
         )
 
     def mark(self, error: ReliqError) -> None:
-        """Note at the last error whether any try may have run."""
+        """Record in the last error whether any try may have run."""
         if isinstance(error, RedisUnavailableError | RedisRefusedError):
             error.maybe_ran = error.maybe_ran or self._maybe_ran
 
@@ -103,48 +134,33 @@ class Tries:
             self._maybe_ran = self._maybe_ran or error.maybe_ran
 
 
-#: What the names of the outbox's tables begin with.
-OUTBOX_PREFIX = "reliq_"
-DAY_SECONDS = 86_400.0
-LONGEST_SECONDS = 3650 * DAY_SECONDS
-MIB = 1_048_576
-#: No queue allows larger bodies, in bytes.
-LARGEST_BODY = 16 * MIB
-BATCH_LIMIT = 500
-#: One round trip brings no more bytes of bodies than about this: neither Redis nor the process is held up for long.
-READ_BYTES = 8 * MIB
-#: Bodies that have no more bytes together come in the first round trip; of larger ones it brings the sizes.
-INLINE_BYTES = 131_072
-LINGER_SECONDS, LONGEST_LINGER_SECONDS = 0.05, 60.0
-
-
 def seconds(name: str, value: Duration, *, least: float = 0.0, most: float = LONGEST_SECONDS) -> float:
     """Return a duration in seconds; raise ConfigurationError naming `name` when it is outside `least`..`most`."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number:  # noqa: PLR0124  NaN
-        raise ConfigurationError(f"{name} must be seconds or a timedelta, not {_shown(value)}")
+        raise ConfigurationError(f"{name} must be seconds or a timedelta, not {_format_value(value)}")
     if not least <= number <= most:
-        raise ConfigurationError(f"{name} must be {least:.10g} to {most:.10g} seconds, not {_shown(number)}")
+        raise ConfigurationError(f"{name} must be {least:.10g} to {most:.10g} seconds, not {_format_value(number)}")
     return float(number)
 
 
 def check_int(name: str, value: int, *, least: int = 0, most: int) -> int:
     """Return a whole number; raise ConfigurationError naming `name` when it is outside `least`..`most`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(f"{name} must be a whole number, not {_shown(value)}")
+        raise ConfigurationError(f"{name} must be a whole number, not {_format_value(value)}")
     if not least <= value <= most:
-        raise ConfigurationError(f"{name} must be {least} to {most}, not {_shown(value)}")
+        raise ConfigurationError(f"{name} must be {least} to {most}, not {_format_value(value)}")
     return value
 
 
 def check_is_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise ConfigurationError naming `name` when a value is none of those that are allowed."""
+    """Raise ConfigurationError naming `name` when a value is not among those allowed."""
     if value not in allowed:
         raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}, not {str(value)[:40]!r}")
 
 
-def _shown(value: object) -> str:
-    """Return a number as text, unless it is too long to be read, and the type of anything else."""
+def _format_value(value: object) -> str:
+    """Return a number as text, unless it is too long to be read; for anything else its type."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return "a number of more than 20 digits"
     return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
@@ -205,7 +221,7 @@ class Durability:
             ConfigurationError: nobody is to confirm, `replicas` is not 0 to 100, or `timeout` not 0.001 to 60 seconds.
         """
         if not isinstance(local, bool):
-            raise ConfigurationError(f"local must be True or False, not {_shown(local)}")
+            raise ConfigurationError(f"local must be True or False, not {_format_value(local)}")
         if not local and not check_int("replicas", replicas, most=100):
             raise ConfigurationError("durability by aof needs local=True, or replicas=1 or more")
         return cls(kind="aof", count=check_int("replicas", replicas, most=100), local=local, timeout=timeout)
@@ -218,7 +234,7 @@ class Durability:
         """Return `given` when it is a Durability; raise ConfigurationError for anything else."""
         if not isinstance(given, Durability):
             raise ConfigurationError(
-                f"durability must be Durability.replicas(1), Durability.aof() or Durability.NONE, not {_shown(given)}"
+                f"durability must be Durability.replicas(1), Durability.aof() or Durability.NONE, not {_format_value(given)}"
             )
         return given
 
@@ -310,7 +326,16 @@ class HandlerSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lease", lease_seconds(self.lease))
-        self._check_batch()
+        if not isinstance(self.batch_by_key, bool):
+            raise ConfigurationError(f"batch_by_key must be True or False, not {_format_value(self.batch_by_key)}")
+        if self.batch is None and self.batch_by_key:
+            raise ConfigurationError("batch_by_key is for batches: give batch too, such as batch=100, or leave it out")
+        if self.batch is None and self.linger is not None:
+            raise ConfigurationError("linger is for batches: give batch too, such as batch=100, or leave it out")
+        if self.batch is not None:
+            check_int("batch", self.batch, least=1, most=BATCH_LIMIT)
+        if self.linger is not None:
+            object.__setattr__(self, "linger", seconds("linger", self.linger, most=LONGEST_LINGER_SECONDS))
         if self.timeout is not None:
             _normalise(self, timeout=0.001)
         if self.concurrency is not None:
@@ -331,18 +356,6 @@ class HandlerSettings:
     def lease_ms(self) -> int:
         """The lease in ms."""
         return milliseconds(self.lease)
-
-    def _check_batch(self) -> None:
-        if not isinstance(self.batch_by_key, bool):
-            raise ConfigurationError(f"batch_by_key must be True or False, not {_shown(self.batch_by_key)}")
-        if self.batch is None and self.batch_by_key:
-            raise ConfigurationError("batch_by_key is for batches: give batch too, such as batch=100, or leave it out")
-        if self.batch is None and self.linger is not None:
-            raise ConfigurationError("linger is for batches: give batch too, such as batch=100, or leave it out")
-        if self.batch is not None:
-            check_int("batch", self.batch, least=1, most=BATCH_LIMIT)
-        if self.linger is not None:
-            object.__setattr__(self, "linger", seconds("linger", self.linger, most=LONGEST_LINGER_SECONDS))
 
 
 @checking_keywords
@@ -373,7 +386,7 @@ class WorkerSettings:
         check_int("concurrency", self.concurrency, least=1, most=10_000)
         _normalise(self, grace=0.0)
         if self.burst not in (False, True, "delayed"):
-            raise ConfigurationError(f"burst must be True, False or 'delayed', not {_shown(self.burst)}")
+            raise ConfigurationError(f"burst must be True, False or 'delayed', not {_format_value(self.burst)}")
         if self.max_jobs is not None:
             check_int("max_jobs", self.max_jobs, least=1, most=10**9)
 
@@ -382,17 +395,6 @@ def _normalise(settings: Any, **least: float) -> None:
     """Turn the named durations of a frozen settings object into float seconds, checked."""
     for name, at_least in least.items():
         object.__setattr__(settings, name, seconds(name, getattr(settings, name), least=at_least))
-
-
-#: A rate permits at most this many starts in a second, and a key or a queue holds at most so many places.
-STARTS_LIMIT, HELD_LIMIT = 10_000, 1_000_000
-WEIGHT_LIMIT, WEIGHTS_LIMIT = 1000, 1000
-#: Without a burst of its own a rate permits at once what it permits in this part of a second, and one at least.
-BURST_PART = 10
-
-_UNIT_US = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
-_RATE = re.compile(r"([1-9][0-9]{0,7})/([smh])")
-_WEIGHT = "weight:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,9 +434,28 @@ class Limits:
             raise ConfigurationError(
                 f"ordered=True is one message of a key at a time: leave out per_key, which is {self.per_key}"
             )
-        self._check_rate("rate", "burst")
-        self._check_rate("key_rate", "key_burst")
-        object.__setattr__(self, "key_weights", _weights(self.key_weights))
+        for name, burst_name in (("rate", "burst"), ("key_rate", "key_burst")):
+            rate = getattr(self, name)
+            burst = getattr(self, burst_name)
+            if rate is not None:
+                self.parse_rate(rate, name)
+            elif burst is not None:
+                raise ConfigurationError(
+                    f"{burst_name} is for a rate: give {name} too, such as {name}='100/s', or leave it out"
+                )
+            if burst is not None:
+                check_int(burst_name, burst, least=1, most=HELD_LIMIT)
+        given: object = self.key_weights
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(
+                f"key_weights must be a mapping such as {{'vip': 4}}, not a {type(given).__name__}"
+            )
+        check_int("number of key_weights", len(given), most=WEIGHTS_LIMIT)
+        weights = {
+            check_key(key): check_int(f"weight of {key!r}", weight, least=1, most=WEIGHT_LIMIT)
+            for key, weight in given.items()
+        }
+        object.__setattr__(self, "key_weights", weights)
 
     @staticmethod
     def parse_rate(text: str, name: str = "rate") -> int:
@@ -442,15 +463,16 @@ class Limits:
         Return the microseconds between two starts of a rate such as "100/s", rounded up: no more may start than it says.
 
         Raises:
-            ConfigurationError: it is none; `name` is what it is called there.
+            ConfigurationError: it is not a rate; the message calls it `name`.
         """
-        found = _RATE.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
+        match = _RATE.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
             raise ConfigurationError(
                 f"{name} must be a number of messages for each second, minute or hour, such as '100/s', '5/m' or "
                 f"'1000/h', not {text!r:.40}"
             )
-        number, unit_us = int(found[1]), _UNIT_US[found[2]]
+        number = int(match[1])
+        unit_us = _UNIT_US[match[2]]
         if number * 1_000_000 > STARTS_LIMIT * unit_us:
             raise ConfigurationError(
                 f"{name} must be at most {STARTS_LIMIT}/s, not {text!r}: for more leave it out, or limit concurrency"
@@ -460,75 +482,50 @@ class Limits:
     @classmethod
     def read(cls, stored: Mapping[Any, Any]) -> Self:
         """
-        Return the limits that the hash `limits` holds, as bytes or as text; what is none of ours there is passed over.
+        Return the limits in the fields of the hash `limits`, as bytes or text; unknown fields are ignored.
 
         Raises:
             ConfigurationError: something else has written a value that is not allowed.
         """
-        found = {_text(name): _text(value) for name, value in stored.items()}
-        ordered = found.get("ordered") == "1"
+        texts = {_text(name): _text(value) for name, value in stored.items()}
+        ordered = texts.get("ordered") == "1"
+        weighted = [name for name in texts if name.startswith(_WEIGHT)]
         return cls(
             ordered=ordered,
-            per_key=None if ordered else _number("per_key", found),
-            rate=_rate("rate_us", found),
-            burst=_number("burst", found),
-            key_rate=_rate("key_rate_us", found),
-            key_burst=_number("key_burst", found),
-            concurrency=_number("concurrency", found),
-            key_weights={
-                name.removeprefix(_WEIGHT): _number(name, found) or 0 for name in found if name.startswith(_WEIGHT)
-            },
+            per_key=None if ordered else _number("per_key", texts),
+            rate=_rate("rate_us", texts),
+            burst=_number("burst", texts),
+            key_rate=_rate("key_rate_us", texts),
+            key_burst=_number("key_burst", texts),
+            concurrency=_number("concurrency", texts),
+            key_weights={name.removeprefix(_WEIGHT): _number(name, texts) or 0 for name in weighted},
         )
 
     def fields(self) -> dict[str, str]:
-        """Return the fields of the hash `limits` that say this; `on` and `declared` are others'."""
-        places = 1 if self.ordered else self.per_key
-        said: dict[str, int | None] = {
+        """Return these limits as fields of the hash `limits`; its fields `on` and `declared` are written elsewhere."""
+        fields: dict[str, int | None] = {
             "ordered": 1 if self.ordered else None,
-            "per_key": places,
-            **self._rate_fields("rate", "burst"),
-            **self._rate_fields("key_rate", "key_burst"),
-            "concurrency": self.concurrency,
-            "weighted": 1 if self.key_weights else None,
-            **{_WEIGHT + key: weight for key, weight in self.key_weights.items()},
+            "per_key": 1 if self.ordered else self.per_key,
         }
-        return {name: str(value) for name, value in said.items() if value is not None}
+        for rate, burst in (("rate", "burst"), ("key_rate", "key_burst")):
+            if getattr(self, rate) is not None:
+                us = self.parse_rate(getattr(self, rate))
+                fields[f"{rate}_us"] = us
+                fields[burst] = getattr(self, burst) or max(1, _UNIT_US["s"] // (BURST_PART * us))
+        fields["concurrency"] = self.concurrency
+        fields["weighted"] = 1 if self.key_weights else None
+        fields |= {_WEIGHT + key: weight for key, weight in self.key_weights.items()}
+        return {name: str(value) for name, value in fields.items() if value is not None}
 
     @property
     def declared(self) -> str:
-        """Tells these limits from others: a worker writes its own where another declaration stands."""
+        """The fingerprint of these limits: a worker writes its own when Redis has another one."""
         return sha256(msgspec.json.encode(sorted(self.fields().items()))).hexdigest()[:16]
 
-    def _check_rate(self, rate: str, burst: str) -> None:
-        given: int | None = getattr(self, burst)
-        if getattr(self, rate) is not None:
-            self.parse_rate(getattr(self, rate), rate)
-        elif given is not None:
-            raise ConfigurationError(f"{burst} is for a rate: give {rate} too, such as {rate}='100/s', or leave it out")
-        if given is not None:
-            check_int(burst, given, least=1, most=HELD_LIMIT)
 
-    def _rate_fields(self, rate: str, burst: str) -> dict[str, int | None]:
-        if getattr(self, rate) is None:
-            return {}
-        us = self.parse_rate(getattr(self, rate))
-        return {f"{rate}_us": us, burst: getattr(self, burst) or max(1, _UNIT_US["s"] // (BURST_PART * us))}
-
-
-def _weights(given: object) -> dict[str, int]:
-    """Return the weights of keys; raise ConfigurationError for what is none."""
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f"key_weights must be a mapping such as {{'vip': 4}}, not a {type(given).__name__}")
-    check_int("number of key_weights", len(given), most=WEIGHTS_LIMIT)
-    return {
-        check_key(key): check_int(f"weight of {key!r}", value, least=1, most=WEIGHT_LIMIT)
-        for key, value in given.items()
-    }
-
-
-def _rate(name: str, found: Mapping[str, str]) -> str | None:
-    """Return a rate as somebody would write it: the fewest messages, in the shortest unit, that come to the same."""
-    us = _number(name, found)
+def _rate(name: str, texts: Mapping[str, str]) -> str | None:
+    """Return a rate as a person writes it: the fewest messages, in the shortest unit, that come to the same."""
+    us = _number(name, texts)
     if not us:
         return None
     for unit, unit_us in _UNIT_US.items():
@@ -538,9 +535,9 @@ def _rate(name: str, found: Mapping[str, str]) -> str | None:
     return f"{-(-_UNIT_US['h'] // us)}/h"
 
 
-def _number(name: str, found: Mapping[str, str]) -> int | None:
-    """Return a number of the hash; None for none."""
-    text = found.get(name, "")
+def _number(name: str, texts: Mapping[str, str]) -> int | None:
+    """Return a number of the hash; None without one."""
+    text = texts.get(name, "")
     if not text:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < len(str(2**53))):
@@ -578,9 +575,7 @@ def limits_in(options: MutableMapping[str, Any], keys: Keys, shards: int | None)
     given = {name: options.pop(name) for name in LIMITS & options.keys()}
     if not given:
         return None
-    limits: Limits = import_module("reliq.settings").Limits(
-        **given
-    )  # a queue without limits need not have them imported
+    limits = Limits(**given)
     if not limits.fields():
         return None
     names = ", ".join(sorted(given))

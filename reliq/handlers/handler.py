@@ -1,4 +1,8 @@
-"""`Job`: the message as its handler sees it."""
+"""
+`Job`, the message as its handler sees it; `Handler`, a registered function; and the checks of registered functions.
+
+A function's signature and annotations are checked when it is registered, so that no message meets a wrong handler.
+"""
 
 from __future__ import annotations
 
@@ -34,45 +38,17 @@ if TYPE_CHECKING:
 
     from tenacity.wait import wait_base
 
-    from reliq.message import Delivery, Duration
+    from reliq.message import Duration
+    from reliq.worker.slots import HandlerCall, HeldDelivery
 
 
 B = TypeVar("B")
+R = TypeVar("R")
 
+Function = Callable[..., Any]
 
-class DeliveryState(Protocol):
-    """
-    The delivery behind a job, as the worker keeps it.
-
-    Attributes:
-        cancelled: its message was cancelled meanwhile.
-        lost: its receipt no longer holds.
-        lease_until: monotonic seconds until which no other worker can have the message.
-        trace_id: of the trace that its handling is a part of; empty without one.
-        inbox_keep_ms: for how long after its first delivery its message may be delivered again.
-    """
-
-    queue: str
-    delivery: Delivery
-    cancelled: bool
-    lost: bool
-    lease_until: float
-    trace_id: str
-
-    @property
-    def inbox_keep_ms(self) -> int:
-        """See above."""
-
-
-class Deadline(Protocol):
-    """
-    When the call of a handler must have ended.
-
-    Attributes:
-        timeout_at: monotonic seconds at which the handler has had its time, None for no limit.
-    """
-
-    timeout_at: float | None
+#: The most parameters of a handler: body and job.
+_MOST_PARAMETERS = 2
 
 
 class Job(Effects, Generic[B]):
@@ -92,14 +68,15 @@ class Job(Effects, Generic[B]):
             fetch(page)
     """
 
-    __slots__ = ("_deadline", "_held", "_published", "_stopping", "body", "id", "queue", "state")
+    __slots__ = ("_call", "_held", "_published", "_stopping", "body", "id", "queue", "state")
 
-    def __init__(self, held: DeliveryState, deadline: Deadline, body: B, state: Any, stopping: threading.Event) -> None:
+    def __init__(self, held: HeldDelivery, call: HandlerCall, body: B, state: Any, stopping: threading.Event) -> None:
         self.id = held.delivery.claimed.id
         self.queue = held.queue
         self.body = body
         self.state = state
-        self._held, self._deadline = held, deadline
+        self._held = held
+        self._call = call
         self._stopping = stopping
         self._published = 0
 
@@ -196,13 +173,8 @@ class Job(Effects, Generic[B]):
 
     def extend_timeout(self, by: Duration) -> None:
         """Give the handler `by` seconds more than it would have had; a batch has one timeout for all its jobs."""
-        if self._deadline.timeout_at is not None:
-            self._deadline.timeout_at += seconds("by", by)
-
-
-Function = Callable[..., Any]
-
-_MOST_PARAMETERS = 2  # body and job
+        if self._call.timeout_at is not None:
+            self._call.timeout_at += seconds("by", by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +225,7 @@ class Handler:
         return f"{self.function.__module__}.{_name(self.function)}"
 
 
-def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSettings) -> Handler:
+def inspect_handler(queue: Queue[Any] | str, function: Function, settings: HandlerSettings) -> Handler:
     """
     Return `function` as the handler of `queue`.
 
@@ -261,12 +233,20 @@ def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSett
         ConfigurationError: it takes other parameters than a body and an optional job.
     """
     where = f"handler {_name(function)}"
-    _check_kind(where, function)
+    if not callable(function):
+        raise ConfigurationError(f"{where} must be a function, not a {type(function).__name__}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"{where} must return its answer, not yield")
     positional = _positional(where, function)
-    hints = _hints(function)
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError):
+        hints = {}  # a name that only a type checker sees, or no plain function: the queue's type decides
     is_batch = settings.batch is not None
-    first, annotated = positional[0].name, hints.get(positional[0].name)
-    if _is_job(annotated, is_batch=False) or (is_batch and _is_jobs(annotated)):
+    first = positional[0].name
+    annotated = hints.get(first)
+    is_job_list = is_batch and bool(get_args(annotated)) and _is_job(annotated, is_batch=True)
+    if is_job_list or _is_job(annotated, is_batch=False):
         raise ConfigurationError(f"{where}: the first parameter is the body, the second the Job; {first!r} comes first")
     takes_job = len(positional) > 1 and (
         positional[1].default is inspect.Parameter.empty or _is_job(hints.get(positional[1].name), is_batch)
@@ -274,29 +254,43 @@ def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSett
     if takes_job and not _is_job(hints.get(positional[1].name, list[Job[Any]] if is_batch else Job), is_batch):
         wanted = "list of jobs; annotate {!r} as list[Job[...]]" if is_batch else "Job; annotate {!r} as Job[...]"
         raise ConfigurationError(f"{where}: the second parameter is the {wanted.format(positional[1].name)}")
-    if is_batch:
-        annotated = _of_list(where, first, annotated)
+    if is_batch and annotated not in (None, Any):
+        if not _is_list(annotated):
+            raise ConfigurationError(
+                f"{where}: with batch the first parameter is a list; annotate {first!r} as list[...]"
+            )
+        annotated = (*get_args(annotated), None)[0]
     chosen = queue if isinstance(queue, Queue) else Queue(queue)
     if settings.batch_by_key:
-        _check_has_keys(where, chosen, settings)
+        if chosen.layout.bare or (chosen.known_shards.wanted or 1) > 1:
+            layout = f"in the layout {chosen.layout}" if chosen.layout.bare else "of several shards"
+            raise ConfigurationError(f"{where}: batch_by_key is for messages with keys, and a queue {layout} has none")
+        per_key = int((chosen.limits and chosen.limits.fields().get("per_key")) or 0)
+        if 0 < per_key < (settings.batch or 1):
+            raise ConfigurationError(
+                f"{where}: queue {chosen.name!r} has at most {pluralize(per_key, 'message')} of a key at once, so that a batch "
+                f"of one key never has {settings.batch}; give batch={per_key}, or leave batch_by_key out"
+            )
     untyped = chosen.codec.kind is dict and annotated not in (None, Any)
     codec = Codec(annotated) if untyped else chosen.codec
     _check_agrees(where, first, annotated, "", chosen.name, codec.kind)
     if takes_job:
         second = positional[1].name
-        _check_agrees(where, second, _body_of_job(hints.get(second), is_batch), "Job of ", chosen.name, codec.kind)
+        job = (*get_args(hints.get(second)), None)[0] if is_batch else hints.get(second)
+        _check_agrees(where, second, (*get_args(job), None)[0], "Job of ", chosen.name, codec.kind)
     is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
     return Handler(chosen, function, settings, takes_job, is_async, codec)
 
 
 def check_middleware(middleware: Sequence[Function], handlers: Sequence[Handler]) -> None:
     """Raise ConfigurationError when one of `middleware` is for coroutines alone and one of `handlers` is none."""
-    plain = [handler for handler in handlers if not handler.is_async]
+    plain = next((handler for handler in handlers if not handler.is_async), None)
     for around in middleware:
-        if plain and _is_async_alone(around):
+        is_async_class = isinstance(around, type) and hasattr(around, "__aenter__") and not hasattr(around, "__enter__")
+        if plain and (is_async_class or inspect.isasyncgenfunction(inspect.unwrap(around))):
             raise ConfigurationError(
-                f"middleware {_name(around)} is an async context manager, and handler {_name(plain[0].function)} of queue "
-                f"{plain[0].queue.name!r} is plain; make the middleware a plain one, or the handler async"
+                f"middleware {_name(around)} is an async context manager, and handler {_name(plain.function)} of queue "
+                f"{plain.queue.name!r} is plain; make the middleware a plain one, or the handler async"
             )
 
 
@@ -311,10 +305,9 @@ def check_queue(queue: object) -> None:
 
 def check_lifespan(lifespan: Any) -> None:
     """Raise ConfigurationError when `lifespan` cannot be called for a context manager."""
-    if lifespan is None:
-        return
-    _check_manager("lifespan", lifespan)
-    _check_takes(f"lifespan {_name(lifespan)}", lifespan)
+    if lifespan is not None:
+        _check_manager("lifespan", lifespan)
+        _check_takes(f"lifespan {_name(lifespan)}", lifespan)
 
 
 def check_around(around: Any) -> None:
@@ -324,7 +317,7 @@ def check_around(around: Any) -> None:
 
 
 def _check_manager(what: str, function: Function) -> None:
-    """Raise ConfigurationError when what `function` returns is certainly no context manager."""
+    """Raise ConfigurationError when `function` certainly does not return a context manager."""
     enters = hasattr(function, "__enter__") or hasattr(function, "__aenter__")
     if enters and not isinstance(function, type):
         raise ConfigurationError(f"{what} must be the function, not what it returned: name it without ()")
@@ -351,38 +344,11 @@ def _check_takes(where: str, function: Function, *wanted: str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # of what is written in C nothing is known
+        return  # a function written in C may have no signature
     try:
         signature.bind(*wanted)
     except TypeError:
         raise ConfigurationError(f"{where} must take ({', '.join(wanted)}); it takes {signature}") from None
-
-
-def _is_async_alone(around: Function) -> bool:
-    """Say whether what `around` returns can be told to be enterable by `async with` alone."""
-    if isinstance(around, type):
-        return hasattr(around, "__aenter__") and not hasattr(around, "__enter__")
-    return inspect.isasyncgenfunction(inspect.unwrap(around))
-
-
-def _check_has_keys(where: str, queue: Queue[Any], settings: HandlerSettings) -> None:
-    """Raise ConfigurationError when a batch of one key is never full, or the messages of a queue have no keys."""
-    per_key, batch = queue.limits and queue.limits.fields().get("per_key"), settings.batch or 1
-    if queue.layout.bare or (queue.known_shards.wanted or 1) > 1:
-        kind = f"in the layout {queue.layout}" if queue.layout.bare else "of several shards"
-        raise ConfigurationError(f"{where}: batch_by_key is for messages with keys, and a queue {kind} has none")
-    if per_key and int(per_key) < batch:
-        raise ConfigurationError(
-            f"{where}: queue {queue.name!r} has at most {pluralize(int(per_key), 'message')} of a key at once, so that a batch of one key "
-            f"never has {batch}; give batch={per_key}, or leave batch_by_key out"
-        )
-
-
-def _check_kind(where: str, function: Function) -> None:
-    if not callable(function):
-        raise ConfigurationError(f"{where} must be a function, not a {type(function).__name__}")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigurationError(f"{where} must return its answer, not yield")
 
 
 def _positional(where: str, function: Function) -> list[inspect.Parameter]:
@@ -404,72 +370,35 @@ def _name(function: Function) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
-def _is_jobs(hint: Any) -> bool:
-    """Say whether a `hint` is certainly a list of jobs: its items are annotated, and as nothing else."""
-    return bool(get_args(hint)) and _is_job(hint, is_batch=True)
-
-
 def _is_job(hint: Any, is_batch: bool) -> bool:
     if is_batch:
-        return _is_list(hint) and all(_is_job(one, is_batch=False) for one in get_args(hint))
+        return _is_list(hint) and all(_is_job(item, is_batch=False) for item in get_args(hint))
     return hint is Job or get_origin(hint) is Job
 
 
-def _of_list(where: str, name: str, hint: Any) -> Any:
-    """Return the type of a batch's bodies, None when nothing says it."""
-    if hint in (None, Any):
-        return None
-    if not _is_list(hint):
-        raise ConfigurationError(f"{where}: with batch the first parameter is a list; annotate {name!r} as list[...]")
-    return (*get_args(hint), None)[0]
-
-
 def _is_list(hint: Any) -> bool:
-    """Say whether a list is a `hint`, such as `list[int]` or `Sequence[int]`."""
+    """Return whether a list is an instance of `hint`, such as `list[int]` or `Sequence[int]`."""
     kind = get_origin(hint) or hint
     return isinstance(kind, type) and issubclass(list, kind)
 
 
-def _body_of_job(hint: Any, is_batch: bool) -> Any:
-    """Return the type of body that a job's annotation says, None when it says none."""
-    job = (*get_args(hint), None)[0] if is_batch else hint
-    return (*get_args(job), None)[0]
-
-
 def _check_agrees(where: str, name: str, annotated: Any, role: str, queue: str, kind: Any) -> None:
-    """Raise ConfigurationError when an annotation certainly contradicts the bodies that its function gets."""
-    if _contradicts(annotated, kind):
+    """Raise ConfigurationError when no body of `kind` can be what a parameter is annotated as."""
+    if not (isinstance(annotated, type) and isinstance(kind, type)) or Any in (annotated, kind):
+        return
+    if inspect.isabstract(annotated) or get_origin(annotated) or get_origin(kind):
+        return
+    if annotated in (float, complex) and kind is int:
+        return
+    try:
+        agrees = issubclass(kind, annotated) or issubclass(annotated, kind)
+    except TypeError:  # of a TypedDict or a Protocol nothing is certain
+        return
+    if not agrees:
         raise ConfigurationError(
             f"{where}: {name!r} is annotated as {role}{type_name(annotated)}, and queue {queue!r} has bodies "
             f"of {type_name(kind)}; make them agree"
         )
-
-
-def _contradicts(annotated: Any, kind: Any) -> bool:
-    """Say whether a body of `kind` is certainly none of what a handler's parameter is annotated as."""
-    classes = isinstance(annotated, type) and isinstance(kind, type) and Any not in (annotated, kind)
-    if (
-        not classes
-        or inspect.isabstract(annotated)
-        or get_origin(annotated)
-        or get_origin(kind)
-        or (annotated in (float, complex) and kind is int)
-    ):
-        return False
-    try:
-        return not (issubclass(kind, annotated) or issubclass(annotated, kind))
-    except TypeError:  # of a TypedDict or a Protocol nothing is certain
-        return False
-
-
-def _hints(function: Function) -> dict[str, Any]:
-    try:
-        return get_type_hints(function)
-    except (NameError, TypeError):
-        return {}  # a name that only a type checker sees, or no plain function: the queue's type decides
-
-
-R = TypeVar("R")
 
 
 class Register(Protocol[B]):

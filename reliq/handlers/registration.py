@@ -1,4 +1,9 @@
-"""Periodic entries: which queue gets a message at which ticks, with which body, registered by `cron` and `every`."""
+"""
+What a consumer registers: handlers by queue, middleware, error hooks, and periodic entries by `cron` and `every`.
+
+A periodic entry publishes a message for each tick of its schedule. Every process plans the same ticks, and Redis settles
+each tick once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, get_args, overload
 
 from reliq.errors import ConfigurationError
-from reliq.handlers.handler import Handler, check_around, check_hook, check_middleware, check_queue, inspected
+from reliq.handlers.handler import Handler, check_around, check_hook, check_middleware, check_queue, inspect_handler
 from reliq.keys import run_id, tick_id
 from reliq.lua.transitions import Tick
 from reliq.publish.messages import Writer
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
 
 
 B = TypeVar("B")
+F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
 
 CatchUp = Literal["skip", "once", "all"]
 Overlap = Literal["allow", "skip"]
@@ -41,6 +48,8 @@ ON_TIME_SECONDS = 60.0
 #: One step looks at this many ticks of an entry; after a long absence it takes several.
 STEP_TICKS = 100
 
+#: The keyword arguments of `Consumer.handler`.
+_KEYWORDS = frozenset(field.name for field in fields(HandlerSettings))
 #: Stands for a body that a decorated function makes.
 _FROM_FUNCTION = object()
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -132,12 +141,15 @@ class Periodic:
         After a long absence it is the beginning of that, of STEP_TICKS ticks.
         """
         ticks = self.schedule.ticks(last, now, most=STEP_TICKS + 1)
-        newest, ticks = ticks[-1:], ticks[:STEP_TICKS]
-        planned, missed = list[Planned](), 0
+        newest = ticks[-1:]
+        ticks = ticks[:STEP_TICKS]
+        planned: list[Planned] = []
+        missed = 0
         for tick in ticks:
             if now - tick <= self._within_seconds and (self.catch_up == "all" or [tick] == newest):
                 planned.append(Planned(tick, last, missed, is_published=True))
-                last, missed = tick, 0
+                last = tick
+                missed = 0
             else:
                 missed += 1
         if missed:
@@ -146,15 +158,17 @@ class Periodic:
 
     def tick(self, planned: Planned) -> Tick:
         """Return what settles a tick; raise what its body raises."""
-        one = Tick(self.name, str(self.schedule), planned.at, planned.since, planned.missed)
-        if planned.is_published:
-            due_ms = planned.at * 1000 + self._shift_ms(planned.at)
-            message = self._message(tick_id(self.name, planned.at), planned.at)
-            return replace(one, message=message, due_ms=due_ms, overlap=self.overlap)
-        return one
+        tick = Tick(self.name, str(self.schedule), planned.at, planned.since, planned.missed)
+        if not planned.is_published:
+            return tick
+        message = self._message(tick_id(self.name, planned.at), planned.at)
+        # The jitter is random over ticks, and the same in every process.
+        digest = hashlib.sha256(f"{self.name} {planned.at}".encode()).digest()
+        jitter_ms = int.from_bytes(digest[:8], "big") % (self._jitter_ms + 1)
+        return replace(tick, message=message, due_ms=planned.at * 1000 + jitter_ms, overlap=self.overlap)
 
     def run(self, asked_ms: int) -> Tick:
-        """Return the run that somebody asked for; raise what its body raises."""
+        """Return the tick of a requested run; raise what its body raises."""
         at = asked_ms // 1000
         message = self._message(run_id(self.name, asked_ms), at)
         return Tick(self.name, str(self.schedule), at, at, message=message, asked=asked_ms)
@@ -166,11 +180,6 @@ class Periodic:
         headers = {} if self.queue.keys.bare else {TICK_HEADER: moment.isoformat()}
         order = self._writer.order(body, {"id": id, "dedup": 0, "headers": headers})
         return order.id, order.value
-
-    def _shift_ms(self, at: int) -> int:
-        """Return by how many ms the message of a tick is due later: as by chance, and the same in every process."""
-        digest = hashlib.sha256(f"{self.name} {at}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") % (self._jitter_ms + 1)
 
 
 class PeriodicRegistration:
@@ -282,32 +291,19 @@ class PeriodicRegistration:
         def register(function: F) -> F:
             if not callable(function):
                 raise ConfigurationError(f"the function that makes a body must be one, not a {type(function).__name__}")
-            called = name or getattr(function, "__name__", "")
-            self._add(Periodic(name=called, queue=queue, schedule=schedule, body=function, **options))
+            entry_name = name or getattr(function, "__name__", "")
+            self._add(Periodic(name=entry_name, queue=queue, schedule=schedule, body=function, **options))
             return function
 
         return register
 
-    def _add_all_of(self, other: PeriodicRegistration) -> None:
-        """Register what `other` has too; raise ConfigurationError, and add none, when two entries would have one name."""
-        for entry in other.periodic:
-            self._check_name_is_free(entry)
-        self._periodic.update(other._periodic)
-
-    def _add(self, entry: Periodic) -> None:
-        self._check_name_is_free(entry)
-        self._periodic[entry.name] = entry
-
-    def _check_name_is_free(self, entry: Periodic) -> None:
-        if entry.name in self._periodic:
-            raise ConfigurationError(f"two periodic entries are called {entry.name!r}; give one of them another name=")
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
-
-#: The keyword arguments of `Consumer.handler`.
-_KEYWORDS = frozenset(field.name for field in fields(HandlerSettings))
+    def _add(self, *entries: Periodic) -> None:
+        for entry in entries:
+            if entry.name in self._periodic:
+                raise ConfigurationError(
+                    f"two periodic entries are called {entry.name!r}; give one of them another name="
+                )
+        self._periodic |= {entry.name: entry for entry in entries}
 
 
 class Registration(PeriodicRegistration):
@@ -399,7 +395,7 @@ class Registration(PeriodicRegistration):
         settings = HandlerSettings(batch=batch, linger=linger, batch_by_key=batch_by_key, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
 
         def register(function: F) -> F:
-            handler = inspected(queue, function, settings)
+            handler = inspect_handler(queue, function, settings)
             self._check_is_new(handler)
             self._handlers[handler.queue.name] = handler
             return function
@@ -453,11 +449,11 @@ class Registration(PeriodicRegistration):
     def ticked_beside(self, handlers: Sequence[Handler]) -> list[Periodic]:
         """Return the periodic entries of a process with these handlers: of their queues, and of queues without one here."""
         others = self._handlers.keys() - {handler.queue.name for handler in handlers}
-        return [one for one in self.periodic if one.queue.name not in others]
+        return [entry for entry in self.periodic if entry.queue.name not in others]
 
     def redis(self, handlers: Sequence[Handler]) -> Target | None:
         """Return the one Redis of the consumer and its queues, None for RELIQ_URL; raise ConfigurationError for two."""
-        queues = [handler.queue for handler in handlers] + [one.queue for one in self.ticked_beside(handlers)]
+        queues = [handler.queue for handler in handlers] + [entry.queue for entry in self.ticked_beside(handlers)]
         named = [self.target, *(queue.target for queue in queues)]
         targets = [target for target in named if target is not None]
         if any(target != targets[0] for target in targets):
@@ -471,10 +467,10 @@ class Registration(PeriodicRegistration):
         return Connection.to(self.redis(handlers))
 
     def _register_all_of(self, other: Registration) -> None:
-        """Register what `other` has too; raise ConfigurationError when a queue would have two handlers."""
+        """Register all that `other` has; raise ConfigurationError when a queue would have two handlers."""
         for handler in other._handlers.values():
             self._check_is_new(handler)
-        self._add_all_of(other)
+        self._add(*other.periodic)
         self._handlers.update(other._handlers)
         self.around_calls += other.around_calls
         self.error_hooks += other.error_hooks

@@ -71,7 +71,7 @@ SPOTS |= {
 
 def spelled():
     """Every key that a command may name, as Redis knows it, by the name that `@runs` calls it."""
-    fixed = {name: getattr(KEYS, name) for name in Keys.__slots__ if not name.startswith("_")}
+    fixed = {name: value for name, value in vars(KEYS).items() if not name.startswith("_")}
     keys = {spelled: name for name, spelled in fixed.items() if isinstance(spelled, str) and name != "name"}
     keys |= {
         KEYS.msg("a"): "msg",

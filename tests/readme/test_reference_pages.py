@@ -52,7 +52,7 @@ def told_keys():
 
 def test_table_of_redis_keys_has_every_key_with_its_type():
     keys = Keys("NAME")
-    plain = {getattr(keys, name) for name in Keys.__slots__ if f"{getattr(keys, name, '')}".startswith("{reliq:NAME}:")}
+    plain = {value for value in vars(keys).values() if f"{value}".startswith("{reliq:NAME}:")}
     prefixes = {one for one in plain if one.endswith(":")}
     made = {keys.msg("ID"), keys.dedup("ID"), keys.lane("LANE"), keys.line("KEY"), "{reliq:NAME}:aside:MS:KEY"}
     of_none = {QUEUES_KEY, WORKERS_KEY}

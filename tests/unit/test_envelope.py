@@ -9,7 +9,7 @@ from tenacity import wait_exponential
 
 from reliq.errors import ConfigurationError
 from reliq.message import BARE, PRIORITY_LINES, Claimed, Delivery
-from reliq.settings import DEFAULT_BACKOFF, LONGEST_WAIT_SECONDS, seconds_after
+from reliq.settings import DEFAULT_BACKOFF, LONGEST_SECONDS, seconds_after
 from reliq.wire_format import (
     ENVELOPE_START,
     HEADERS_LIMIT,
@@ -113,10 +113,10 @@ def test_backoff_is_computed_for_at_most_attempt_1001_and_stays_storable():
             asked = []
             spied = lambda state, asked=asked, backoff=backoff: asked.append(state.attempt_number) or backoff(state)  # noqa: E731
 
-            assert 0 <= seconds_after(spied, attempt) <= LONGEST_WAIT_SECONDS
+            assert 0 <= seconds_after(spied, attempt) <= LONGEST_SECONDS
             assert asked == [min(attempt, 1001)]
     for wait in (math.inf, 1e300, -1.0, math.nan):
-        assert 0 <= seconds_after(lambda _state, wait=wait: wait, 1) <= LONGEST_WAIT_SECONDS
+        assert 0 <= seconds_after(lambda _state, wait=wait: wait, 1) <= LONGEST_SECONDS
 
 
 def test_bad_headers_are_refused_by_name():

@@ -12,7 +12,7 @@ from reliq.redis.shards import UNSHARDED, ShardMap
 def test_shard_0_has_the_keys_of_an_unsharded_queue():
     keys, shard = Keys("orders"), Keys("orders", shard=0)
 
-    assert {name: getattr(shard, name) for name in Keys.__slots__} == {n: getattr(keys, n) for n in Keys.__slots__}
+    assert vars(shard) == vars(keys)
     assert (shard.ready, shard.msg("a"), shard.map) == (
         "{reliq:orders}:ready",
         "{reliq:orders}:msg:a",

@@ -78,7 +78,7 @@ def test_redis_keys_of_a_queue_share_a_slot_and_no_two_are_the_same():
     others = {"name", "layout", "shard", "bare"}
     every = {}
     for keys in (Keys("q"), Keys("q-more")):
-        plain = [getattr(keys, name) for name in Keys.__slots__ if not name.startswith("_") and name not in others]
+        plain = [value for name, value in vars(keys).items() if not name.startswith("_") and name not in others]
         every[keys.name] = [*plain, keys.msg("1"), keys.dedup("1"), keys.lane("1")]
         assert {key.partition("}")[0] for key in every[keys.name]} == {f"{{reliq:{keys.name}"}
 

@@ -10,6 +10,7 @@ from waiting import eventually
 
 from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue
 from reliq.events import RedisRefused, Superseded, Ticked
+from reliq.handlers.registration import Planned
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
 from reliq.worker.scheduler import TICKER_SECONDS, Ticker
@@ -216,7 +217,8 @@ def test_jitter_is_the_same_in_every_process_and_within_its_limit(entry, process
     dues = {id.decode(): due for id, due in client.zrange("{reliq:q}:pending", 0, -1, withscores=True)}
     again = entry(jitter=600).periodic[0]
 
-    shifts = [again._shift_ms(SIX + hour * HOUR) for hour in range(1, 201)]
+    planned = [Planned(SIX + hour * HOUR, SIX, 0, is_published=True) for hour in range(1, 201)]
+    shifts = [again.tick(tick).due_ms - tick.at * 1000 for tick in planned]
     assert 0 <= min(shifts) < 60_000
     assert 540_000 < max(shifts) <= 600_000
     last = SIX + 200 * HOUR
