@@ -1,104 +1,107 @@
 """
-The whole comparison in one command: `python -m benchmarks`.
+The comparison in one command: `python -m benchmarks`.
 
-Starts a private Redis, tries every peer with several settings, measures each with its fastest in turns, and writes
-RESULTS.md, results.json and chart.svg.
+Starts a private Redis, measures every peer in turns, and prints a table in Markdown.
 """
 
 import argparse
+import math
 import platform
-import shutil
-import subprocess
-import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
+import redis
 
-from benchmarks.catalogue import PEERS
-from benchmarks.chart import picture
-from benchmarks.results import Results
-from benchmarks.run import STATE, Run
-from benchmarks.server import CountedRedis, private_server
-from benchmarks.table import page
+from benchmarks.catalogue import PEERS, Peer
+from benchmarks.runner import PeerError, run
+from reliq.testing.server import EmbeddedRedis
 
-HERE = Path(__file__).parent
-GIB = 1 << 30
-#: An answer may take so long on a busy machine: emptying a full server does.
-SERVER_SECONDS = 60.0
-
-
-def main() -> int:
-    """Measure, and write what was found."""
-    options = _options()
-    peers = [peer for peer in PEERS if not options.peers or peer.name in options.peers or peer.module in options.peers]
-    usual = 1 if options.quick else 2
-    rounds = usual if options.rounds is None else options.rounds
-    minutes = options.minutes or (10 if options.quick else 30)
-    with private_server() as server, CountedRedis.from_url(server.url, socket_timeout=SERVER_SECONDS) as client:
-        results = _begin(options, client)
-        run = Run(peers, client, server.url, results, quick=options.quick, until=time.monotonic() + 60 * minutes)
-        try:
-            run.install()
-            run.all(rounds)
-        except KeyboardInterrupt:
-            print("\nStopped; python -m benchmarks --resume goes on from here.")
-            return 130
-    if options.out or options.resume or not options.peers:
-        write(results, options.out or HERE)
-    return 0
+COLUMNS = {
+    "drain, 1 process": ("drain 1",),
+    "drain, 2 processes": ("drain 2",),
+    "publish one by one": ("one",),
+    "bulk publish": ("bulk",),
+    "late at 1,000/s, p50 / p99": ("late p50", "late p99"),
+    "pickup when idle, p50 / p99": ("pickup p50", "pickup p99"),
+    "CPU µs a message, worker / Redis": ("worker cpu 1", "redis cpu 1"),
+}
+RATES = ("drain", "one", "bulk")
+#: Figures are shown with one decimal below this.
+WHOLE_FROM = 20
+#: Peer -> figure -> one value for each round.
+Results = dict[str, dict[str, list[float]]]
 
 
-def write(results: Results, folder: Path) -> None:
-    """Write the table, the picture and the figures of every peer that was measured."""
-    shown = [peer for peer in PEERS if peer.name in results.done or peer.name in results.tried]
-    folder.mkdir(parents=True, exist_ok=True)
-    results.save(folder / "results.json")
-    (folder / "RESULTS.md").write_text(page(results, shown))
-    (folder / "chart.svg").write_text(picture(results, shown))
-    print(f"Written: {folder / 'RESULTS.md'}, results.json, chart.svg")
-
-
-def _begin(options: argparse.Namespace, client: CountedRedis) -> Results:
-    """Return the results of the run that was stopped, or new ones."""
-    about = {
-        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": f"{psutil.cpu_count()} cores, {round(psutil.virtual_memory().total / GIB)} GiB",
-        "redis": client.info("server")["redis_version"],
-        "python": platform.python_version(),
-        "node": _node_version(),
-        "quick": options.quick,
-        "rounds": 0,
-        "note": options.note,
-    }
-    if options.resume and STATE.exists():
-        results = Results.load(STATE)
-        if results.about["quick"] != options.quick:
-            sys.exit("the run that was stopped was of the other length: say, or leave out, --quick")
-        return results
-    return Results(about)
-
-
-def _node_version() -> str:
-    if shutil.which("node") is None:
-        return ""
-    return subprocess.run(["node", "--version"], capture_output=True, text=True, check=False).stdout.strip().lstrip("v")
-
-
-def _options() -> argparse.Namespace:
+def main() -> None:
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="reliq beside other queues on Redis.")
-    parser.add_argument(
-        "--quick", action="store_true", help="half of the settings, one short round: 10 minutes at most"
+    parser.add_argument("--peers", type=lambda text: text.split(","), help="only these, by module, such as reliq,rq")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds over all peers (2)")
+    parser.add_argument("--out", type=Path, help="a file for the table")
+    options = parser.parse_args()
+    peers = [peer for peer in PEERS if not options.peers or peer.module.removesuffix(".mjs") in options.peers]
+    results: Results = {}
+    server = EmbeddedRedis(port=None, options={"save": "", "appendonly": "no"})
+    with server, redis.Redis.from_url(server.url) as client:
+        version = client.info("server")["redis_version"]
+        for number in range(options.rounds):
+            first = number % len(peers)
+            for peer in (*peers[first:], *peers[:first]):
+                print(f"round {number + 1}, {peer.name}:", flush=True)
+                try:
+                    figures = run(peer, client, server.url)
+                except PeerError as error:
+                    print(f"  not installed: {error}", flush=True)
+                    continue
+                for name, value in figures.items():
+                    results.setdefault(peer.name, {}).setdefault(name, []).append(value)
+    page = table(results, peers, f"Redis {version}", options.rounds)
+    print(page)
+    if options.out:
+        options.out.write_text(page)
+
+
+def table(results: Results, peers: list[Peer], server: str, rounds: int) -> str:
+    """Return the results in Markdown."""
+    memory = round(psutil.virtual_memory().total / 2**30)
+    about = (
+        f"{datetime.now(UTC):%Y-%m-%d}, {psutil.cpu_count()} cores, {memory} GiB, {server} on loopback without "
+        f"persistence, Python {platform.python_version()}. The best of the rounds ({rounds}), least–greatest below. "
+        "Rates in messages a second, times in milliseconds."
     )
-    parser.add_argument("--rounds", type=int, help="rounds over all peers (2; quick: 1; 0: settings only)")
-    parser.add_argument("--peers", type=lambda text: text.split(","), help="only these, by name or module")
-    parser.add_argument("--minutes", type=float, help="begin nothing after so many (30; quick: 10)")
-    parser.add_argument("--resume", action="store_true", help="go on with the run that was stopped")
-    parser.add_argument("--note", default="", help="a sentence above the table, such as what else the machine did")
-    parser.add_argument("--out", type=Path, help="where to write; some peers alone are only printed without it")
-    return parser.parse_args()
+    rows = [
+        about,
+        "",
+        "| | " + " | ".join(COLUMNS) + " |",
+        "| --- |" + " ---: |" * len(COLUMNS),
+    ]
+    for peer in peers:
+        cells = [_cell(results.get(peer.name, {}), names) for names in COLUMNS.values()]
+        rows.append(f"| {peer.name} | " + " | ".join(cells) + " |")
+    rows += ["", "| | at once | when a worker dies | settings |", "| --- | ---: | --- | --- |"]
+    for peer in peers:
+        label = f"{peer.name} ({peer.requirements[0]})" if peer.requirements else peer.name
+        rows.append(f"| {label} | {peer.slots} | {peer.guarantee} | {peer.settings} |")
+    return "\n".join(rows) + "\n"
+
+
+def _cell(figures: dict[str, list[float]], names: tuple[str, ...]) -> str:
+    """Return the best of the rounds, because whatever else a machine does can only slow a peer; below it the spread."""
+    best = []
+    for name in names:
+        values = [value for value in figures.get(name, []) if not math.isnan(value)]
+        if not values:
+            return "failed" if name in figures else "–"
+        best.append(_number(max(values) if name.startswith(RATES) else min(values)))
+    if len(names) == 1 and len(values) > 1:
+        return f"{best[0]}<br><small>{_number(min(values))}–{_number(max(values))}</small>"
+    return " / ".join(best)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= WHOLE_FROM else f"{value:.1f}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

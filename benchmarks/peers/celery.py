@@ -20,29 +20,21 @@ app.conf.update(
 
 @app.task(name="handle")
 def handle(body):
-    """Do this run's work."""
-    kit.do()
+    pass
 
 
 @app.task(name="note")
 def note(body):
-    """Write how late this is."""
-    kit.note(body["sent"])
+    kit.note(body)
 
 
 def one(count):
-    handle.delay(kit.BODY)
-    return kit.timed(lambda: [handle.delay(kit.BODY) for _ in range(count)])
+    return kit.one(handle.delay, count)
 
 
 def late(rate, seconds, lead):
-    for due in kit.dues(rate, seconds, lead):
-        note.apply_async(({**kit.BODY, "sent": due},), eta=datetime.fromtimestamp(due, UTC))
-
-
-def delayed(count):
-    for _ in range(count):
-        handle.apply_async((kit.BODY,), countdown=3600)
+    for body in kit.due_bodies(rate, seconds, lead):
+        note.apply_async((body,), eta=datetime.fromtimestamp(body["sent"], UTC))
 
 
 def slow(count):
@@ -50,14 +42,6 @@ def slow(count):
 
 
 def work(processes):
-    options = (
-        "--pool",
-        "threads" if "thread" in kit.SETTING else kit.SETTING,
-        "--concurrency",
-        str(kit.SLOTS),
-        "--without-gossip",
-        "--without-mingle",
-        "--loglevel",
-        "ERROR",
-    )
-    kit.processes(processes, "-m", "celery", "-A", f"{__name__}:app", "worker", *options, "-n", "w%i")
+    options = ("--pool", "threads", "--concurrency", str(kit.SLOTS), "--loglevel", "ERROR", "-n", "w%i")
+    quiet = ("--without-gossip", "--without-mingle")
+    kit.run("-m", "celery", "-A", f"{__name__}:app", "worker", *options, *quiet, processes=processes)

@@ -1,61 +1,46 @@
 """reliq: threads for plain handlers, an event loop for async ones; acked after the handler returned."""
 
-from datetime import UTC, datetime, timedelta
+import time
+from datetime import UTC, datetime
 
 import reliq
 from benchmarks.peers import kit
-from reliq.bench.bench import BATCHES, KINDS
 
 WORK = reliq.Queue("work", url=kit.URL)
 NOTE = reliq.Queue("note", url=kit.URL)
 
 plain = reliq.Consumer()
 asynchronous = reliq.Consumer()
-batches = reliq.Consumer()
 
 
 @plain.handler(WORK)
 def handle(body: dict) -> None:
-    """Do this run's work."""
-    kit.do()
+    pass
 
 
 @plain.handler(NOTE)
 def note(body: dict) -> None:
-    """Write how late this is."""
-    kit.note(body["sent"])
+    kit.note(body)
 
 
 @asynchronous.handler(WORK)
 async def handle_async(body: dict) -> None:
-    """Do this run's work on the event loop."""
-    await kit.ado()
-
-
-if "batch" in KINDS:
-
-    @batches.handler(WORK, **BATCHES)
-    def handle_batch(bodies):
-        """Return at once, for all of them."""
+    pass
 
 
 def one(count):
-    WORK.publish(kit.BODY)
-    return kit.timed(lambda: [WORK.publish(kit.BODY) for _ in range(count)])
+    return kit.one(WORK.publish, count)
 
 
 def bulk(count):
-    WORK.publish(kit.BODY)
-    return kit.timed(lambda: WORK.publish_many(kit.BODY for _ in range(count)))
+    began = time.perf_counter()
+    WORK.publish_many(kit.BODY for _ in range(count))
+    return time.perf_counter() - began
 
 
 def late(rate, seconds, lead):
-    for due in kit.dues(rate, seconds, lead):
-        NOTE.publish({**kit.BODY, "sent": due}, at=datetime.fromtimestamp(due, UTC))
-
-
-def delayed(count):
-    WORK.publish_many(reliq.Outgoing(body=kit.BODY, delay=timedelta(hours=1)) for _ in range(count))
+    for body in kit.due_bodies(rate, seconds, lead):
+        NOTE.publish(body, at=datetime.fromtimestamp(body["sent"], UTC))
 
 
 def slow(count):
@@ -70,11 +55,6 @@ def work_async(processes):
     _work("asynchronous", processes)
 
 
-def work_batch(processes):
-    _work("batches", processes)
-
-
 def _work(consumer, processes):
-    place = f"{__name__}:{consumer}"
     options = ("--processes", str(processes), "--concurrency", str(kit.SLOTS), "--log-level", "error")
-    kit.become("-m", "reliq", "worker", place, *options)
+    kit.run("-m", "reliq", "worker", f"{__name__}:{consumer}", *options)

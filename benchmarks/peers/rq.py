@@ -1,6 +1,7 @@
-"""RQ: its SimpleWorker, which runs jobs in the worker's own process, for a fork of each job is slower still."""
+"""RQ: its SimpleWorker, which runs jobs in the worker's own process; a fork for each job is slower still."""
 
-from datetime import UTC, datetime, timedelta
+import time
+from datetime import UTC, datetime
 
 import redis
 import rq
@@ -8,46 +9,36 @@ import rq
 from benchmarks.peers import kit
 
 queue = rq.Queue("bench", connection=redis.Redis.from_url(kit.URL))
-OPTIONS = {"result_ttl": 0}
 
 
 def handle(body):
-    """Do this run's work."""
-    kit.do()
+    pass
 
 
 def note(body):
-    """Write how late this is."""
-    kit.note(body["sent"])
+    kit.note(body)
 
 
 def one(count):
-    queue.enqueue(handle, kit.BODY, **OPTIONS)
-    return kit.timed(lambda: [queue.enqueue(handle, kit.BODY, **OPTIONS) for _ in range(count)])
+    return kit.one(lambda body: queue.enqueue(handle, body, result_ttl=0), count)
 
 
 def bulk(count):
-    def publish():
-        for size in map(len, kit.pieces(range(count))):
-            queue.enqueue_many([rq.Queue.prepare_data(handle, (kit.BODY,), **OPTIONS) for _ in range(size)])
-
-    return kit.timed(publish)
+    began = time.perf_counter()
+    for _ in range(count // kit.BULK):
+        queue.enqueue_many([rq.Queue.prepare_data(handle, (kit.BODY,), result_ttl=0) for _ in range(kit.BULK)])
+    return time.perf_counter() - began
 
 
 def late(rate, seconds, lead):
-    for due in kit.dues(rate, seconds, lead):
-        queue.enqueue_at(datetime.fromtimestamp(due, UTC), note, {**kit.BODY, "sent": due}, **OPTIONS)
-
-
-def delayed(count):
-    for _ in range(count):
-        queue.enqueue_in(timedelta(hours=1), handle, kit.BODY, **OPTIONS)
+    for body in kit.due_bodies(rate, seconds, lead):
+        queue.enqueue_at(datetime.fromtimestamp(body["sent"], UTC), note, body, result_ttl=0)
 
 
 def slow(count):
-    kit.slowly(lambda body: queue.enqueue(note, body, **OPTIONS), count)
+    kit.slowly(lambda body: queue.enqueue(note, body, result_ttl=0), count)
 
 
 def work(processes):
     options = ("--worker-class", "rq.worker.SimpleWorker", "--with-scheduler", "--quiet", "--url", kit.URL)
-    kit.processes(processes * kit.SLOTS, "-m", "rq.cli", "worker", "bench", *options)
+    kit.run("-m", "rq.cli", "worker", "bench", *options, processes=processes)

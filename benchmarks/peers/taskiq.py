@@ -9,25 +9,17 @@ broker = taskiq_redis.RedisStreamBroker(kit.URL, consumer_id="0")
 
 @broker.task
 async def handle(body: dict) -> None:
-    """Do this run's work."""
-    await kit.ado()
+    pass
 
 
 @broker.task
 async def note(body: dict) -> None:
-    """Write how late this is."""
-    kit.note(body["sent"])
+    kit.note(body)
 
 
 async def one(count):
     await broker.startup()
-    await handle.kiq(kit.BODY)
-
-    async def loop():
-        for _ in range(count):
-            await handle.kiq(kit.BODY)
-
-    seconds = await kit.atimed(loop())
+    seconds = await kit.aone(handle.kiq, count)
     await broker.shutdown()
     return seconds
 
@@ -39,6 +31,5 @@ async def slow(count):
 
 
 def work(processes):
-    place = f"{__name__}:broker"
     options = ("--workers", str(processes), "--max-async-tasks", str(kit.SLOTS), "--log-level", "ERROR")
-    kit.become("-m", "taskiq", "worker", place, *options)
+    kit.run("-m", "taskiq", "worker", f"{__name__}:broker", *options)

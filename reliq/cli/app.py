@@ -67,7 +67,7 @@ SUMMARIES = {
         "scripts": "Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`.",
     },
     "Measure": {
-        "bench": "Measure reliq on your Redis: drain, publish, lateness, pickup, idle cost, memory.",
+        "bench": "Measure reliq on your Redis: drain, publish, lateness, pickup, idle cost.",
     },
 }
 #: Module of this package -> the commands in it, where it is not the module of the command's own name.

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from reliq.admin import calls
-from reliq.bench.bench import Cleaner
-from reliq.cli.demo_jobs import ERRANDS, FOLDER_VARIABLE, JOURNAL, LIFELINE_VARIABLE, LOG, Errand, Mood, consumer
+from reliq.bench import remove_queue
+from reliq.cli.demo_jobs import ERRANDS, FOLDER_VARIABLE, JOURNAL, LOG, Errand, Mood, consumer
 from reliq.cli.output import console as terminal
 from reliq.consumer import SignalNotes, handle_signal
 from reliq.errors import (
@@ -96,8 +96,7 @@ def run(jobs: int, url: str | None, seed: int) -> bool:
         try:
             if url is not None:
                 _check_redis(url)
-                cleaner = stack.enter_context(Cleaner(url, ERRANDS.name))
-                os.environ[LIFELINE_VARIABLE] = f"/proc/{os.getpid()}/fd/{cleaner.lifeline}"
+                stack.callback(remove_queue, url, ERRANDS.name)
             ERRANDS.publish_many(_errands(jobs, random.Random(seed), signals))
         except (RedisUnavailableError, RedisRefusedError, PublishFailed) as error:
             why = str(error.why if isinstance(error, PublishFailed) else error).rstrip(".")

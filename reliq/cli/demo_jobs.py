@@ -15,8 +15,6 @@ from reliq import Consumer, Job, Queue
 Mood = Literal["good", "slow", "flaky", "poison"]
 #: `reliq demo` sets this variable to its folder. Each run of a handler writes its start and its end to the journal there.
 FOLDER_VARIABLE = "RELIQ_DEMO_FOLDER"
-#: With --url, this variable names a pipe. The keys are removed when no process of the demo has it open any more.
-LIFELINE_VARIABLE = "RELIQ_DEMO_LIFELINE"
 JOURNAL, LOG = "journal", "log"
 
 
@@ -35,8 +33,6 @@ ERRANDS = Queue("demo", Errand, retries=3)
 
 consumer = Consumer()
 
-if _lifeline := os.environ.get(LIFELINE_VARIABLE):
-    os.open(_lifeline, os.O_WRONLY)
 _journal = None
 if _folder := os.environ.get(FOLDER_VARIABLE):
     _journal = os.open(Path(_folder, JOURNAL), os.O_WRONLY | os.O_APPEND)

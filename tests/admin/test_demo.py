@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -103,30 +102,6 @@ def test_interrupted_demo_leaves_nothing_behind(demo, url, client, where, number
     assert (process.returncode, err) == (130, "")
     assert "ran again" not in out
     assert client.keys() == []
-
-
-def runs(process):
-    with suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def test_killed_demo_with_a_url_leaves_no_key(demo, url, client, tmp_path):
-    """Its workers may go on for some seconds; the keys are removed when the last one has ended."""
-    process = demo("--jobs", "2000", "--url", url)
-    eventually(lambda: client.zcard("{reliq:demo}:unack"), "a worker process works")
-    children = psutil.Process(process.pid).children()
-    [cleaner] = [one for one in children if "reliq.bench.bench" in one.cmdline()]
-    workers = [one for one in children if "reliq.supervisor.main" in one.cmdline()]
-
-    process.kill()
-    eventually(lambda: not runs(cleaner), "the keys are removed")
-
-    # The kernel closes the files of a process, which the cleaner waits for, just before the process is gone.
-    eventually(lambda: not any(runs(one) for one in workers), "no worker process is left")
-    assert client.keys() == []
-    shutil.rmtree(tmp_path / "temporary")
-    (tmp_path / "temporary").mkdir()
 
 
 def test_demo_whose_killed_jobs_do_not_run_again_exits_1(demo, url, client):

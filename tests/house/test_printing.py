@@ -16,8 +16,6 @@ MAY_WRITE = {
     "cli/output.py",
     "cli/messages.py",
     "cli/dead.py",
-    "bench/child.py",
-    "bench/bench.py",
     "supervisor/main.py",
 }
 

@@ -1,1 +1,0 @@
-"""What a Cluster and shards cost beside one Redis: `python -m benchmarks.shards`."""
