@@ -745,7 +745,7 @@ class Queue(Control, Generic[B]):
         from reliq.outbox import transactions as outbox  # noqa: PLC0415  a satellite
 
         message = self._writer.order(body, options, call="publish_in")
-        outbox.write(tx, outbox.publishing(message, self.keys, self._durability(durability), prefix))
+        outbox.write(tx, outbox.publish_statement(message, self.keys, self._durability(durability), prefix))
         return message.id
 
     async def apublish_in(
@@ -761,7 +761,7 @@ class Queue(Control, Generic[B]):
         from reliq.outbox import transactions as outbox  # noqa: PLC0415  a satellite
 
         message = self._writer.order(body, options, call="apublish_in")
-        await outbox.awrite(tx, outbox.publishing(message, self.keys, self._durability(durability), prefix))
+        await outbox.awrite(tx, outbox.publish_statement(message, self.keys, self._durability(durability), prefix))
         return message.id
 
     @contextmanager

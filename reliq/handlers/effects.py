@@ -107,10 +107,10 @@ class Effects:
                     return
                 session.add(Payment(order=body.order))
         """
-        from reliq.outbox.tables import taking_note  # noqa: PLC0415  a satellite
+        from reliq.outbox.tables import once_statement  # noqa: PLC0415  a satellite
         from reliq.outbox.transactions import write  # noqa: PLC0415  a satellite
 
-        note = taking_note(*self._first, self._keep_ms(keep), prefix)
+        note = once_statement(*self._first, self._keep_ms(keep), prefix)
         if write(tx, note) == 1:
             return True
         write(tx, replace(note, kind="prolong"))  # it may die after this delivery, and be redriven again
@@ -121,10 +121,10 @@ class Effects:
         return AwaitedBool(self._aonce(tx, keep, prefix))
 
     async def _aonce(self, tx: AsyncTransaction, keep: Duration | None, prefix: str) -> bool:
-        from reliq.outbox.tables import taking_note  # noqa: PLC0415  a satellite
+        from reliq.outbox.tables import once_statement  # noqa: PLC0415  a satellite
         from reliq.outbox.transactions import awrite  # noqa: PLC0415  a satellite
 
-        note = taking_note(*self._first, self._keep_ms(keep), prefix)
+        note = once_statement(*self._first, self._keep_ms(keep), prefix)
         if await awrite(tx, note) == 1:
             return True
         await awrite(tx, replace(note, kind="prolong"))

@@ -1,4 +1,10 @@
-"""The relay's own connection to the database: PostgreSQL by psycopg, or a file of SQLite."""
+"""
+The outbox as its relay uses it, over a connection of the relay's own: PostgreSQL by psycopg, or a file of SQLite.
+
+Rows are taken for calls, and noted as sent when Redis has answered. A call and its rows are written down before it is
+made, so that any relay that finds it without an answer makes it again as it was. No transaction is open while Redis is
+asked.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +47,33 @@ _CONNECTING = {
 }
 #: A transaction of a relay whose process stands still ends after this time, and a relay waits this long for a lock.
 STUCK_SECONDS = 10
+#: The note of a row that is to be sent for a second time, and the notes of rows that can be taken; every other row is refused.
+AGAIN = "again"
+_CAN_BE_TAKEN = f"sent_ms IS NULL AND note IN ('', '{AGAIN}')"
+_IS_REFUSED = f"sent_ms IS NULL AND note NOT IN ('', '{AGAIN}')"
+#: The first characters of the note of a refused row: they contain the version of reliq that refused it.
+_START = "substr(note, 1, 60)"
+_REFUSED_BY = re.compile(r"refused by reliq ([\d.]+)")
+#: Rows are deleted so many at a time.
+DELETE_LIMIT = 5000
+#: A look counts at most so many rows that wait.
+COUNT_LIMIT = 100_000
+#: At most this many calls without an answer are taken up at a time.
+OVERDUE_LIMIT = 20
+#: A call without an answer is made again after 10 s, by the relay that finds it first; a call that failed after 5 s, then
+#: 10, 20, 40 and 80 s.
+OVERDUE_MS = 10_000
+FAILED_MS = 5000
+DOUBLINGS = 4
+#: Every row that a call has; whether a number or a text is among those of a parameter.
+_OF_CALLS: dict[Dialect, str] = {
+    "postgresql": "SELECT unnest(seqs) FROM {calls}",
+    "sqlite": "SELECT value FROM {calls}, json_each({calls}.seqs)",
+}
+_AMONG: dict[Dialect, str] = {
+    "postgresql": "= ANY(CAST(:{name} AS {kind}[]))",
+    "sqlite": "IN (SELECT value FROM json_each(:{name}))",
+}
 
 
 @runtime_checkable
@@ -83,14 +116,17 @@ def database(url: Any) -> Database:
         return url
     given = getattr(url, "url", url)
     text = given.render_as_string(hide_password=False) if hasattr(given, "render_as_string") else given
-    found = _SCHEME.match(text) if isinstance(text, str) else None
-    if found is None:
+    match = _SCHEME.match(text) if isinstance(text, str) else None
+    if match is None:
         shown = text.partition(":")[0][:20] + ":…" if isinstance(text, str) else type(url).__name__
         raise ConfigurationError(f"{_WANTED}, not {shown!r}")
-    rest = text[found.end() :]
-    if found["dialect"] == "sqlite":
-        return SqliteDatabase(_path(rest))
-    return PostgresDatabase(f"postgresql://{rest}")
+    rest = text[match.end() :]
+    if match["dialect"] != "sqlite":
+        return PostgresDatabase(f"postgresql://{rest}")
+    path = rest.partition("?")[0]
+    if not path.startswith("/") or path in ("/", "/:memory:"):
+        raise ConfigurationError(f"{_WANTED}; of SQLite a relay needs the path of a file")
+    return SqliteDatabase(unquote(path[1:]).replace("?", "%3f").replace("#", "%23"))
 
 
 class Waiter:
@@ -106,14 +142,14 @@ class Waiter:
         ready, _, _ = select.select([self._end, *others], [], [], seconds)
         if self._end in ready:
             os.read(self._end, 512)
-        return any(one in ready for one in others)
+        return any(other in ready for other in others)
 
     def poke(self) -> None:
         """End the wait."""
         try:
             os.write(self._poke, b"1")
         except BlockingIOError:
-            return  # it is full of earlier ones
+            return  # it is full of earlier pokes
 
     def __del__(self) -> None:
         os.close(self._end)
@@ -165,7 +201,7 @@ class PostgresDatabase:
             connection.execute(f'LISTEN "{channel}"')
             connection.commit()
             self._channel = channel
-            return  # what was committed before was told to nobody
+            return  # a commit before this has notified no connection
         if not self._was_notified and self._waiter.wait(seconds, connection.fileno()):
             connection.pgconn.consume_input()
             while connection.pgconn.notifies():
@@ -178,22 +214,24 @@ class PostgresDatabase:
 
     def close(self) -> None:
         """See `Database`."""
-        connection, self._connection, self._channel = self._connection, None, ""
+        connection = self._connection
+        self._connection = None
+        self._channel = ""
         if connection is not None:
             connection.close()
 
     def _open(self) -> Any:
         if self._connection is None:
             # No statement is prepared: behind a pooler each transaction may have another connection.
-            made = self._psycopg.connect(**self._settings, prepare_threshold=None)
-            made.add_notify_handler(self._notified)
+            connection = self._psycopg.connect(**self._settings, prepare_threshold=None)
+            connection.add_notify_handler(self._note_notification)
             # A later snapshot for each statement: the lock of a relay is waited for before its calls are read.
-            made.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
-            self._connection = made
+            connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
+            self._connection = connection
         return self._connection
 
-    def _notified(self, _notify: Any) -> None:
-        """Note what came while a statement ran."""
+    def _note_notification(self, _notify: Any) -> None:
+        """Note a notification that came while a statement ran."""
         self._was_notified = True
 
 
@@ -232,7 +270,8 @@ class SqliteDatabase:
 
     def close(self) -> None:
         """See `Database`."""
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         if connection is not None:
             connection.close()
 
@@ -247,42 +286,6 @@ class SqliteDatabase:
                 check_same_thread=False,
             )
         return self._connection
-
-
-def _path(rest: str) -> str:
-    """Return the path of a file of SQLite, of what follows `sqlite://`; raise ConfigurationError when it names none."""
-    path = rest.partition("?")[0]
-    if not path.startswith("/") or path in ("/", "/:memory:"):
-        raise ConfigurationError(f"{_WANTED}; of SQLite a relay needs the path of a file")
-    return unquote(path[1:]).replace("?", "%3f").replace("#", "%23")
-
-
-#: The note of a row that is to be sent for a second time, and the notes of rows that can be taken; every other row is refused.
-AGAIN = "again"
-_CAN_BE_TAKEN = f"sent_ms IS NULL AND note IN ('', '{AGAIN}')"
-_IS_REFUSED = f"sent_ms IS NULL AND note NOT IN ('', '{AGAIN}')"
-#: The first characters of the note of a refused row: they contain the version of reliq that refused it.
-_START = "substr(note, 1, 60)"
-_REFUSED_BY = re.compile(r"refused by reliq ([\d.]+)")
-#: Rows are deleted so many at a time.
-DELETE_LIMIT = 5000
-#: A look counts at most so many rows that wait.
-COUNT_LIMIT = 100_000
-#: At most this many calls without an answer are taken up at a time.
-OVERDUE_LIMIT = 20
-#: A call without an answer is made again after 10 s, by whichever relay finds it first; a call that failed after 5 s, then
-#: 10, 20, 40 and 80 s.
-OVERDUE_MS, FAILED_MS, DOUBLINGS = 10_000, 5000, 4
-
-#: Every row that a call has; whether a number or a text is among those of a parameter.
-_OF_CALLS: dict[Dialect, str] = {
-    "postgresql": "SELECT unnest(seqs) FROM {calls}",
-    "sqlite": "SELECT value FROM {calls}, json_each({calls}.seqs)",
-}
-_AMONG: dict[Dialect, str] = {
-    "postgresql": "= ANY(CAST(:{name} AS {kind}[]))",
-    "sqlite": "IN (SELECT value FROM json_each(:{name}))",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +332,7 @@ class OutboxLook:
     oldest_seconds: float
 
 
-def _numbers(version: str) -> list[int]:
+def _version_numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part.isdigit()]
 
 
@@ -342,11 +345,13 @@ class Store:
 
     def __init__(self, database: Database, prefix: str) -> None:
         self.database = database
-        tables, dialect = Tables.of(prefix), database.dialect
-        self._outbox, self._calls, self._inbox = tables.outbox, tables.calls, tables.inbox
-        self._now = now_ms(dialect)
-        self._of_calls = _OF_CALLS[dialect].format(calls=tables.calls)
-        self._among = _AMONG[dialect]
+        tables = Tables.of(prefix)
+        self._outbox = tables.outbox
+        self._calls = tables.calls
+        self._inbox = tables.inbox
+        self._now = now_ms(database.dialect)
+        self._of_calls = _OF_CALLS[database.dialect].format(calls=tables.calls)
+        self._among = _AMONG[database.dialect]
         self._columns = f"seq, queue, id, terms, value, {self._now} - made_ms, note"
 
     def begin(self) -> None:
@@ -389,7 +394,14 @@ class Store:
             f"UPDATE {self._calls} SET again_ms = {self._now} + {OVERDUE_MS} WHERE call_number IN "
             f"({late} ORDER BY again_ms LIMIT {OVERDUE_LIMIT}) RETURNING call_number, seqs"
         )
-        return {number: self._rows(self._numbers(seqs)) for number, seqs in calls}
+        rows_of = (
+            f"SELECT {self._columns} FROM {self._outbox} "
+            f"WHERE sent_ms IS NULL AND seq {self._among.format(name='seqs', kind='bigint')} ORDER BY seq"
+        )
+        # A column that was written as an `_array` is one: as it was read, it is the parameter too.
+        return {
+            number: [StoredRow(*row) for row in self.database.query(rows_of, {"seqs": seqs})] for number, seqs in calls
+        }
 
     def note_call(self, number: str, queue: str, seqs: Sequence[int]) -> None:
         """Write down which rows a call is going to publish."""
@@ -444,7 +456,7 @@ class Store:
                 )
             )
             for (start,) in starts
-            if not newer or ((by := _REFUSED_BY.search(start)) and _numbers(by[1]) < _numbers(newer))
+            if not newer or ((by := _REFUSED_BY.search(start)) and _version_numbers(by[1]) < _version_numbers(newer))
         )
 
     def again(self, since_ms: int) -> int:
@@ -481,7 +493,7 @@ class Store:
         return OutboxLook(int(waiting), max(0.0, int(oldest or 0) / 1000))
 
     def wait(self, seconds: float) -> None:
-        """Wait for a commit that tells of new rows, or for so many seconds."""
+        """Wait for a commit of new rows, or for so many seconds."""
         self.database.wait(self._outbox, seconds)
 
     def _end(self, calls: Sequence[str], change: str, seqs: Sequence[int]) -> None:
@@ -495,19 +507,6 @@ class Store:
     def _array(self, values: Sequence[int | str]) -> Any:
         """Return numbers or texts as one parameter, or as the value of a column."""
         return json.dumps(list(values)) if self.database.dialect == "sqlite" else list(values)
-
-    def _numbers(self, array: Any) -> list[int]:
-        """Return the numbers of a column that was written as an `_array`."""
-        return list(json.loads(array) if self.database.dialect == "sqlite" else array)
-
-    def _rows(self, seqs: Sequence[int]) -> list[StoredRow]:
-        """Return those of the rows that are not sent."""
-        rows = self.database.query(
-            f"SELECT {self._columns} FROM {self._outbox} "
-            f"WHERE sent_ms IS NULL AND seq {self._among.format(name='seqs', kind='bigint')} ORDER BY seq",
-            {"seqs": self._array(seqs)},
-        )
-        return [StoredRow(*row) for row in rows]
 
     def _delete(self, sql: str, values: Mapping[str, int]) -> int:
         """Delete in pieces, each a transaction of its own; return how many rows."""

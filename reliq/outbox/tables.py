@@ -1,9 +1,10 @@
-"""The tables of the outbox and the inbox: their names, their columns, and the SQL that makes them.
+"""
+The tables of the outbox and the inbox, and the SQL that makes them and writes to them, in both dialects.
 
-outbox         a message to be published; `sent_ms` when it was, `note` is `again`, or which version refused it and why
-outbox_calls   the calls of relays that publish rows, by `seqs`, until these are noted as sent; from `again_ms` on any
-               relay makes the call again, and while `failures` is not 0 no more rows of its queue are taken
-inbox          a message whose effects are committed
+    outbox         a message to be published; `sent_ms` when it was, `note` is `again`, or which version refused it and why
+    outbox_calls   the calls of relays that publish rows, by `seqs`, until these are noted as sent; from `again_ms` on any
+                   relay makes the call again, and while `failures` is not 0 no more rows of its queue are taken
+    inbox          a message whose effects are committed
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ _SEQUENCE = {
 }
 _BYTES = {"postgresql": "bytea", "sqlite": "blob"}
 _NUMBERS = {"postgresql": "bigint[]", "sqlite": "text"}
+#: A named parameter; a cast has two colons.
+_NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
+#: PostgreSQL's codes and SQLite's words for: no such table, column or schema; no such unique key.
+_MISSING_CODES = {"42P01", "42703", "3F000", "42P10"}
+_MISSING_WORDS = ("no such table", "has no column named", "no such column", "ON CONFLICT clause does not match")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +69,13 @@ class Tables:
     @classmethod
     def of(cls, prefix: str) -> Tables:
         """Return the tables whose names begin with `prefix`, which may begin with a schema and a dot."""
-        found = _PREFIX.fullmatch(prefix) if isinstance(prefix, str) else None
-        if found is None:
+        match = _PREFIX.fullmatch(prefix) if isinstance(prefix, str) else None
+        if match is None:
             raise ConfigurationError(
                 "prefix must begin the name of a table, such as 'reliq_' or 'shop.reliq_': at most 40 of a-z 0-9 _, "
                 f"not {str(prefix)[:80]!r}"
             )
-        return cls(found["schema"] or "", found["start"])
+        return cls(match["schema"] or "", match["start"])
 
     @property
     def outbox(self) -> str:
@@ -97,9 +103,8 @@ def now_ms(dialect: Dialect) -> str:
 
 def check_dialect(dialect: str) -> Dialect:
     """Return `dialect` when there is SQL for it; raise ConfigurationError for another."""
-    for known in DIALECTS:
-        if dialect == known:
-            return known
+    if dialect in DIALECTS:
+        return dialect
     raise ConfigurationError(f"the outbox works in {' and '.join(DIALECTS)}, not in {str(dialect)[:40]!r}")
 
 
@@ -159,10 +164,10 @@ def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
         sa: Any = import_module("sqlalchemy")
     except ImportError:
         raise ConfigurationError(distribution.missing("reliq.outbox.metadata", "SQLAlchemy 2", "sqlalchemy")) from None
-    made: MetaData = sa.MetaData(schema=tables.schema or None)
+    schema: MetaData = sa.MetaData(schema=tables.schema or None)
     outbox = sa.Table(
         f"{tables.start}outbox",
-        made,
+        schema,
         # SQLite counts in a column of the type integer alone.
         sa.Column(
             "seq",
@@ -183,7 +188,7 @@ def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
     sa.Index(f"{tables.start}outbox_unsent", outbox.c.seq, postgresql_where=unsent, sqlite_where=unsent)
     sa.Table(
         f"{tables.start}outbox_calls",
-        made,
+        schema,
         sa.Column("call_number", sa.Text, primary_key=True),
         sa.Column("queue", sa.Text, nullable=False),
         sa.Column("again_ms", sa.BigInteger, nullable=False),
@@ -192,17 +197,13 @@ def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
     )
     inbox = sa.Table(
         f"{tables.start}inbox",
-        made,
+        schema,
         *(sa.Column(name, sa.Text, primary_key=True) for name in ("queue", "id")),
         sa.Column("incarnation", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("keep_until_ms", sa.BigInteger, nullable=False),
     )
     sa.Index(f"{tables.start}inbox_keep_until", inbox.c.keep_until_ms)
-    return made
-
-
-#: The kinds of durability, and its other fields: count, local, ms of the time-out.
-DurabilityTerms = tuple[str, int, bool, int]
+    return schema
 
 
 class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -223,7 +224,7 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     at_ms: int | None = None
     window_ms: int | None = None
     replace: bool = False
-    durability: DurabilityTerms | None = None
+    durability: tuple[str, int, bool, int] | None = None
     keyed: bool = False
 
     def text(self) -> str:
@@ -240,7 +241,7 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     @property
     def confirmation(self) -> Durability:
-        """Who must have the message before it counts as sent."""
+        """The confirmation that the message needs before it counts as sent."""
         if self.durability is None:
             return Durability.NONE
         kind, count, local, timeout_ms = self.durability
@@ -250,32 +251,12 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 @dataclass(frozen=True, slots=True)
-class OutboxRow:
-    """
-    One message of the outbox.
-
-    Attributes:
-        queue: its entry in the registry, which says the layout too.
-        value: what a publish sends: the rest of the envelope and the body, or a bare body.
-    """
-
-    queue: str
-    id: str
-    value: bytes
-    terms: RowTerms
-
-
-#: A named parameter; a cast has two colons.
-_NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
-
-
-@dataclass(frozen=True, slots=True)
 class Statement:
     """
-    One SQL statement for the transaction of somebody else.
+    One SQL statement for the transaction of an application.
 
     Attributes:
-        kind: `publish` writes a row of the outbox, `once` one of the inbox unless it is there, `prolong` keeps that longer.
+        kind: `publish` writes a row of the outbox, `once` a row of the inbox unless it exists, `prolong` keeps that row longer.
         values: of its parameters.
     """
 
@@ -285,7 +266,7 @@ class Statement:
 
     @property
     def table(self) -> str:
-        """The table that it writes to."""
+        """The table that the statement writes to."""
         return self.tables.outbox if self.kind == "publish" else self.tables.inbox
 
     def sql(self, dialect: Dialect, *, two_phase: bool = False) -> str:
@@ -315,26 +296,22 @@ def percent(sql: str) -> str:
     return _NAMED.sub(r"%(\1)s", sql)
 
 
-def taking_note(queue: str, id: str, incarnation: int, keep_ms: int, prefix: str = OUTBOX_PREFIX) -> Statement:
+def once_statement(queue: str, id: str, incarnation: int, keep_ms: int, prefix: str = OUTBOX_PREFIX) -> Statement:
     """Return the statement that writes to the inbox that the effects of a message are being committed."""
     values = {"queue": queue, "id": id, "incarnation": incarnation, "keep_ms": keep_ms}
     return Statement("once", Tables.of(prefix), values)
 
 
-#: PostgreSQL's codes for: no such table, column, schema; no such unique key.
-_CODES = {"42P01", "42703", "3F000", "42P10"}
-_WORDS = ("no such table", "has no column named", "no such column", "ON CONFLICT clause does not match")
-
-
 def missing(error: BaseException, table: str) -> ConfigurationError | None:
-    """Return what to raise when `error`, of whichever library, says that `table` is not there, or is another."""
-    seen: BaseException | None = error
-    while seen is not None:
-        both = (seen, getattr(seen, "orig", None))  # SQLAlchemy wraps the error of the driver
-        if any(getattr(one, "sqlstate", None) in _CODES for one in both) or any(word in str(seen) for word in _WORDS):
+    """Return the error to raise when `error`, of any library, says that `table` does not exist, or is another; else None."""
+    cause: BaseException | None = error
+    while cause is not None:
+        driver_error = getattr(cause, "orig", None)  # SQLAlchemy wraps the error of the driver
+        codes = {getattr(cause, "sqlstate", None), getattr(driver_error, "sqlstate", None)}
+        if codes & _MISSING_CODES or any(words in str(cause) for words in _MISSING_WORDS):
             return ConfigurationError(
                 f"the database has no table {table} as reliq makes it: make it by a migration, or by what `reliq outbox "
                 "sql --dialect postgresql` prints; another beginning of its name is given as prefix"
             )
-        seen = seen.__cause__
+        cause = cause.__cause__
     return None

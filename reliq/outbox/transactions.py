@@ -1,4 +1,8 @@
-"""A statement goes into a transaction that somebody else has begun and will end."""
+"""
+Writes a row of the outbox or the inbox in a transaction that the application has begun and will end.
+
+The transaction is one of SQLAlchemy 2, of Django, of psycopg 3 or of the standard library's sqlite3.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ _ACCEPTED = (
 
 
 class Transaction(Protocol):
-    """What all the transactions of blocking code have in common, for type checkers."""
+    """The methods that all transactions of blocking code have, for type checkers."""
 
     def commit(self) -> None:
         """Commit."""
@@ -71,6 +75,24 @@ async def awrite(tx: AsyncTransaction, statement: Statement) -> int:
     return written
 
 
+def publish_statement(message: PreparedMessage, keys: Keys, durability: Durability, prefix: str) -> Statement:
+    """Return the statement that writes a message, which is checked and encoded, to the outbox."""
+    terms = message.terms
+    confirmation = (durability.kind, durability.count, durability.local, milliseconds(durability.timeout))
+    stored = RowTerms(
+        ttl_ms=terms.ttl_ms,
+        retries=terms.retries,
+        delay_ms=terms.delay_ms,
+        at_ms=terms.at_ms,
+        window_ms=terms.window_ms,
+        replace=terms.replace,
+        durability=None if durability.kind == "none" else confirmation,
+        keyed=bool(message.line),
+    )
+    values = {"queue": keys.entry, "id": message.id, "value": message.value, "terms": stored.text()}
+    return Statement("publish", Tables.of(prefix), values)
+
+
 def wrong_kind(tx: Any, wanted: str) -> ConfigurationError:
     """Return the error for a `tx` that is not what was `wanted`."""
     return ConfigurationError(f"the transaction must be {wanted}, not {type(tx).__module__}.{type(tx).__qualname__}")
@@ -86,8 +108,8 @@ def autocommit(how: str) -> ConfigurationError:
 def _adapter(tx: Any, *, is_async: bool) -> Any:
     """Return the function that writes to what `tx` is, or inherits from."""
     for kind in type(tx).__mro__:
-        if found := _WRITERS.get(kind.__module__.partition(".")[0]):
-            return found[is_async]
+        if writers := _WRITERS.get(kind.__module__.partition(".")[0]):
+            return writers[is_async]
     raise wrong_kind(tx, _ACCEPTED)
 
 
@@ -208,21 +230,3 @@ _WRITERS: dict[str, tuple[Any, Any]] = {
     "psycopg": (_write_psycopg, _awrite_psycopg),
     "sqlite3": (_write_sqlite, _awrite_sqlite),
 }
-
-
-def publishing(message: PreparedMessage, keys: Keys, durability: Durability, prefix: str) -> Statement:
-    """Return the statement that writes a message, which is checked and encoded, to the outbox."""
-    terms = message.terms
-    confirmation = (durability.kind, durability.count, durability.local, milliseconds(durability.timeout))
-    stored = RowTerms(
-        ttl_ms=terms.ttl_ms,
-        retries=terms.retries,
-        delay_ms=terms.delay_ms,
-        at_ms=terms.at_ms,
-        window_ms=terms.window_ms,
-        replace=terms.replace,
-        durability=None if durability.kind == "none" else confirmation,
-        keyed=bool(message.line),
-    )
-    values = {"queue": keys.entry, "id": message.id, "value": message.value, "terms": stored.text()}
-    return Statement("publish", Tables.of(prefix), values)
