@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reliq.admin import calls
 from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
 from reliq.keys import SHARDS_LIMIT, Keys, Layout, check_layout, home, is_name
-from reliq.metrics.snapshot import named
+from reliq.metrics.snapshot import map_error
 from reliq.queue import Queue
 from reliq.redis import commands
 from reliq.redis.client import Client
@@ -190,7 +190,7 @@ class QueueSession(Session):
             found = CORRUPT
         for answer in (found,) if isinstance(used, RedisUnavailableError) and found != UNSHARDED else (used, found):
             if isinstance(answer, Exception):
-                raise named(answer, self.keys)
+                raise map_error(answer, self.keys)
         return used, believed(self.name, UNSHARDED, found, told[1:])
 
     def _part(self, shard: int) -> QueueSession:

@@ -1,4 +1,8 @@
-"""INFO of many servers as one."""
+"""
+Snapshots of Redis for metrics and overviews: the state of queues, and INFO of the servers, in few round trips.
+
+A `QueueLook` asks one shard of a queue, a `SnapshotReader` all shards of many queues at once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,6 @@ from reliq.lua import transitions
 from reliq.lua.transitions import KeyQueues
 from reliq.message import Counts
 from reliq.redis import commands
-from reliq.redis.commands import LISTS
 from reliq.redis.shards import UNSHARDED, WITNESSES, ShardMap, shard_map, witnesses
 from reliq.schedule import CronState, cron_states
 from reliq.text import shell_command
@@ -26,27 +29,40 @@ if TYPE_CHECKING:
     from reliq.redis.commands import Call, Command, Request
 
 
-#: Fields that are added up.
-_SUMS = {"connected_clients", "evicted_keys"}
-#: Fields of which another value than this one is told, whichever server has it.
-_BEST = {"aof_enabled": "1", "maxmemory_policy": "noeviction"}
+#: Fields of INFO that are added up over servers.
+_SUMMED_FACTS = {"connected_clients", "evicted_keys"}
+#: The best value of other fields; a server with another value decides.
+_BEST_FACTS = {"aof_enabled": "1", "maxmemory_policy": "noeviction"}
+#: Keys of a queue that are remembered at most, those held up for longest.
+HELD_UP_LIMIT = 64
+#: Keys that a look draws among those that sleep, and among those that have places.
+DRAWN = 50
+#: Ids drawn from unack; by their state words all of unack is divided into leases and backoffs.
+UNACK_SAMPLE = 200
+#: A look reads a map of shards again after this many seconds.
+MAPS_SECONDS = 60.0
+INFO_SECTIONS = ("server", "memory", "persistence", "stats", "clients")
+#: Queues of the registry that one snapshot has at most: any producer can write names there.
+QUEUES_LIMIT = 2000
 
 
 def facts_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """
     Return the fields of INFO for all of `servers`.
 
-    Memory is that of the fullest one, clients and evicted keys are summed up; of eviction and the append-only file the
-    worst is told.
+    Memory is that of the fullest server, clients and evicted keys are summed up; of eviction and the append-only file the
+    worst value counts.
     """
     fullest: Mapping[str, str] = max(servers, key=_fullness, default={})
-    found = dict(fullest)
-    for name in _SUMS & fullest.keys():
-        found[name] = str(sum(_number(one, name) for one in servers))
-    for name, best in _BEST.items():
-        worse = [one[name] for one in servers if one.get(name, best) != best]
-        found.update(zip([name], worse, strict=False))
-    return found
+    facts = dict(fullest)
+    for name in _SUMMED_FACTS & fullest.keys():
+        facts[name] = str(sum(_number(server, name) for server in servers))
+    for name, best in _BEST_FACTS.items():
+        for server in servers:
+            if server.get(name, best) != best:
+                facts[name] = server[name]
+                break
+    return facts
 
 
 def _fullness(facts: Mapping[str, str]) -> tuple[float, int]:
@@ -59,29 +75,23 @@ def _number(facts: Mapping[str, str], field: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-#: Keys of a queue that are remembered at most, those held up for longest.
-HELD_UP_LIMIT = 64
-#: Keys that a look draws among those that sleep, and among those that have places.
-DRAWN = 50
-
-
 class BlockedKeys:
     """
-    Remembers from look to look which message stood first under keys that sleep, or whose places are taken.
+    Remembers from look to look the first message of each key that sleeps, or whose places are taken.
 
-    As long as it is the same one, nothing of its key has started: a message that is old because its queue is slow does
-    not count. The first look at a key tells nothing.
+    As long as it is the same message, nothing of its key has started: a message that is old because its queue is slow does
+    not count. After the first look at a key its age is unknown.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, tuple[str, float]]] = {}
 
-    def question(self, keys: Keys) -> Call[dict[str, str]]:
-        """Return what asks for the keys that were remembered, and for some others."""
+    def request(self, keys: Keys) -> Call[dict[str, str]]:
+        """Return the request for the keys that are remembered, and for some others."""
         return transitions.held_up(keys, most=DRAWN, of=[*self._known.get(keys.entry, ())])
 
     def take(self, keys: Keys, first: Mapping[str, str], now_ms: float) -> float:
-        """Take the answer to `question`; return for how many seconds the key is known to wait that waits for longest."""
+        """Take the answer to `request`; return for how many seconds the key that waits longest is known to wait."""
         known = self._known.get(keys.entry, {})
         since = {key: known[key][1] if known.get(key, ("",))[0] == id else now_ms for key, id in first.items()}
         longest = sorted(since, key=since.__getitem__)[:HELD_UP_LIMIT]
@@ -92,10 +102,6 @@ class BlockedKeys:
         """Forget every queue but these."""
         entries = {keys.entry for keys in queues}
         self._known = {entry: keys for entry, keys in self._known.items() if entry in entries}
-
-
-#: Ids drawn from unack; their state words tell how many of all are leased and how many wait.
-UNACK_SAMPLE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,80 +163,101 @@ class QueueSnapshot:
 
 class QueueLook:
     """
-    One look at one queue: three times requests and the taking of their answers, then `snapshot`.
+    One look at one shard of a queue: three times requests and the taking of their answers, then `snapshot`.
 
     Args:
-        held_up: what earlier looks saw of keys without a turn; None does not ask for them.
+        blocked_keys: the keys without a turn that earlier looks saw; None does not ask for them.
 
     Attributes:
-        refusal: why nothing can be read of the queue; empty when there is no reason.
-        is_away: whether it is that Redis is away.
+        refusal: why nothing can be read of the queue; empty when it can.
+        is_away: whether the reason is that Redis is away.
     """
 
-    def __init__(self, keys: Keys, held_up: BlockedKeys | None = None) -> None:
+    def __init__(self, keys: Keys, blocked_keys: BlockedKeys | None = None) -> None:
         self.keys = keys
-        self._held_up = held_up
-        self.refusal, self.is_away = "", False
-        self._told: dict[str, Any] = {}
-        self._due_ms: dict[str, float] = {}
-        self._waiting = 0.0
+        self.refusal = ""
+        self.is_away = False
+        self._blocked_keys = blocked_keys
         self._now_ms = 0.0
+        self._counts = Counts.sum([])
+        self._heads: dict[str, str] = {}  # the first message of each list whose bodies have a due time
+        self._due_ms: dict[str, float] = {}
+        self._unack_ids: list[str] = []
+        self._backoff_share = 0.0
+        self._has_overdue = False
         self._overdue = 0
         self._crons = list[CronState]()
         self._lines: KeyQueues | None = None
         self._held_seconds: float | None = None
 
     def first_requests(self) -> list[Request[Any]]:
-        """Return what can be asked at once."""
-        periodic = [] if self.keys.shard else [cron_states(self.keys)]
-        return [*self._questions().values(), *periodic]
+        """Return the requests that need no earlier answer."""
+        requests: list[Request[Any]] = [
+            transitions.counts(self.keys),
+            commands.first_score(self.keys, "pending"),
+            commands.first_score(self.keys, "unack"),
+            commands.end_of(self.keys, "ready"),
+            commands.end_of(self.keys, "retry"),
+            commands.held_sample(self.keys, UNACK_SAMPLE),
+        ]
+        if not self.keys.shard:
+            requests.append(cron_states(self.keys))
+        return requests
 
     def take_first(self, answers: Sequence[Any], now_ms: float) -> None:
         """Take the answers to `first_requests`; a queue with a spoilt key, or whose server is away, hides no other."""
-        self._told, self._now_ms = dict(zip(self._questions(), answers, strict=False)), now_ms
-        periodic = answers[len(self._told)] if not self.keys.shard else []
-        self._crons = periodic if isinstance(periodic, list) else []
-        for answer in self._told.values():
+        required = answers[:6]
+        for answer in required:
             if isinstance(answer, RedisRefusedError | ProtocolError | RedisUnavailableError):
-                self.refusal, self.is_away = str(answer), isinstance(answer, RedisUnavailableError)
+                self.refusal = str(answer)
+                self.is_away = isinstance(answer, RedisUnavailableError)
                 return
             if isinstance(answer, Exception):
                 raise answer
-        scores = {place: self._told[place] for place in ("pending", "unack")}
-        self._due_ms = {place: 1000 * score for place, score in scores.items() if score is not None}
+        self._now_ms = now_ms
+        self._counts, pending, unack, ready, retry, self._unack_ids = required
+        self._due_ms = {
+            place: 1000 * score for place, score in (("pending", pending), ("unack", unack)) if score is not None
+        }
+        # The rest of pending is asked about only when its first message is due.
+        self._has_overdue = self._due_ms.get("pending", now_ms + 1) <= now_ms
+        if not self.keys.bare:
+            self._heads = {place: id for place, id in (("ready", ready), ("retry", retry)) if id}
+        if not self.keys.shard and isinstance(answers[6], list):
+            self._crons = answers[6]
 
     def second_requests(self) -> list[Request[Any]]:
-        """Return what the first answers lead to: due times of first messages, and state words."""
+        """Return the requests that follow from the first answers: due times of first messages, state words, and keys."""
         if self.refusal:
             return []
-        asked: list[Request[Any]] = [commands.body_start(self.keys, id, DUE_BYTES) for id in self._heads().values()]
-        if self._told["sample"]:
-            asked.append(commands.state_words(self.keys, self._told["sample"]))
-        if self._is_overdue:
-            asked.append(commands.due_count(self.keys, self._now_ms / 1000))
-        if self._told["counts"].keyed:
-            asked.append(transitions.lines(self.keys))
-            if self._held_up:
-                asked.append(self._held_up.question(self.keys))
-        return asked
+        requests: list[Request[Any]] = [commands.body_start(self.keys, id, DUE_BYTES) for id in self._heads.values()]
+        if self._unack_ids:
+            requests.append(commands.state_words(self.keys, self._unack_ids))
+        if self._has_overdue:
+            requests.append(commands.due_count(self.keys, self._now_ms / 1000))
+        if self._counts.keyed:
+            requests.append(transitions.lines(self.keys))
+            if self._blocked_keys:
+                requests.append(self._blocked_keys.request(self.keys))
+        return requests
 
     def take_second(self, answers: Sequence[Any], now_ms: float) -> None:
-        """Take the answers to `second_requests`; one that was refused is passed over."""
+        """Take the answers to `second_requests`; an answer that was refused is passed over."""
         rest = iter(answers)
-        for place, id in self._heads().items():
+        for place, id in self._heads.items():
             self._take_due(place, id, next(rest))
-        if self._told["sample"] and isinstance(words := next(rest), list):
-            self._waiting = sum(word.waits for word in words) / len(words)
-        if self._is_overdue and isinstance(overdue := next(rest), int):
+        if self._unack_ids and isinstance(words := next(rest), list):
+            self._backoff_share = sum(word.waits for word in words) / len(words)
+        if self._has_overdue and isinstance(overdue := next(rest), int):
             self._overdue = overdue
-        if self._told["counts"].keyed and isinstance(lines := next(rest), KeyQueues):
+        if self._counts.keyed and isinstance(lines := next(rest), KeyQueues):
             self._lines = lines
         first = next(rest, None)
-        if self._held_up and isinstance(first, dict):
-            self._held_seconds = self._held_up.take(self.keys, first, now_ms)
+        if self._blocked_keys and isinstance(first, dict):
+            self._held_seconds = self._blocked_keys.take(self.keys, first, now_ms)
 
     def third_requests(self) -> list[Request[Any]]:
-        """Return what the second answers lead to: the due time of the message whose turn is next."""
+        """Return the request for the due time of the message whose turn is next, where there is such a message."""
         return [commands.body_start(self.keys, self._lines.next, DUE_BYTES)] if self._lines and self._lines.next else []
 
     def take_third(self, answers: Sequence[Any]) -> None:
@@ -239,20 +266,18 @@ class QueueLook:
             self._take_due("waiting", self._lines.next if self._lines else "", answer)
 
     def snapshot(self, now_ms: float) -> QueueSnapshot:
-        """Return what was seen; an empty state has nothing late."""
-        counts: Counts = self._told["counts"]
+        """Return the state that was seen; in an empty state nothing is late."""
         oldest: dict[str, float] = {}
         if not self.keys.bare:
             oldest = {place: max(0.0, (now_ms - due) / 1000) for place, due in self._due_ms.items()}
-            for place in ("pending", "unack", *LISTS):
-                if not getattr(counts, place):
+            for place in ("pending", "unack", "ready", "retry"):
+                if not getattr(self._counts, place):
                     oldest.setdefault(place, 0.0)
-        waiting = round(counts.unack * self._waiting)
         return QueueSnapshot(
             self.keys,
-            counts,
+            self._counts,
             oldest,
-            waiting,
+            round(self._counts.unack * self._backoff_share),
             self._overdue,
             self._crons,
             lines=self._lines,
@@ -266,36 +291,13 @@ class QueueLook:
         if due is not None:
             self._due_ms[place] = due
 
-    @property
-    def _is_overdue(self) -> bool:
-        """Whether the first pending message is due: the rest is asked about only then."""
-        return self._due_ms.get("pending", self._now_ms + 1) <= self._now_ms
-
-    def _questions(self) -> dict[str, Request[Any]]:
-        return {
-            "counts": transitions.counts(self.keys),
-            "pending": commands.first_score(self.keys, "pending"),
-            "unack": commands.first_score(self.keys, "unack"),
-            "ready": commands.end_of(self.keys, "ready"),
-            "retry": commands.end_of(self.keys, "retry"),
-            "sample": commands.held_sample(self.keys, UNACK_SAMPLE),
-        }
-
-    def _heads(self) -> dict[str, str]:
-        """Return the first message of each list whose bodies tell when they are due."""
-        return {} if self.keys.bare else {place: self._told[place] for place in LISTS if self._told[place]}
-
-
-#: A look reads a map again after this many seconds.
-MAPS_SECONDS = 60.0
-
 
 class ShardMaps:
     """
-    The maps of queues that are looked at again and again.
+    The maps of shards of queues, which are looked at again and again.
 
     Args:
-        whole: whether queues are meant with all of their shards; else each by the shard that its keys name.
+        whole: look at all shards of each queue; else at the shard that the queue's keys name.
 
     Attributes:
         lost: the registry's entries of queues whose map Redis has lost.
@@ -316,28 +318,31 @@ class ShardMaps:
         return [keys for keys in queues if not keys.bare and self._read_at.get(keys.entry, old) <= old]
 
     def questions(self, queues: Sequence[Keys]) -> list[Command[Any]]:
-        """Return what reads the maps of `queues`, and the fences that show whether one is lost."""
-        return [one for keys in queues for one in (shard_map(keys), *witnesses(keys))]
+        """Return the requests for the maps of `queues`, and for the fences that show whether a map is lost."""
+        return [request for keys in queues for request in (shard_map(keys), *witnesses(keys))]
 
     def learn(self, queues: Sequence[Keys], answers: Sequence[Any]) -> dict[Keys, Exception]:
         """
         Take the answers to `questions`; return which queues cannot be read, with the error.
 
-        A map that this user may not read changes nothing: the rule of an earlier version knows of none. Nor does one whose
-        Redis is away, when it was read before.
+        A map that this user may not read changes nothing. Nor does a map whose Redis is away, when it was read before.
         """
         refused = dict[Keys, Exception]()
         each = iter(answers)
         for keys in queues:
-            answer, *told = islice(each, 1 + WITNESSES)
-            answer = ShardMap.or_fenced(answer, told)
+            answer, *fences = islice(each, 1 + WITNESSES)
+            answer = ShardMap.or_fenced(answer, fences)
             if isinstance(answer, RedisUnavailableError) and keys.entry in self._read_at:
                 continue
             if isinstance(answer, WrongKeyTypeError | ProtocolError | RedisUnavailableError):
-                refused[keys] = named(answer, keys)
+                refused[keys] = map_error(answer, keys)
             elif isinstance(answer, ShardMap):
-                map = UNSHARDED.or_later(told).unless(answer)
-                self._note(keys, map)
+                map = UNSHARDED.or_later(fences).unless(answer)
+                self._served[keys.entry] = map.served
+                if map.ever == 1:
+                    self._shards.pop(keys.entry, None)
+                elif len(self._shards.get(keys.entry, ())) != map.ever:
+                    self._shards[keys.entry] = [keys.of_shard(shard) for shard in range(map.ever)]
                 self.lost.discard(keys.entry)
                 if map.is_lost:
                     self.lost.add(keys.entry)
@@ -348,7 +353,7 @@ class ShardMaps:
         return refused
 
     def shards(self, keys: Keys) -> list[Keys]:
-        """Return the keys of every shard of a queue, and of those that are no more, as far as it is known."""
+        """Return the keys of every shard of a queue, abandoned shards included, as far as they are known."""
         return self._shards.get(keys.entry, [keys]) if self._whole else [keys]
 
     def served(self, keys: Keys) -> int:
@@ -363,27 +368,15 @@ class ShardMaps:
         self._served = {entry: known for entry, known in self._served.items() if entry in entries}
         self.lost &= entries
 
-    def _note(self, keys: Keys, found: ShardMap) -> None:
-        self._served[keys.entry] = found.served
-        if found.ever == 1:
-            self._shards.pop(keys.entry, None)
-        elif len(self._shards.get(keys.entry, ())) != found.ever:
-            self._shards[keys.entry] = [keys.of_shard(shard) for shard in range(found.ever)]
 
-
-def named(error: Exception, keys: Keys) -> Exception:
-    """Return why a map cannot be read, with its key where Redis has said something that is none."""
+def map_error(error: Exception, keys: Keys) -> Exception:
+    """Return why a map cannot be read, with its key where the value in Redis is no map."""
     if not isinstance(error, ProtocolError):
         return error
     return ProtocolError(
         f"the Redis key {keys.map!r} does not say how many shards the queue has; something else wrote it. "
         f"Mend it: {shell_command('check', keys.name, options=['--repair'], layout=keys.layout)}"
     )
-
-
-INFO_SECTIONS = ("server", "memory", "persistence", "stats", "clients")
-#: Queues of the registry that one snapshot has at most: anybody who may publish may write names there.
-QUEUES_LIMIT = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,16 +436,16 @@ class SnapshotReader:
         self._client = client
         self._queues = queues
         self._maps = maps or ShardMaps()
-        self._held_up = held_up
+        self._blocked_keys = held_up
         self._in_use: list[Keys] = []
         self._cursor = 0
 
     def look(self, clock_ms: float | None = None) -> Snapshot:
         """
-        Return what Redis says now; `clock_ms` stands for its clock.
+        Return the state of Redis now; `clock_ms` stands for its clock.
 
         Raises:
-            RedisUnavailableError, RedisRefusedError: it says nothing.
+            RedisUnavailableError, RedisRefusedError: it does not answer, or refuses.
         """
         started = time.monotonic()
         chosen = (
@@ -466,14 +459,16 @@ class SnapshotReader:
             if keys not in unreadable
         }
         readable = [look for looks in there.values() for look in looks]
-        for look, answers in zip(readable, self._asked([look.second_requests() for look in readable]), strict=True):
+        for look, answers in zip(
+            readable, self._run_groups([look.second_requests() for look in readable]), strict=True
+        ):
             look.take_second(answers, now_ms)
-        for look, answers in zip(readable, self._asked([look.third_requests() for look in readable]), strict=True):
+        for look, answers in zip(readable, self._run_groups([look.third_requests() for look in readable]), strict=True):
             look.take_third(answers)
         self._maps.keep(chosen.queues)
-        if self._held_up:
-            self._held_up.keep(chosen.queues)
-        seen = [
+        if self._blocked_keys:
+            self._blocked_keys.keep(chosen.queues)
+        snapshots = [
             QueueSnapshot.sum(
                 keys,
                 self._maps.served(keys),
@@ -483,58 +478,51 @@ class SnapshotReader:
             for keys, looks in there.items()
         ]
         if chosen.left_out:
-            self._in_use = [*unreadable, *(one.keys for one in seen if one.counts.totals or one.counts.alive)]
+            used = (queue.keys for queue in snapshots if queue.counts.totals or queue.counts.alive)
+            self._in_use = [*unreadable, *used]
             self._cursor = chosen.cursor
-        return Snapshot(
-            seen, unreadable, chosen.left_out, facts, time.monotonic() - started, frozenset(self._maps.lost)
-        )
+        seconds = time.monotonic() - started
+        return Snapshot(snapshots, unreadable, chosen.left_out, facts, seconds, frozenset(self._maps.lost))
 
     def _first_looks(
         self, queues: Sequence[Keys], clock_ms: float | None
     ) -> tuple[dict[Keys, list[QueueLook]], float, dict[str, str]]:
-        """Ask each shard of `queues` for all that can be asked at once; of shards that are new, in one more trip."""
+        """Make the first requests of each shard of `queues`; for shards that are new, in one more round trip."""
         due = self._maps.due(queues)
-        parts = {keys: [self._look_at(shard) for shard in self._maps.shards(keys)] for keys in queues}
+        parts = {keys: [QueueLook(shard, self._blocked_keys) for shard in self._maps.shards(keys)] for keys in queues}
         general: list[Request[Any]] = [
             commands.server_ms(),
             *map(commands.server_facts, INFO_SECTIONS),
             *self._maps.questions(due),
         ]
-        looks = [look for some in parts.values() for look in some]
-        (time_ms, *told), *rest = self._asked([general, *(look.first_requests() for look in looks)])
+        looks = [look for shards in parts.values() for look in shards]
+        (time_ms, *rest), *groups = self._run_groups([general, *(look.first_requests() for look in looks)])
         if clock_ms is None and isinstance(time_ms, Exception):
             time_ms = self._client.run(commands.server_ms())  # of another server: the first is known to be away now
         now_ms = time_ms if clock_ms is None else clock_ms
-        for look, answers in zip(looks, rest, strict=True):
+        for look, answers in zip(looks, groups, strict=True):
             look.take_first(answers, now_ms)
-        sections, maps = told[: len(INFO_SECTIONS)], told[len(INFO_SECTIONS) :]
+        sections = rest[: len(INFO_SECTIONS)]
+        maps = rest[len(INFO_SECTIONS) :]
         for keys, why in self._maps.learn(due, maps).items():
             parts[keys][0].refusal = str(why)
-        self._look_at_new_shards(parts, now_ms)
-        return parts, now_ms, self._facts(sections)
-
-    def _facts(self, sections: Sequence[Any]) -> dict[str, str]:
-        """Return the fields of INFO: of the server that was asked for `sections`, or of all."""
-        if not self._client.has_many:
-            return _joined(sections)
-        everywhere = self._client.run_everywhere([commands.server_facts(section) for section in INFO_SECTIONS])
-        return facts_of([_joined(told) for told in everywhere.values()])
-
-    def _look_at_new_shards(self, parts: Mapping[Keys, list[QueueLook]], now_ms: float) -> None:
-        """Look at the shards that a queue has gained, and not at those that it has lost."""
-        for keys, looks in parts.items():
-            del looks[len(self._maps.shards(keys)) :]
-        new = [(looks, shard) for keys, looks in parts.items() for shard in self._maps.shards(keys)[len(looks) :]]
-        more = [self._look_at(shard) for _, shard in new]
-        for look, answers in zip(more, self._asked([look.first_requests() for look in more]), strict=True):
+        # Shards that a queue has gained are looked at, and those that it has lost are not.
+        gained = []
+        for keys, known in parts.items():
+            shards = self._maps.shards(keys)
+            del known[len(shards) :]
+            for shard in shards[len(known) :]:
+                look = QueueLook(shard, self._blocked_keys)
+                known.append(look)
+                gained.append(look)
+        for look, answers in zip(gained, self._run_groups([look.first_requests() for look in gained]), strict=True):
             look.take_first(answers, now_ms)
-        for (looks, _), look in zip(new, more, strict=True):
-            looks.append(look)
+        if not self._client.has_many:
+            return parts, now_ms, _joined(sections)
+        everywhere = self._client.run_everywhere([commands.server_facts(section) for section in INFO_SECTIONS])
+        return parts, now_ms, facts_of([_joined(of_server) for of_server in everywhere.values()])
 
-    def _look_at(self, shard: Keys) -> QueueLook:
-        return QueueLook(shard, self._held_up)
-
-    def _asked(self, groups: Sequence[Sequence[Request[Any]]]) -> list[list[Any]]:
+    def _run_groups(self, groups: Sequence[Sequence[Request[Any]]]) -> list[list[Any]]:
         """Make groups of requests in one round trip; return the answers of each group."""
         requests = [request for group in groups for request in group]
         answers = iter(self._client.run_all(requests) if requests else ())
@@ -542,7 +530,7 @@ class SnapshotReader:
 
 
 def _joined(sections: Sequence[Any]) -> dict[str, str]:
-    """Return the fields of the sections that were told."""
+    """Return the fields of the sections that this user may read."""
     return {name: fact for section in sections if isinstance(section, dict) for name, fact in section.items()}
 
 
