@@ -8,7 +8,6 @@ import argparse
 import math
 import platform
 from datetime import UTC, datetime
-from pathlib import Path
 
 import psutil
 import redis
@@ -38,7 +37,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="reliq beside other queues on Redis.")
     parser.add_argument("--peers", type=lambda text: text.split(","), help="only these, by module, such as reliq,rq")
     parser.add_argument("--rounds", type=int, default=2, help="rounds over all peers (2)")
-    parser.add_argument("--out", type=Path, help="a file for the table")
     options = parser.parse_args()
     peers = [peer for peer in PEERS if not options.peers or peer.module.removesuffix(".mjs") in options.peers]
     results: Results = {}
@@ -56,10 +54,7 @@ def main() -> None:
                     continue
                 for name, value in figures.items():
                     results.setdefault(peer.name, {}).setdefault(name, []).append(value)
-    page = table(results, peers, f"Redis {version}", options.rounds)
-    print(page)
-    if options.out:
-        options.out.write_text(page)
+    print(table(results, peers, f"Redis {version}", options.rounds))
 
 
 def table(results: Results, peers: list[Peer], server: str, rounds: int) -> str:

@@ -25,6 +25,7 @@ include_patterns = [
     "docs/**.md",
     "*.md",
     "*/README.md",
+    "grafana/PANELS.md",
     "grafana/RUNBOOK.md",
     "tests/faults/README.md",
     "tests/harness/README.md",
@@ -63,7 +64,7 @@ _NAVIGATION = {
     "Project": (
         "comparison non-goals versions ../CHANGELOG ../SECURITY ../CONTRIBUTING writing ../reliq/README ../tests/README "
         "../tests/faults/README ../tests/harness/README ../benchmarks/README ../benchmarks/RESULTS ../grafana/README "
-        "../grafana/RUNBOOK"
+        "../grafana/PANELS ../grafana/RUNBOOK"
     ),
 }
 
@@ -78,6 +79,7 @@ _TITLES = {
     "../benchmarks/README": "Benchmarks",
     "../benchmarks/RESULTS": "Figures",
     "../grafana/README": "Dashboard and alerts",
+    "../grafana/PANELS": "Panels of the dashboard",
     "../grafana/RUNBOOK": "Runbook",
 }
 

@@ -1,28 +1,20 @@
-"""Makes dashboard.json: `python grafana/dashboard > grafana/dashboard.json`. Panels are data; their form is here, once."""
+"""Make dashboard.json: `python grafana/dashboard > grafana/dashboard.json`. Panels are data; their JSON is made here."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
-from first_row import NOW
-from parts import SOURCE, Panel, gauge
-from processes import LATENCY, REDIS, WORKERS
-from queues import FLOW, HEALTH, KEYS, PERIODIC, STATE
+from panels import ROWS, SOURCE, Panel, gauge
 
 DATA = {"type": "prometheus", "uid": "${datasource}"}
+SECTIONS = re.findall(
+    r"^### (.+)\n\n([^#]+)", (Path(__file__).parents[1] / "PANELS.md").read_text("utf-8"), re.MULTILINE
+)
+#: Title of a panel -> its description.
+DESCRIPTIONS = {title: " ".join(text.split()) for title, text in SECTIONS}
 COLUMNS = 24
 COLOURS = {"grey": "#666", "yellow": "#EAB839"}
-ROWS = {
-    "Now": NOW,
-    "Health": HEALTH,
-    "Flow": FLOW,
-    "Latency": LATENCY,
-    "States": STATE,
-    "Keys": KEYS,
-    "Periodic entries": PERIODIC,
-    "Workers": WORKERS,
-    "Redis": REDIS,
-}
-
 WHERE = 'cluster="$cluster",job=~"$job"'
 VARIABLES: list[dict[str, Any]] = [
     {"name": "cluster", "label": "Cluster", "query": "label_values(reliq_build_info, cluster)", "many": False},
@@ -160,7 +152,13 @@ FORMS = {"timeseries": graph, "stat": tile, "table": table}
 def built(panel: Panel, id: int, place: dict[str, int]) -> dict[str, Any]:
     """Return a panel in Grafana's form."""
     instant = panel.type != "timeseries"
-    made = {"id": id, "type": panel.type, "title": panel.title, "description": panel.description, "datasource": DATA}
+    made = {
+        "id": id,
+        "type": panel.type,
+        "title": panel.title,
+        "description": DESCRIPTIONS[panel.title],
+        "datasource": DATA,
+    }
     targets = [
         target(at, legend, query, instant=instant, table=panel.type == "table")
         for at, (legend, query) in enumerate(panel.queries.items())

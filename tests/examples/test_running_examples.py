@@ -23,12 +23,9 @@ pytestmark = pytest.mark.slow
 #: Example -> what it has printed once all that it starts runs; empty where that is a Redis alone.
 BEGUN = {
     "monitor.py": "Ctrl-C ends it.",
-    "order_timeout.py": "",
     "publish_errands.py": "Ctrl-C ends it.",
     "shop": "Orders 1 to 6 are placed.",
     "tenants.py": "",
-    "thumbnails.py": " by process ",
-    "watch_picture.py": "",
     "webhooks.py": "",
 }
 
@@ -56,7 +53,7 @@ def uses_its_redis(folder):
 
 @pytest.mark.parametrize(
     ("example", "number"),
-    [*((example, signal.SIGTERM) for example in BEGUN), ("shop", signal.SIGINT), ("thumbnails.py", signal.SIGINT)],
+    [*((example, signal.SIGTERM) for example in BEGUN), ("shop", signal.SIGINT)],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_example_that_is_stopped_leaves_no_process_and_no_file(example, number):
@@ -64,7 +61,7 @@ def test_example_that_is_stopped_leaves_no_process_and_no_file(example, number):
         must_run_in_ci("Prometheus is not installed (Debian: apt-get install prometheus)")
     with tempfile.TemporaryDirectory(prefix="reliq-") as folder:
         with subprocess.Popen(
-            [sys.executable, *command_of(example), *(["60"] if example == "order_timeout.py" else [])],
+            [sys.executable, *command_of(example)],
             cwd=ROOT,
             env=WITHOUT_URL | {"TMPDIR": folder, "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
