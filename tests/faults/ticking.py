@@ -41,14 +41,14 @@ def tick_for_ever(url, began, version, seed, folder):
     """
     chance, pause = random.Random(seed), threading.Event()
     ticker = Ticker(Client(Connection.to(url).wire(), (), clock(began)), entries(url, version))
-    make = ticker._make
+    make = ticker._publish
 
     def late(due):
         if due:
             pause.wait(chance.uniform(0, 0.03))
         make(due)
 
-    ticker._make = late
+    ticker._publish = late
     while True:
         with suppress(RedisUnavailableError):  # on a machine with much else to do
             ticker.step()

@@ -42,10 +42,10 @@ class Process(Ticker):
 
     def step_around(self, happens, now):
         """Make one step at a time, in which something happens between the look and its ticks."""
-        look, self.clock.now = self._look, now
-        self._look = lambda: (look(), happens())[0]
+        register, self.clock.now = self._register, now
+        self._register = lambda: (register(), happens())[0]
         wait = self.step()
-        self._look = look
+        self._register = register
         return wait
 
 
@@ -331,7 +331,7 @@ def test_a_tick_waits_at_maxmemory(entry, process, client, recorder, ids):
         client.config_set("maxmemory", 0)
     assert [(event.queue, event.part) for event in recorder.of(RedisRefused)] == [("q", "ticker")]
 
-    for backoff in (one._looks, one._ticks):  # the wait is over
+    for backoff in (one._registering, one._ticking):  # the wait is over
         backoff.until.clear()
     one.at(SIX + HOUR + 10)
 
