@@ -67,11 +67,11 @@ class Pulse:
     """
     The facts that a process writes of itself for its supervisor; times are monotonic seconds of the machine.
 
-    A pulse outlives its process: one that dies again and again before it claims leaves an old pulse.
+    A pulse outlives its process: a process that dies again and again before it claims leaves an old pulse.
 
     Args:
         path: a file shared between both, None when the reader is the process itself.
-        rounds: what the rounds are called that it completes.
+        rounds: the name of its rounds, for complaints.
         seconds: after this time without a round a process hangs that is ready and has not found Redis away.
     """
 
@@ -80,7 +80,9 @@ class Pulse:
     def __init__(
         self, path: Path | None = None, *, rounds: str = "claim round", seconds: float = CLAIM_SECONDS
     ) -> None:
-        self.path, self._rounds, self._seconds = path, rounds, seconds
+        self.path = path
+        self._rounds = rounds
+        self._seconds = seconds
         self._lock = threading.Lock()
         if path is None:
             self._memory = mmap.mmap(-1, _FIELDS.size)
@@ -106,8 +108,8 @@ class Pulse:
             if stats is None:
                 self._write(claimed_at, away_at)
             else:
-                claimed_at, broken = max(claimed_at, stats.last_claim_at), stats.is_broken
-                self._write(claimed_at, away_at, ready=True, broken=broken, unready=stats.unready)
+                claimed_at = max(claimed_at, stats.last_claim_at)
+                self._write(claimed_at, away_at, ready=True, broken=stats.is_broken, unready=stats.unready)
 
     def beat(self) -> None:
         """Note that a round is over, and with the first one that the process is ready."""
@@ -142,15 +144,15 @@ class Pulse:
     def _write(
         self, claimed_at: float, away_at: float, *, ready: bool = False, broken: bool = False, unready: str = ""
     ) -> None:
-        text = unready.encode(errors="replace")
-        self._memory[:] = _FIELDS.pack(claimed_at, away_at, ready, broken, text)
+        self._memory[:] = _FIELDS.pack(claimed_at, away_at, ready, broken, unready.encode(errors="replace"))
 
 
 class Sampler:
     """A thread that hands what `look` returns to each of `note`, twice a second."""
 
     def __init__(self, look: Callable[[], EngineStats | None], *note: Callable[[EngineStats | None], None]) -> None:
-        self._look, self._note = look, note
+        self._look = look
+        self._note = note
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reliq-sampler", daemon=True)
 
@@ -179,16 +181,15 @@ class Sampler:
 def live(pulses: Iterable[Pulse]) -> str:
     """Return why a worker should be restarted, empty when it should not."""
     now = time.monotonic()
-    complaints = [one.complaint(now) for one in pulses]
+    complaints = [pulse.complaint(now) for pulse in pulses]
     return "; ".join(f"process {number}: {text}" for number, text in enumerate(complaints) if text)
 
 
 def ready(pulses: Iterable[Pulse], redis_answers: Callable[[], bool]) -> str:
     """Return why a worker is not ready, empty when it is."""
     pulses = list(pulses)
-    starting = [str(number) for number, one in enumerate(pulses) if not one.is_ready]
-    if starting:
+    if starting := [str(number) for number, pulse in enumerate(pulses) if not pulse.is_ready]:
         return f"starting: process {', '.join(starting)}"
-    if unready := [f"process {number}: {one.unready}" for number, one in enumerate(pulses) if one.unready]:
+    if unready := [f"process {number}: {pulse.unready}" for number, pulse in enumerate(pulses) if pulse.unready]:
         return "; ".join(unready)
     return "" if redis_answers() else "Redis does not answer"

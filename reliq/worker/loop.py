@@ -1,4 +1,8 @@
-"""A background part as a thread: its `step` does one round and returns how long to wait for the next."""
+"""
+What the threads of a process share: `Loop` runs a part's steps, `QueueBackoff` backs off from single queues.
+
+A `step` does one round of a part and returns how long to wait for the next. `EventQueue` calls observers in their own thread.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,11 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reliq.errors import LoginError, RedisRefusedError, RedisUnavailableError
-from reliq.events import Event, Observer, RedisAway, RedisBack, RedisRefused, notify
+from reliq.events import Event, RedisAway, RedisBack, RedisRefused, notify
 from reliq.settings import RECONNECT, seconds_after
 
 if TYPE_CHECKING:
@@ -28,13 +31,17 @@ LONGEST_SLEEP_SECONDS = 3600.0
 #: Due times in an answer count from at most so long after its call was sent: it may have waited for the answer of another
 #: server, or for this process. From too early a time a due message is asked for once too often, from too late it is late.
 REPLY_LAG_SECONDS = 0.005
+#: At most 10,000 events wait for slow observers; later events are dropped.
+WAITING_LIMIT = 10_000
+#: At a stop, observers have 2 s for the events that still wait.
+CLOSE_SECONDS = 2.0
 
 
 class Loop:
     """
     Calls `step` until it is stopped, waiting as long as it says; backs off while it fails.
 
-    The broad `except` of the whole engine stands here, around the waiting and the telling too: a part never dies, it
+    The broad `except` of the whole engine is here, around the waiting and the reporting too: a part never dies, it
     tries again. `away` is called whenever Redis could not be reached.
     """
 
@@ -45,7 +52,10 @@ class Loop:
         observers: Sequence[Observer] = (),
         away: Callable[[], None] = lambda: None,
     ) -> None:
-        self._name, self._step, self._observers, self._away = name, step, observers, away
+        self._name = name
+        self._step = step
+        self._observers = observers
+        self._away = away
         self._stopped = threading.Event()
         self._woken = threading.Event()
         #: Lets the next step begin now, unless Redis is away.
@@ -69,7 +79,7 @@ class Loop:
         return self._thread.is_alive()
 
     def join(self, timeout_seconds: float | None = None) -> bool:
-        """Wait for the thread to end; say whether it did. One that was never started has ended."""
+        """Wait for the thread to end; return whether it has. A thread that was never started has ended."""
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
@@ -80,38 +90,34 @@ class Loop:
                 wait_seconds = self._step()
                 self._failures = 0
                 if self._is_away:
-                    self._note_return()
+                    self._is_away = False
+                    notify(self._observers, [RedisBack("", self._name)])
                 if wait_seconds > 0:
                     self._woken.wait(min(wait_seconds, LONGEST_SLEEP_SECONDS))
                 self._woken.clear()
             except BaseException as error:
                 self._failures += 1
-                with suppress(BaseException):  # whoever is told may raise too
-                    self._tell(error)
+                with suppress(BaseException):  # an observer or the log may raise too
+                    self._report(error)
                 self._stopped.wait(seconds_after(RECONNECT, self._failures))
 
-    def _note_return(self) -> None:
-        self._is_away = False
-        notify(self._observers, [RedisBack("", self._name)])
-
-    def _tell(self, error: BaseException) -> None:
+    def _report(self, error: BaseException) -> None:
         if isinstance(error, RedisUnavailableError):
             self._away()
             self._is_away = True
             notify(self._observers, [RedisAway("", self._name, str(error), error.refusal)])
-        else:
-            if isinstance(error, RedisRefusedError):
-                notify(self._observers, [RedisRefused("", self._name, str(error))])
-            if self._failures & (self._failures - 1) == 0 or not isinstance(
-                error, LoginError
-            ):  # the 1st, 2nd, 4th, ...
-                trace = None if isinstance(error, LoginError) else error
-                logger.error("the %s failed and tries again: %s", self._name, error, exc_info=trace)
+            return
+        if isinstance(error, RedisRefusedError):
+            notify(self._observers, [RedisRefused("", self._name, str(error))])
+        is_login = isinstance(error, LoginError)
+        if not is_login or self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, ...
+            trace = None if is_login else error
+            logger.error("the %s failed and tries again: %s", self._name, error, exc_info=trace)
 
 
 class QueueBackoff:
     """
-    The queues, or shards of queues, that one part cannot work on, each with a backoff of its own: none holds up the others.
+    The shards that one part cannot work on, each with a backoff of its own: none holds up the others.
 
     Redis refuses them, or the node that has them is away while others answer.
 
@@ -121,14 +127,15 @@ class QueueBackoff:
     """
 
     def __init__(self, part: str, observers: Sequence[Observer] = ()) -> None:
-        self._part, self._observers = part, observers
+        self._part = part
+        self._observers = observers
         self._failures: dict[Keys, int] = {}
         self._away: set[Keys] = set()
         self.until: dict[Keys, float] = {}
         self.last_error = ""
 
     def note(self, keys: Keys, error: Exception) -> None:
-        """Back off from a queue, or a shard of it, which failed by `error`."""
+        """Back off from a shard that failed by `error`."""
         failures = self._failures[keys] = self._failures.get(keys, 0) + 1
         self.last_error = str(error)
         self.until[keys] = time.monotonic() + seconds_after(RECONNECT, failures)
@@ -143,7 +150,7 @@ class QueueBackoff:
             logger.error("queue %s: the %s failed for the %d. time: %s", keys.name, self._part, failures, error)
 
     def over(self, keys: Keys) -> None:
-        """End the backoff of a queue, or a shard of it: it answered."""
+        """End the backoff of a shard: it answered."""
         if self._failures:
             self._failures.pop(keys, None)
             self.until.pop(keys, None)
@@ -173,14 +180,8 @@ class QueueBackoff:
         """Notify observers when the last shard of a queue that was away has answered."""
         if keys in self._away:
             self._away.discard(keys)
-            if not any(one.name == keys.name for one in self._away):
+            if not any(shard.name == keys.name for shard in self._away):
                 notify(self._observers, [RedisBack(keys.name, self._part)])
-
-
-#: At most 10,000 events wait for slow observers; later events are dropped.
-WAITING_LIMIT = 10_000
-#: At a stop, observers have 2 s for the events that still wait.
-CLOSE_SECONDS = 2.0
 
 
 class EventQueue:
@@ -195,7 +196,7 @@ class EventQueue:
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
-        self.kinds = tuple({kind for one in observers for kind in getattr(one, "kinds", (Event,))})
+        self.kinds = tuple({kind for observer in observers for kind in getattr(observer, "kinds", (Event,))})
         self._waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._is_full = False
         self._thread = threading.Thread(target=self._run, name="reliq-observers", daemon=True)

@@ -1,4 +1,4 @@
-"""Sends every outcome to Redis, in batches, until Redis has it."""
+"""Reports to Redis about deliveries: the settler sends their outcomes, the renewer extends their leases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Handled, Lost, RenewalLate, notify
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A step waits at most this long for the first outcome.
+#: A step of the settler waits at most this long for the first outcome.
 FIRST_OUTCOME_SECONDS = 0.5
 #: While few outcomes come, a step waits this long for more, to settle several in one round trip. A worker that dies
 #: meanwhile has them done twice; nothing else is late. Where a place is limited, its next message would be: none waits
@@ -44,23 +44,31 @@ FIRST_OUTCOME_SECONDS = 0.5
 GATHER_SECONDS = 0.002
 #: Outcomes come in numbers, and a step waits for no more, when the last round trip or the queue had this many.
 MANY = 20
-#: One round trip settles about this many at most: Redis serves nobody else meanwhile.
+#: One round trip settles about this many at most: Redis serves no other client meanwhile.
 GATHER_LIMIT = BATCH_LIMIT
+#: While anything is held the renewer looks at least this often.
+RENEWER_STEP_SECONDS = 0.05
+#: It goes on for this long after the last delivery, then waits for the next delivery.
+IDLE_SECONDS = 1.0
+#: A renewal is reported as late when this share of the rest of its lease has passed.
+LATE_PART = 0.5
 
 
 class Settler:
     """
     Collects outcomes and settles all that are there in one round trip, again and again until it is made.
 
-    Whatever raises, no outcome is forgotten: a delivery leaves when Redis has said what became of its call, or when not
-    even its failure can be told; its lease then ends.
+    Whatever raises, no outcome is forgotten: a delivery leaves when Redis has answered its call, or when not even its
+    failure can be sent; its lease then ends.
     """
 
     def __init__(
         self, client: Client, inflight: Inflight, buried: Callable[[], None], settled: Callable[[], None]
     ) -> None:
-        self._client, self._inflight = client, inflight
-        self._buried, self._settled = buried, settled
+        self._client = client
+        self._inflight = inflight
+        self._buried = buried
+        self._settled = settled
         self._waiting: queue.SimpleQueue[Sequence[HeldDelivery]] = queue.SimpleQueue()
         self._hurried = threading.Event()
         self._unsettled: dict[HeldDelivery, None] = {}
@@ -103,7 +111,7 @@ class Settler:
             if not self._unsettled:
                 self._unsettled |= dict.fromkeys(self._waiting.get(timeout=wait))
                 is_many = max(self._latest, self._waiting.qsize()) >= MANY
-                if self._unsettled and not is_many and not self._is_waited_for():
+                if self._unsettled and not is_many and not self._is_place_wanted():
                     self._hurried.wait(GATHER_SECONDS)
                 self._hurried.clear()
             while len(self._unsettled) < GATHER_LIMIT:
@@ -112,15 +120,19 @@ class Settler:
         except queue.Empty:
             return
 
-    def _is_waited_for(self) -> bool:
+    def _is_place_wanted(self) -> bool:
         """Return whether a queue's next messages may need the places of these, and no more of it is at work here."""
-        limited = {held.queue for held in self._unsettled if _holds_a_place(held)}
+        limited = set()
+        for held in self._unsettled:
+            limits = held.handler.queue.limits
+            if limits is not None and (limits.ordered or limits.per_key or limits.concurrency):
+                limited.add(held.queue)
         if not limited:
             return False
         return bool(limited.difference(held.queue for held in self._inflight.deliveries() if not held.settling))
 
     def _take_up(self) -> None:
-        """Take up what was put off and may be tried again; put off what has come for the others meanwhile."""
+        """Try again what was put off for long enough; put off what has come meanwhile for shards that still back off."""
         for held in [held for held in self._unsettled if self._backoff.waits(held.keys)]:
             self._put_off[held.keys].append(held)
             del self._unsettled[held]
@@ -135,49 +147,52 @@ class Settler:
             answers = self._client.run_all([call for call, _ in groups])
         except BaseException as error:
             _note_try(self._unsettled, error)
-            if isinstance(error, ReliqError) or not self._weed_out():
+            if isinstance(error, ReliqError) or not self._drop_unsendable():
                 raise
             return
         for (_, group), answer in zip(groups, answers, strict=True):
-            self._take(group, answer)
+            if isinstance(answer, Exception):
+                self._try_later(group, answer)
+            else:
+                self._inflight.settled(group)
+                if self._backoff.until:
+                    self._backoff.over(group[0].keys)
+                is_ack = group[0].outcome is ACKED
+                if not is_ack and any(is_final(held.delivery.claimed, held.outcome) for held in group):
+                    self._buried()
+            for held in group:
+                self._unsettled.pop(held, None)
 
-    def _take(self, group: list[HeldDelivery], answer: Any) -> None:
-        """Process the answer to the call for `group`."""
-        if isinstance(answer, Exception):
-            self._try_later(group, answer)
-        else:
-            self._inflight.settled(group)
-            if self._backoff.until:
-                self._backoff.over(group[0].keys)
-            if group[0].outcome is not ACKED and any(is_final(held.delivery.claimed, held.outcome) for held in group):
-                self._buried()
-        for held in group:
-            self._unsettled.pop(held, None)
-
-    def _weed_out(self) -> bool:
+    def _drop_unsendable(self) -> bool:
         """
-        Try each answer alone, and have the messages of those that cannot be put into a call end as dead letters.
+        Try each outcome alone, and have messages whose outcome cannot be put into a call end as dead letters.
 
         Returns:
-            whether there was one.
+            whether there was such an outcome.
         """
-        found = [(held, why) for held in self._unsettled if (why := _why_untellable(held))]
-        for held, why in found:
-            logger.error("queue %s: an answer cannot be told to Redis (%s): a dead letter", held.queue, why)
+        unsendable: dict[HeldDelivery, str] = {}
+        for held in self._unsettled:
+            try:
+                packed([call.command for call, _ in _grouped([held])])
+            except Exception as error:
+                unsendable[held] = type(error).__name__
+        for held, error_type in unsendable.items():
+            logger.error("queue %s: an answer cannot be told to Redis (%s): a dead letter", held.queue, error_type)
             if held.outcome is UNTELLABLE:
                 self._inflight.settled([held])
                 del self._unsettled[held]
             held.outcome = UNTELLABLE
-        return bool(found)
+        return bool(unsendable)
 
     def _try_later(self, deliveries: list[HeldDelivery], error: Exception) -> None:
         """
         Put off what failed by `error`.
 
-        What Redis refuses is tried until its lease is over and the message is delivered again; what could not be told
+        What Redis refuses is tried until its lease is over and the message is delivered again; what could not be sent
         because a server is away is tried until it is back.
         """
-        keys, now = deliveries[0].keys, time.monotonic()
+        keys = deliveries[0].keys
+        now = time.monotonic()
         self._backoff.note(keys, error)
         if isinstance(error, RedisUnavailableError):
             _note_try(deliveries, error)
@@ -187,56 +202,40 @@ class Settler:
         self._put_off[keys] += [held for held in deliveries if held.lease_until >= now]
 
 
-def _holds_a_place(held: HeldDelivery) -> bool:
-    """Return whether so many at once are declared for the queue of `held`, in all or of a key."""
-    limits = held.handler.queue.limits
-    return limits is not None and bool(limits.ordered or limits.per_key or limits.concurrency)
-
-
 def _note_try(deliveries: Iterable[HeldDelivery], error: BaseException) -> None:
     """Mark deliveries whose calls may have run: a receipt that no longer holds is then no loss."""
     for held in deliveries:
         held.tried = held.tried or getattr(error, "maybe_ran", True)
 
 
-def _why_untellable(held: HeldDelivery) -> str:
-    """Return why the outcome of `held` cannot be sent, empty when it can."""
-    try:
-        packed([call.command for call, _ in _grouped([held])])
-    except Exception as error:
-        return type(error).__name__
-    return ""
-
-
 def _grouped(deliveries: Iterable[HeldDelivery]) -> list[tuple[Call[Settled], list[HeldDelivery]]]:
-    """Return the calls for `deliveries`, each with its own; those whose receipt may be used up tell of no loss."""
+    """
+    Return the calls for `deliveries`, each with its own.
+
+    The calls for deliveries whose receipt may be used up report no loss: it is known, or caused by our own first try.
+    """
     by_shard: dict[tuple[Keys, bool], list[HeldDelivery]] = defaultdict(list)
     for held in deliveries:
         by_shard[held.keys, held.lost or held.tried].append(held)
-    found = []
+    calls = []
     for (keys, is_quiet), group in by_shard.items():
-        found += [
-            (_silent(call) if is_quiet else call, piece)
+        calls += [
+            (_without_loss(call) if is_quiet else call, piece)
             for call, piece in settlement.calls(keys, group[0].handler.queue.settings, group)
         ]
-    return found
+    return calls
 
 
-def _silent(call: Call[Settled]) -> Call[Settled]:
-    """Return `call` without news of loss: it is known, or may be our own first try's doing."""
-    return replace(call, events=lambda answer: [e for e in call.events(answer) if not isinstance(e, Lost)])
-
-
-#: While anything is held the renewer looks at least this often.
-RENEWER_STEP_SECONDS = 0.05
-#: It goes on for this long after the last delivery, then waits for the next one.
-IDLE_SECONDS = 1.0
-#: A renewal is reported as late when this share of the rest of its lease has passed.
-LATE_PART = 0.5
+def _without_loss(call: Call[Settled]) -> Call[Settled]:
+    return replace(call, events=lambda answer: [event for event in call.events(answer) if not isinstance(event, Lost)])
 
 
 class Renewer:
-    """Looks at everything that is held, in a thread of its own, which no handler can keep waiting."""
+    """
+    Extends leases and enforces timeouts, in a thread of its own, which no handler can keep waiting.
+
+    It also gives back what has waited for a slot for too long, and pings the event loop.
+    """
 
     def __init__(
         self,
@@ -245,23 +244,27 @@ class Renewer:
         inflight: Inflight,
         async_executor: AsyncExecutor,
         settle: Callable[[list[HeldDelivery], Outcome], None],
-        overran: Callable[[HandlerCall, float], None] = lambda _run, _seconds: None,
+        report_overrun: Callable[[HandlerCall, float], None] = lambda _run, _seconds: None,
     ) -> None:
-        self._client, self._inflight, self._async_executor, self._settle = client, inflight, async_executor, settle
-        self._tell_overrun = overran
+        self._client = client
+        self._inflight = inflight
+        self._async_executor = async_executor
+        self._settle = settle
+        self._report_overrun = report_overrun
         self._watchdog = LoopWatchdog(async_executor, inflight, settle)
         self._look_seconds = min([RENEWER_STEP_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._backoff = QueueBackoff("renewer", client.observers)
         self._is_away = False  # Redis did not answer the last renewals
-        self._asked_at = self._answered_at = 0.0  # when the last renewals were sent, and their answer came
+        self._asked_at = 0.0  # when the last renewals were sent
+        self._answered_at = 0.0  # when their answer came
         self._held_at = 0.0  # when there was something to look at
 
     def is_behind(self, keys: Keys) -> bool:
         """
-        Return whether Redis has yet to hear of a delivery of a shard whose renewal is due: its renewal or its outcome.
+        Return whether Redis lacks the renewal, or the outcome, of a delivery of a shard whose renewal is due.
 
-        The renewal may wait for an answer, or for this process, which was held up. One that Redis refuses is not
-        waited for, and an outcome for a third of a lease after the lease has ended: Redis may refuse it for longer.
+        The renewal may wait for an answer, or for this process, which was held up. A renewal that Redis refuses does not
+        count, and an outcome counts until a third of a lease after the lease has ended: Redis may refuse it for longer.
         """
         now = time.monotonic()
         is_refused = self._backoff.refuses(keys)
@@ -286,12 +289,14 @@ class Renewer:
             if run.timeout_at is not None and now > run.timeout_at and run.unanswered:
                 self._overran(run, now)
         self._watchdog.look(now)
-        longest = HOLD_SECONDS  # and as long as its batch lingers
-        held_too_long = [
-            f for f in deliveries if not f.started and now - f.held_since > longest + f.handler.linger_seconds
+        latest = now - HOLD_SECONDS
+        waiting = [
+            held for held in deliveries if not held.started and held.held_since + held.handler.linger_seconds < latest
         ]
-        self._settle(self._inflight.withdraw(held_too_long), RELEASED)
-        due = [f for f in deliveries if now >= f.renew_at and not (f.settling or f.lost or f.abandoned)]
+        self._settle(self._inflight.withdraw(waiting), RELEASED)
+        due = [
+            held for held in deliveries if held.renew_at <= now and not (held.settling or held.lost or held.abandoned)
+        ]
         if due:
             self._extend(due)
         return self._look_seconds if time.monotonic() - now < self._look_seconds else 0.0
@@ -303,35 +308,37 @@ class Renewer:
             return
         sent_at = time.monotonic()
         if not self._is_away:
-            self._tell_lateness([held for held in due if not self._backoff.has(held.keys)], sent_at)
-        self._asked_at, self._is_away = sent_at, True  # until it has answered
-        answers = self._client.run_all([_extension(group) for group in groups])
-        self._answered_at, self._is_away = time.monotonic(), False
+            self._notify_lateness([held for held in due if not self._backoff.has(held.keys)], sent_at)
+        self._asked_at = sent_at
+        self._is_away = True  # until it has answered
+        calls = []
+        for group in groups:
+            receipts = [held.delivery.claimed for held in group]
+            calls.append(transitions.extend(group[0].keys, receipts, lease_ms=group[0].handler.lease_ms))
+        answers = self._client.run_all(calls)
+        self._answered_at = time.monotonic()
+        self._is_away = False
         for group, answer in zip(groups, answers, strict=True):
             if isinstance(answer, Exception):
                 self._backoff.note(group[0].keys, answer)
-            else:
-                self._backoff.over(group[0].keys)
-                self._note(group, answer, sent_at)
+                continue
+            self._backoff.over(group[0].keys)
+            lost = []
+            for held in group:
+                if held.delivery.id not in answer.lost:
+                    held.leased(sent_at)
+                    held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
+                elif not held.settling:  # else its own settling has used up its receipt
+                    held.lost = True
+                    lost.append(held.delivery.id)
+            if lost:
+                notify(self._client.observers, [Lost(group[0].queue, tuple(lost), "extend")])
 
-    def _note(self, group: list[HeldDelivery], answer: transitions.Settled, sent_at: float) -> None:
-        """Update each delivery of `group` from the answer; one being settled lost its receipt to its own settling."""
-        lost = []
-        for held in group:
-            if held.delivery.id not in answer.lost:
-                held.leased(sent_at)
-                held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
-            elif not held.settling:
-                held.lost = True
-                lost.append(held.delivery.id)
-        if lost:
-            notify(self._client.observers, [Lost(group[0].queue, tuple(lost), "extend")])
-
-    def _tell_lateness(self, due: list[HeldDelivery], now: float) -> None:
-        """Notify observers of a late renewal, and whether it waited for the answer to the one before."""
-        first = min(due, key=lambda held: held.renew_at, default=None)
-        if first is None:
+    def _notify_lateness(self, due: list[HeldDelivery], now: float) -> None:
+        """Notify observers of a late renewal, and whether it waited for the answer to the renewal before."""
+        if not due:
             return
+        first = min(due, key=lambda held: held.renew_at)
         late = now - first.renew_at
         if late > LATE_PART * (first.lease_until - first.renew_at):
             waited = self._answered_at - max(self._asked_at, first.renew_at)
@@ -352,17 +359,20 @@ class Renewer:
         if run.handler.is_async:
             self._async_executor.cancel(run)
         elif run.abandoned:
-            each = (now - run.started_at) / len(run.deliveries)
-            facts = [(f.queue, f.delivery.id, f.delivery.attempt) for f in run.unanswered]
-            notify(self._client.observers, [Handled(*fact, "timeout", each, failed=True) for fact in facts])
-            self._tell_overrun(run, each)
+            seconds = (now - run.started_at) / len(run.deliveries)
+            events = [
+                Handled(held.queue, held.delivery.id, held.delivery.attempt, "timeout", seconds, failed=True)
+                for held in run.unanswered
+            ]
+            notify(self._client.observers, events)
+            self._report_overrun(run, seconds)
 
 
 def _groups(deliveries: Sequence[HeldDelivery]) -> list[list[HeldDelivery]]:
     """
     Return `deliveries` as the calls that renew them: of one shard, at most BATCH_LIMIT in each.
 
-    An answer names messages by their ids. A process can hold two deliveries of one message, the first with a receipt
+    An answer lists messages by their ids. A process can hold two deliveries of one message, the first with a receipt
     that no longer holds; they go into different calls.
     """
     grouped: dict[tuple[Keys, int], list[HeldDelivery]] = defaultdict(list)
@@ -372,8 +382,3 @@ def _groups(deliveries: Sequence[HeldDelivery]) -> list[list[HeldDelivery]]:
         grouped[held.keys, seen[message]].append(held)
         seen[message] += 1
     return [group[at : at + BATCH_LIMIT] for group in grouped.values() for at in range(0, len(group), BATCH_LIMIT)]
-
-
-def _extension(group: list[HeldDelivery]) -> Call[transitions.Settled]:
-    receipts = [held.delivery.claimed for held in group]
-    return transitions.extend(group[0].keys, receipts, lease_ms=group[0].handler.lease_ms)
