@@ -33,7 +33,6 @@ OURS = {
     "reliq.admin.Filter": "tester, of_letters",
     "reliq.admin.LetterFilter": "tester, letter_tester, of_letters, span",
     "reliq.settings.Limits": "parse_rate, read, fields, declared",
-    "reliq.testing.DrainResult": "note",
 }
 #: A class whose methods are told elsewhere -> the options of its directive.
 TOLD_ELSEWHERE = {

@@ -1,18 +1,19 @@
-"""Calls of handlers in the caller's own thread, and the lifespan around them: one twin for blocking code, one for async."""
+"""
+A drain: what is due is delivered in the caller's own thread, or on its event loop, until nothing is due.
+
+`Drain` claims and settles as a worker does, and yields each call of a handler; `Calls` and `AsyncCalls` make it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import math
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from reliq import distribution
 from reliq.errors import ConfigurationError, UndecodableError
 from reliq.handlers.settlement import burial, is_final
 from reliq.lua import transitions
@@ -20,9 +21,6 @@ from reliq.lua.transitions import CallSequences
 from reliq.message import Answer
 from reliq.receive.receiver import ClaimRound
 from reliq.redis.commands import raise_first
-from reliq.settings import LONGEST_SECONDS, seconds
-from reliq.testing import published
-from reliq.testing.published import keys_of
 from reliq.text import pluralize
 from reliq.wire_format import from_handler
 from reliq.worker.engine import live
@@ -38,11 +36,41 @@ if TYPE_CHECKING:
     from reliq.handlers.registration import Periodic
     from reliq.handlers.settlement import Outcome
     from reliq.keys import Keys
-    from reliq.message import Claimed, Duration
+    from reliq.message import Claimed
     from reliq.redis.client import Client
-    from reliq.redis.commands import Call, Request
+    from reliq.redis.commands import Request
     from reliq.worker.runner import Returned
     from reliq.worker.slots import HeldDelivery
+
+#: The lease of a drain: a developer may stop in a debugger.
+LONG_LEASE_MS = 3_600_000
+#: Outcome -> where it is listed.
+_LISTED = {
+    "ack": "acked",
+    "nack": "nacked",
+    "snooze": "snoozed",
+    "rate_limited": "snoozed",
+    "expired": "expired",
+    "reject": "dead",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DrainResult:
+    """
+    The deliveries of a drain: their ids by their end, in their order.
+
+    Attributes:
+        nacked: delivered again later.
+        dead: rejected, or failed with no retry left: dead letters.
+        expired: their body was gone before a handler could have it.
+    """
+
+    acked: list[str] = field(default_factory=list)
+    nacked: list[str] = field(default_factory=list)
+    snoozed: list[str] = field(default_factory=list)
+    dead: list[str] = field(default_factory=list)
+    expired: list[str] = field(default_factory=list)
 
 
 class Calls:
@@ -66,11 +94,11 @@ class Calls:
         return self._await(runner.arun(call))  # type: ignore[no-any-return]
 
     @contextmanager
-    def lifespan(self, make: Callable[[], Any] | None) -> Iterator[Any]:
-        """Enter a lifespan, an async one within one task, and leave it at the end; give what it yields."""
-        manager = None if make is None else make()
+    def lifespan(self, consumer: Consumer, state: Any) -> Iterator[Any]:
+        """Give `state`, or what the consumer's lifespan yields; an async lifespan is entered and left within one task."""
+        manager = consumer.lifespan() if state is None and consumer.lifespan is not None else None
         if manager is None:
-            yield None
+            yield state
         elif hasattr(manager, "__aenter__"):
             entered: asyncio.Future[Any] = self._loop.get_loop().create_future()
             over = asyncio.Event()
@@ -81,8 +109,8 @@ class Calls:
                 over.set()
                 self._await(_result(living))
         else:
-            with manager as state:
-                yield state
+            with manager as yielded:
+                yield yielded
 
     def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         try:
@@ -94,6 +122,10 @@ class Calls:
             raise ConfigurationError(
                 "this thread runs an event loop already: `await reliq.adrain(…)`, or `await reliq.aperform(…)`"
             ) from error
+
+
+async def _result(future: asyncio.Future[Any]) -> Any:
+    return await future
 
 
 class AsyncCalls:
@@ -111,163 +143,17 @@ class AsyncCalls:
         return answer, error
 
     @asynccontextmanager
-    async def lifespan(self, make: Callable[[], Any] | None) -> AsyncIterator[Any]:
+    async def lifespan(self, consumer: Consumer, state: Any) -> AsyncIterator[Any]:
         """As `Calls.lifespan`."""
-        manager = None if make is None else make()
+        manager = consumer.lifespan() if state is None and consumer.lifespan is not None else None
         if manager is None:
-            yield None
+            yield state
         elif hasattr(manager, "__aenter__"):
-            async with manager as state:
-                yield state
+            async with manager as yielded:
+                yield yielded
         else:
-            with manager as state:
-                yield state
-
-
-async def _result(future: asyncio.Future[Any]) -> Any:
-    return await future
-
-
-#: Somebody else has moved Python's clock when it has gone further, or less far, than the time that passed, by this.
-MOVED_US = 5000
-#: After a move, keys expire sooner by this: real time has passed between a script's clock and its write.
-SOONER_MS = 50
-
-
-class TestClock:
-    """
-    Python's clock as Redis' own: scripts are told it, and what expires does so when it says.
-
-    Args:
-        client: of the tests' Redis, by its own clock.
-    """
-
-    __test__ = False  # no test of pytest's
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._lock = threading.RLock()
-        self._ahead = _ahead_us()
-        self._moves = ExitStack()
-        self._is_held = False
-
-    def __call__(self) -> int:
-        """Return the time in unix microseconds."""
-        if abs(_ahead_us() - self._ahead) >= MOVED_US:
-            self.follow()
-        return _now_us()
-
-    def follow(self) -> None:
-        """Have keys expire as much sooner, or later, as the clock was moved since the last time."""
-        with self._lock:
-            by_ms = (_ahead_us() - self._ahead) // 1000
-            self._ahead += by_ms * 1000
-            keys = keys_of(self._client)
-            left = zip(keys, self._client.run_all(published.expiries(keys)), strict=True)
-            expiring = [(key, ms - by_ms) for key, ms in left if ms >= 0]
-            self._client.run_all([published.expire(key, ms if ms > SOONER_MS else 0) for key, ms in expiring])
-
-    def travel(self, by: Duration) -> None:
-        """
-        Move the clock on.
-
-        Raises:
-            ConfigurationError: time would go backwards, time-machine is not installed, or something else holds the clock.
-        """
-        by_us = round(seconds("travel", by, most=LONGEST_SECONDS) * 1_000_000)
-        # Due times are rounded up to whole ms: so is the time that meets them.
-        self._move_to(-(-(_now_us() + by_us) // 1000) * 1000, ticks=not self._is_held and _ticks())
-
-    def hold(self) -> None:
-        """Have time pass by `travel` alone; raise as that does."""
-        self._is_held = True
-        self._move_to(_now_us() // 1000 * 1000, ticks=False)  # due times and time outs are whole ms
-
-    def end(self) -> None:
-        """Give Python its clock back."""
-        self._moves.close()
-
-    def _move_to(self, to_us: int, *, ticks: bool) -> None:
-        to = to_us / 1_000_000
-        if int(to * 1e9) < to_us * 1000:  # a float is exact to a quarter of a microsecond
-            to = math.nextafter(to, math.inf)
-        traveller = _time_machine().travel(to, tick=ticks)
-        try:
-            traveller.start()
-        except RuntimeError as error:
-            raise ConfigurationError(f"Python's clock cannot be moved: {error}") from error
-        if _now_us() < to_us:
-            traveller.stop()
-            raise ConfigurationError(
-                "something else holds Python's clock, such as freezegun: move it by that, and Redis goes by it"
-            )
-        self._moves.callback(traveller.stop)
-        self.follow()
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000
-
-
-def _ahead_us() -> int:
-    """Return by how much Python's clock is ahead of one that nobody moves."""
-    return _now_us() - time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-
-
-def _ticks() -> bool:
-    """Say whether Python's clock goes on by itself: a test may hold it by time-machine."""
-    if not _time_machine().escape_hatch.is_travelling():
-        return True
-    began, real = time.time_ns(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    while time.clock_gettime_ns(time.CLOCK_MONOTONIC) - real < 10_000:  # noqa: PLR2004  it counts microseconds
-        pass
-    return time.time_ns() > began
-
-
-def _time_machine() -> Any:
-    try:
-        return importlib.import_module("time_machine")
-    except ImportError:
-        raise ConfigurationError(distribution.missing("time travel", "time-machine", "testing")) from None
-
-
-#: A lease of a drain, because whoever debugs a handler takes his time.
-LONG_LEASE_MS = 3_600_000
-
-
-@dataclass(frozen=True, slots=True)
-class DrainResult:
-    """
-    The deliveries of a drain: their ids by their end, in their order.
-
-    Attributes:
-        nacked: delivered again later.
-        dead: rejected, or failed with no retry left: dead letters.
-        expired: their body was gone before a handler could have it.
-    """
-
-    acked: list[str] = field(default_factory=list)
-    nacked: list[str] = field(default_factory=list)
-    snoozed: list[str] = field(default_factory=list)
-    dead: list[str] = field(default_factory=list)
-    expired: list[str] = field(default_factory=list)
-
-    def note(self, id: str, kind: str) -> None:
-        """Add a delivery; one that was given back unspent is none."""
-        if kind != "released":
-            getattr(self, kind).append(id)
-
-
-#: Outcome -> where it is listed.
-_LISTED = {
-    "ack": "acked",
-    "nack": "nacked",
-    "snooze": "snoozed",
-    "rate_limited": "snoozed",
-    "expired": "expired",
-    "reject": "dead",
-    "release": "released",
-}
+            with manager as yielded:
+                yield yielded
 
 
 class HandlerCalls:
@@ -297,6 +183,14 @@ class HandlerCalls:
         now = time.monotonic()
         timeout = handler.timeout_seconds
         return HandlerCall(deliveries, handler, now, None if timeout is None else now + timeout)
+
+    def answer(self, returned: Returned) -> Any:
+        """Return what a handler has returned; raise what it has raised, or why the body does not decode."""
+        __tracebackhide__ = True
+        answer, error = returned
+        if error := error or self.failed:
+            raise own_traceback(error)
+        return answer
 
     def _note(self, _job: Job[Any], error: BaseException, _final: bool) -> None:
         if self.failed is None and not isinstance(error, Answer):
@@ -331,14 +225,23 @@ class Drain:
         fail_fast: bool,
         most: int,
     ) -> None:
-        self._handlers, self._client = consumer.chosen(()), client
-        self._travel, self._fail_fast, self._most = travel, fail_fast, most
+        self._handlers = consumer.chosen(())
+        self._client = client
+        self._travel = travel
+        self._fail_fast = fail_fast
+        self._most = most
         self._lane, _ = CallSequences().take()
         self._by_queue: Counter[str] = Counter()
         self._ticks = Ticks(client, consumer.periodic)
         if consumer.periodic:
             Ticks(began, consumer.periodic).step()
-        self._asked(list(_declared(self._handlers)))
+        self._run_all(
+            [
+                transitions.limit(handler.queue.keys, limits.fields(), declared=limits.declared)
+                for handler in self._handlers
+                if (limits := handler.queue.limits)
+            ]
+        )
         self.calls = HandlerCalls(consumer)
         self.done = DrainResult()
 
@@ -369,25 +272,26 @@ class Drain:
         settings = handler.queue.settings
         is_keyed = handler.queue.limits is not None or handler.queue.known_shards.is_keyed
         spread = 1 if handler.settings.batch_by_key else None
-        take = ClaimRound(keys, settings, limit=handler.batch, lease_ms=LONG_LEASE_MS, keyed=is_keyed, spread=spread)
-        take.looked(self._asked(take.look(self._lane.next())))
-        self._bury(handler, keys, take.buried)
-        waits += take.next_in_ms
-        deliveries, gone = take.opened(self._asked(take.large_reads(self._asked(take.reads()))))
-        self._asked(take.settle(gone))
+        claim = ClaimRound(keys, settings, limit=handler.batch, lease_ms=LONG_LEASE_MS, keyed=is_keyed, spread=spread)
+        claim.looked(self._run_all(claim.look(self._lane.next())))
+        self._bury(handler, keys, claim.buried)
+        waits += claim.next_in_ms
+        deliveries, gone = claim.opened(self._run_all(claim.large_reads(self._run_all(claim.reads()))))
+        self._run_all(claim.settle(gone))
         for ending in gone:
             self._count(handler, ending.delivery.claimed, ending.outcome)
-        held = deliveries_of([one.claimed for one in deliveries], handler, time.monotonic())
-        for one, delivery in zip(held, deliveries, strict=True):
-            one.delivery = delivery
-        alone = [[one] for one in held if one.must_start]
-        together = [one for one in held if not one.must_start]
+        held = deliveries_of([delivery.claimed for delivery in deliveries], handler, time.monotonic())
+        for held_delivery, delivery in zip(held, deliveries, strict=True):
+            held_delivery.delivery = delivery
+        alone = [[delivery] for delivery in held if delivery.must_start]
+        together = [delivery for delivery in held if not delivery.must_start]
         for group in [*alone, *([together] if together else [])]:
             yield self.calls.of(handler, group)
-            self._asked(take.settle(group))
-            self._bury(handler, keys, [one.delivery.id for one in group if is_final(one.delivery.claimed, one.outcome)])
-            for one in group:
-                self._count(handler, one.delivery.claimed, one.outcome)
+            self._run_all(claim.settle(group))
+            final = [ended.delivery.id for ended in group if is_final(ended.delivery.claimed, ended.outcome)]
+            self._bury(handler, keys, final)
+            for ended in group:
+                self._count(handler, ended.delivery.claimed, ended.outcome)
             if self._fail_fast and self.calls.failed is not None:
                 raise own_traceback(self.calls.failed)
 
@@ -396,7 +300,9 @@ class Drain:
             self._client.run(burial(keys, handler.queue.settings, ids))
 
     def _count(self, handler: Handler, claimed: Claimed, outcome: Outcome) -> None:
-        self.done.note(claimed.id, "dead" if is_final(claimed, outcome) else _LISTED[outcome.kind])
+        if outcome.kind != "release":  # released unspent: no delivery
+            end = "dead" if is_final(claimed, outcome) else _LISTED[outcome.kind]
+            getattr(self.done, end).append(claimed.id)
         self._by_queue[handler.queue_name] += 1
         if self._by_queue.total() > self._most:
             queues = ", ".join(f"{count} of {name!r}" for name, count in self._by_queue.most_common())
@@ -405,16 +311,9 @@ class Drain:
                 "to itself, or snooze, without an end? Otherwise give drain(most=) a larger number"
             )
 
-    def _asked(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        """Return the answers of Redis; raise the first refusal."""
+    def _run_all(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        """Make requests in one round trip; raise the first refusal."""
         return raise_first(self._client.run_all(requests))
-
-
-def _declared(handlers: Sequence[Handler]) -> Iterator[Call[bool]]:
-    """Yield the calls that write the limits which queues declare, as a worker does when it starts."""
-    for queue in (handler.queue for handler in handlers):
-        if limits := queue.limits:
-            yield transitions.limit(queue.keys, limits.fields(), declared=limits.declared)
 
 
 def own_traceback(error: BaseException) -> BaseException:

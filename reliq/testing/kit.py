@@ -1,4 +1,4 @@
-"""The block that isolates a test: a Redis of its own, which everything in the process means."""
+"""The testing kit: `isolated` gives a test a Redis of its own, and `Reliq` looks at it, performs, drains and moves time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,11 @@ from reliq.redis.client import Client
 from reliq.redis.commands import drop_watch, push_wake_token
 from reliq.redis.server import Connection, redirected
 from reliq.redis.shards import shard_map
-from reliq.settings import OUTBOX_PREFIX, check_int
-from reliq.testing.drain import (
-    LONG_LEASE_MS,
-    AsyncCalls,
-    Calls,
-    Drain,
-    DrainResult,
-    HandlerCalls,
-    TestClock,
-    own_traceback,
-)
-from reliq.testing.published import Match, Published, Wanted, amove, messages, move, shown
+from reliq.settings import OUTBOX_PREFIX, check_int, check_is_one_of
+from reliq.testing.clock import TestClock
+from reliq.testing.drain import LONG_LEASE_MS, AsyncCalls, Calls, Drain, DrainResult, HandlerCalls
+from reliq.testing.outbox import amove, move
+from reliq.testing.published import ALIVE_STATES, Match, Published, format_messages, meets, messages
 from reliq.testing.server import EMBEDDED, clear, url_of
 from reliq.text import check_keywords
 from reliq.wire_format import ENVELOPE_START, open_envelope
@@ -37,15 +30,34 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from reliq.consumer import Consumer
-    from reliq.handlers.handler import Handler
-    from reliq.keys import Keys
-    from reliq.message import Duration, Priority, PublishOptions
+    from reliq.message import Duration, Priority
     from reliq.queue import Queue
-    from reliq.worker.runner import Returned
-    from reliq.worker.slots import HeldDelivery
+    from reliq.worker.slots import HandlerCall
 
 
+B = TypeVar("B")
+
+#: A reply is awaited for this many seconds.
+KIT_REPLY_SECONDS = 5.0
+#: A drain has at most this many deliveries, unless it is told another number.
+MOST_DELIVERIES = 1000
+_MATCH_KEYWORDS = ("body", *Match.__annotations__)
 _open: list[Reliq] = []
+
+
+class JobOptions(TypedDict, total=False):
+    """The keyword arguments of `Reliq.perform` for type checkers, which describes each."""
+
+    id: str | UUID | None
+    attempt: int
+    retries: int | None
+    headers: Mapping[str, str] | None
+    incarnation: int | None
+    key: str | None
+    priority: Priority
+
+
+_JOB_KEYWORDS = frozenset({"state", *JobOptions.__annotations__})
 
 
 @contextmanager
@@ -73,7 +85,8 @@ def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
     url = url_of(server)
     upkeep = Client.to(Connection(url), KIT_REPLY_SECONDS)
     clear(upkeep, url)
-    clock, before = TestClock(upkeep), _workers()
+    clock = TestClock(upkeep)
+    before = _workers()
     reliq = Reliq(url, clock)
     _open.append(reliq)
     try:
@@ -96,72 +109,6 @@ def _workers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "reliq-fetcher"}
 
 
-class JobOptions(TypedDict, total=False):
-    """The keyword arguments of `Reliq.perform` for type checkers, which describes each."""
-
-    id: str | UUID | None
-    attempt: int
-    retries: int | None
-    headers: Mapping[str, str] | None
-    incarnation: int | None
-    key: str | None
-    priority: Priority
-
-
-class Performance:
-    """
-    A call of a queue's handler with one message, which is encoded as for a publish and due now.
-
-    Attributes:
-        runner, call: what makes the call, and the call.
-    """
-
-    def __init__(self, consumer: Consumer, queue: Queue[Any], body: Any, **options: Unpack[JobOptions]) -> None:
-        [handler] = consumer.chosen([queue.name])
-        attempt = options.get("attempt", 1)
-        published: PublishOptions = {"id": options.get("id"), "retries": options.get("retries")}
-        published |= {"headers": options.get("headers"), "incarnation": options.get("incarnation")}
-        published |= {"key": options.get("key"), "priority": options.get("priority", "normal")}
-        outgoing = Outgoing(body=body, **published)
-        self._calls = HandlerCalls(consumer)
-        self.runner = self._calls.runner
-        self.call = self._calls.of(handler, [_held(handler, queue, outgoing, attempt)])
-
-    def enter(self, state: Any, entered: Any) -> None:
-        """Set `job.state`: the one that was given, else what the lifespan has yielded."""
-        self.runner.state = entered if state is None else state
-
-    def answer(self, returned: Returned) -> Any:
-        """Return what the handler has returned; raise what it has raised, or why the body does not decode."""
-        __tracebackhide__ = True
-        answer, error = returned
-        if error := error or self._calls.failed:
-            raise own_traceback(error)
-        return answer
-
-
-def _held(handler: Handler, queue: Queue[Any], outgoing: Outgoing[Any], attempt: int) -> HeldDelivery:
-    bare = queue.layout.bare
-    order = Writer(queue.known_shards, queue.codec, queue.settings).special(outgoing)
-    check_int("attempt", attempt, least=1, most=order.terms.retries + 1)
-    due = b"" if bare else f"{ENVELOPE_START}{round(time.time() * 1000)}".encode()
-    value = due + order.value
-    claimed = Claimed(order.id, f"performed:{LONG_LEASE_MS}", order.terms.retries - attempt + 1, token=attempt)
-    [held] = deliveries_of([claimed], handler, time.monotonic())
-    held.delivery = Delivery(claimed, value, *open_envelope(value, bare=bare))
-    return held
-
-
-B = TypeVar("B")
-
-#: A reply is awaited for this many seconds.
-KIT_REPLY_SECONDS = 5.0
-#: A drain has at most this many deliveries, unless it is told another number.
-MOST_DELIVERIES = 1000
-_MATCH_KEYWORDS = frozenset({"body", *Match.__annotations__})
-_JOB_KEYWORDS = frozenset({"state", *JobOptions.__annotations__})
-
-
 class Reliq:
     """
     A Redis for one test, and time in it.
@@ -172,16 +119,13 @@ class Reliq:
     """
 
     def __init__(self, url: str, clock: TestClock) -> None:
-        self.url, self._clock, self._began_us = url, clock, time.time_ns() // 1000
-        self.connection = connection = Connection(url, clock)
-        self._client = Client.to(connection, KIT_REPLY_SECONDS)
+        self.url = url
+        self._clock = clock
+        self._began_us = time.time_ns() // 1000
+        self.connection = Connection(url, clock)
+        self._client = Client.to(self.connection, KIT_REPLY_SECONDS)
 
-    def published(
-        self,
-        queue: Queue[B],
-        body: B | None = None,
-        **match: Unpack[Match],
-    ) -> list[Published[B]]:
+    def published(self, queue: Queue[B], body: B | None = None, **match: Unpack[Match]) -> list[Published[B]]:
         """
         Return the messages of `queue` that have not ended, those first that are delivered first.
 
@@ -191,43 +135,29 @@ class Reliq:
             due: unix seconds or an aware datetime, met within a second.
         """
         check_keywords("Reliq.published", match, _MATCH_KEYWORDS)
-        wanted = Wanted(body=body, **match)
-        return [message for message in messages(self._client, queue) if wanted.meets(message)]
+        if (state := match.get("state")) is not None:
+            check_is_one_of("state", state, ALIVE_STATES)
+        return [message for message in messages(self._client, queue) if meets(message, body, match)]
 
-    def assert_published(
-        self,
-        queue: Queue[B],
-        body: B | None = None,
-        **match: Unpack[Match],
-    ) -> Published[B]:
+    def assert_published(self, queue: Queue[B], body: B | None = None, **match: Unpack[Match]) -> Published[B]:
         """Return the first message that `published` finds; raise AssertionError, which shows the others, for none."""
         __tracebackhide__ = True
         check_keywords("Reliq.assert_published", match, _MATCH_KEYWORDS)
         if found := self.published(queue, body, **match):
             return found[0]
-        wanted = Wanted(body=body, **match)
-        raise AssertionError(f"no message in {queue.name!r} with {wanted}: {shown(self.published(queue))}")
+        asked = {"body": body, **match}
+        wanted = ", ".join(f"{name}={asked[name]!r}" for name in _MATCH_KEYWORDS if asked.get(name) is not None)
+        raise AssertionError(f"no message in {queue.name!r} with {wanted}: {format_messages(self.published(queue))}")
 
-    def refute_published(
-        self,
-        queue: Queue[B],
-        body: B | None = None,
-        **match: Unpack[Match],
-    ) -> None:
+    def refute_published(self, queue: Queue[B], body: B | None = None, **match: Unpack[Match]) -> None:
         """Raise AssertionError, which shows them, when `published` finds messages."""
         __tracebackhide__ = True
         check_keywords("Reliq.refute_published", match, _MATCH_KEYWORDS)
         if found := self.published(queue, body, **match):
-            raise AssertionError(f"expected no such message in {queue.name!r}, and {shown(found)}")
+            raise AssertionError(f"expected no such message in {queue.name!r}, and {format_messages(found)}")
 
     def perform(
-        self,
-        consumer: Consumer,
-        queue: Queue[B],
-        body: B,
-        *,
-        state: Any = None,
-        **options: Unpack[JobOptions],
+        self, consumer: Consumer, queue: Queue[B], body: B, *, state: Any = None, **options: Unpack[JobOptions]
     ) -> Any:
         """
         Call the handler of `queue` with `body` here and now, and return its answer; Redis is not asked.
@@ -248,27 +178,21 @@ class Reliq:
         """
         __tracebackhide__ = True
         check_keywords("Reliq.perform", options, _JOB_KEYWORDS)
-        performance = Performance(consumer, queue, body, **options)
-        with Calls() as calls, calls.lifespan(consumer.lifespan if state is None else None) as entered:
-            performance.enter(state, entered)
-            return performance.answer(calls.run(performance.runner, performance.call))
+        handler_calls = HandlerCalls(consumer)
+        call = _call(consumer, handler_calls, queue, body, options)
+        with Calls() as calls, calls.lifespan(consumer, state) as handler_calls.runner.state:
+            return handler_calls.answer(calls.run(handler_calls.runner, call))
 
     async def aperform(
-        self,
-        consumer: Consumer,
-        queue: Queue[B],
-        body: B,
-        *,
-        state: Any = None,
-        **options: Unpack[JobOptions],
+        self, consumer: Consumer, queue: Queue[B], body: B, *, state: Any = None, **options: Unpack[JobOptions]
     ) -> Any:
         """As `perform`, in async code; a plain handler is called on the event loop."""
         __tracebackhide__ = True
         check_keywords("Reliq.aperform", options, _JOB_KEYWORDS)
-        performance = Performance(consumer, queue, body, **options)
-        async with AsyncCalls().lifespan(consumer.lifespan if state is None else None) as entered:
-            performance.enter(state, entered)
-            return performance.answer(await AsyncCalls().run(performance.runner, performance.call))
+        handler_calls = HandlerCalls(consumer)
+        call = _call(consumer, handler_calls, queue, body, options)
+        async with AsyncCalls().lifespan(consumer, state) as handler_calls.runner.state:
+            return handler_calls.answer(await AsyncCalls().run(handler_calls.runner, call))
 
     def drain(
         self,
@@ -299,8 +223,7 @@ class Reliq:
         __tracebackhide__ = True
         drain = self._drain(consumer, scheduled=scheduled, fail_fast=fail_fast, most=most)
         runner = drain.calls.runner
-        with Calls() as calls, calls.lifespan(consumer.lifespan if state is None else None) as entered:
-            runner.state = entered if state is None else state
+        with Calls() as calls, calls.lifespan(consumer, state) as runner.state:
             for call in drain.steps():
                 if call is not None:
                     calls.run(runner, call)
@@ -322,8 +245,7 @@ class Reliq:
         __tracebackhide__ = True
         drain = self._drain(consumer, scheduled=scheduled, fail_fast=fail_fast, most=most)
         runner = drain.calls.runner
-        async with AsyncCalls().lifespan(consumer.lifespan if state is None else None) as entered:
-            runner.state = entered if state is None else state
+        async with AsyncCalls().lifespan(consumer, state) as runner.state:
             for call in drain.steps():
                 if call is not None:
                     await AsyncCalls().run(runner, call)
@@ -365,16 +287,14 @@ class Reliq:
         """
         self._clock.travel(by)
         for keys in registered(self._client, list).queues:
-            for shard in self._shards(keys):
+            served = 1 if keys.bare else self._client.run(shard_map(keys)).served
+            for number in range(served):
+                shard = keys.of_shard(number)
                 self._client.run_all([drop_watch(shard), *push_wake_token(shard)])
 
     def hold(self) -> None:
         """Hold the clock: from now on time passes by `travel` alone."""
         self._clock.hold()
-
-    def _shards(self, keys: Keys) -> list[Keys]:
-        served = 1 if keys.bare else self._client.run(shard_map(keys)).served
-        return [keys.of_shard(shard) for shard in range(served)]
 
     def _drain(self, consumer: Consumer, *, scheduled: bool, fail_fast: bool, most: int) -> Drain:
         client = Client.to(self.connection, KIT_REPLY_SECONDS, consumer.observers)
@@ -382,3 +302,20 @@ class Reliq:
         self._began_us = min(self._began_us, time.time_ns() // 1000)  # a test may have moved the clock back since
         began = Client(self.connection.wire(KIT_REPLY_SECONDS), clock=lambda: self._began_us)
         return Drain(consumer, client, began, travel=travel, fail_fast=fail_fast, most=most)
+
+
+def _call(consumer: Consumer, calls: HandlerCalls, queue: Queue[Any], body: Any, options: JobOptions) -> HandlerCall:
+    """Return a call of the queue's handler with one message, which is encoded as for a publish and due now."""
+    [handler] = consumer.chosen([queue.name])
+    fields: dict[str, Any] = dict(options)
+    attempt = fields.pop("attempt", 1)
+    outgoing = Outgoing(body=body, **fields)
+    bare = queue.layout.bare
+    order = Writer(queue.known_shards, queue.codec, queue.settings).special(outgoing)
+    check_int("attempt", attempt, least=1, most=order.terms.retries + 1)
+    due = b"" if bare else f"{ENVELOPE_START}{round(time.time() * 1000)}".encode()
+    value = due + order.value
+    claimed = Claimed(order.id, f"performed:{LONG_LEASE_MS}", order.terms.retries - attempt + 1, token=attempt)
+    [held] = deliveries_of([claimed], handler, time.monotonic())
+    held.delivery = Delivery(claimed, value, *open_envelope(value, bare=bare))
+    return calls.of(handler, [held])

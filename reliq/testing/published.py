@@ -1,146 +1,26 @@
-"""The plain commands of the testing kit, which go to a server of its own."""
+"""The messages that a test finds in its Redis: all that have not ended, in the order of their delivery."""
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, get_args
 
 from reliq.admin import calls
 from reliq.errors import UndecodableError
 from reliq.handlers.settlement import undecodable
-from reliq.outbox.relay import OutboxMover, Relay
-from reliq.outbox.tables import check_dialect, percent
-from reliq.outbox.transactions import wrong_kind
 from reliq.redis import commands
-from reliq.redis.client import Clients
-from reliq.redis.commands import Command, read_ids, read_nothing, runs
-from reliq.settings import check_is_one_of
+from reliq.redis.commands import Command, read_ids, runs
 from reliq.text import chunked
 from reliq.wire_format import open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from reliq.keys import Keys
     from reliq.message import Priority
-    from reliq.outbox.tables import Dialect
     from reliq.queue import Queue
     from reliq.redis.client import Client
-
-
-@runs("line:LRANGE")
-def line_ids(keys: Keys, line: str) -> Command[list[str]]:
-    """Read the ids that wait under a key, the oldest first."""
-    return Command(("LRANGE", keys.line(line), 0, -1), lambda reply: read_ids(reply[::-1]))
-
-
-@runs("DBSIZE")
-def keys_there() -> Command[int]:
-    """Count the keys of the database."""
-    return Command(("DBSIZE",), int)
-
-
-@runs("FLUSHDB")
-def empty() -> Command[None]:
-    """Empty the database."""
-    return Command(("FLUSHDB",), read_nothing)
-
-
-@runs("PTTL")
-def expiries(any_keys: Sequence[str]) -> list[Command[int]]:
-    """Read in how many ms keys expire; below 0: never, or gone."""
-    return [Command(("PTTL", key), int) for key in any_keys]
-
-
-@runs("PEXPIRE")
-def expire(any_key: str, lasts_ms: int) -> Command[bool]:
-    """Have a key expire in so many ms; below 1: at once."""
-    return Command(("PEXPIRE", any_key, lasts_ms), bool)
-
-
-def move(outbox: Any, prefix: str) -> int:
-    """Move the rows of an outbox to the test's Redis: of a `Relay`, or those that a transaction sees; return how many."""
-    relay = outbox if isinstance(outbox, Relay) else Relay(TransactionDatabase(outbox), prefix=prefix)
-    with closing(OutboxMover(relay, Clients(None, ()))) as mover:
-        return mover.move_all()
-
-
-async def amove(outbox: Any, prefix: str) -> int:
-    """As `move`; `outbox` may be an AsyncSession or AsyncConnection of SQLAlchemy."""
-    if hasattr(outbox, "run_sync"):
-        moved: int = await outbox.run_sync(move, prefix)
-        return moved
-    return move(outbox, prefix)
-
-
-class TransactionDatabase:
-    """
-    A relay's database that is a transaction of somebody else: rows are read and noted in it, and nothing is committed.
-
-    Args:
-        tx: what `Queue.publish_in` takes in blocking code.
-    """
-
-    away: tuple[type[Exception], ...] = ()
-
-    def __init__(self, tx: Any) -> None:
-        self._tx = tx
-        self._query, dialect = self._known()
-        self.dialect: Dialect = check_dialect(dialect)
-
-    def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """See `Database`."""
-        return [tuple(row) for row in self._query(sql, values or {})]
-
-    def commit(self) -> None:
-        """Do nothing: the transaction is the test's."""
-
-    def wait(self, _channel: str, _seconds: float) -> None:
-        """Do nothing: whoever moves a test's outbox waits for nothing."""
-
-    def poke(self) -> None:
-        """Do nothing: nobody waits."""
-
-    def close(self) -> None:
-        """Do nothing: the connection is the test's."""
-
-    def _known(self) -> tuple[Callable[[str, Mapping[str, Any]], Sequence[Any]], str]:
-        """Return how the library of the transaction runs a statement, and the dialect of its database."""
-        tx = self._tx
-        if isinstance(tx, sqlite3.Connection):
-            return self._sqlite, "sqlite"
-        if hasattr(tx, "in_atomic_block"):
-            return self._django, tx.vendor
-        if hasattr(tx, "pgconn") and not hasattr(tx, "__aenter__"):
-            return self._psycopg, "postgresql"
-        if (hasattr(tx, "get_bind") or hasattr(tx, "dialect")) and not hasattr(tx, "run_sync"):
-            return self._sqlalchemy, (tx if hasattr(tx, "dialect") else tx.get_bind()).dialect.name
-        raise wrong_kind(tx, "a Relay, or what publish_in takes; in async code `await reliq.arelay(session)`")
-
-    def _sqlite(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        cursor = self._tx.cursor()
-        cursor.row_factory = None  # the connection's own may make rows that are no tuples
-        return cursor.execute(sql, values).fetchall()  # type: ignore[no-any-return]
-
-    def _psycopg(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        psycopg = import_module("psycopg")
-        cursor = psycopg.Cursor(self._tx, row_factory=psycopg.rows.tuple_row)
-        cursor.execute(percent(sql), values)
-        return cursor.fetchall() if cursor.description else ()
-
-    def _django(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        with self._tx.cursor() as cursor:
-            cursor.execute(percent(sql), values)
-            return cursor.fetchall() if cursor.description else ()
-
-    def _sqlalchemy(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        result = self._tx.execute(import_module("sqlalchemy").text(sql), values)
-        return result.all() if result.returns_rows else ()
-
 
 B = TypeVar("B")
 
@@ -163,8 +43,8 @@ class Published(Generic[B]):
 
     Attributes:
         due: unix seconds, None for a bare body.
-        state: `ready` to be claimed, also again as `retry`; `waiting` in the line of its key or priority; `pending`
-            until it is due; `unack`: held, or put off after a failure.
+        state: `ready` to be claimed, also again as `retry`; `waiting` in the key queue of its key or priority; `pending`
+            until it is due; `unack`: in flight, or waiting for its backoff.
         key: of its publish, None without one.
     """
 
@@ -178,7 +58,7 @@ class Published(Generic[B]):
 
 
 class Match(TypedDict, total=False):
-    """The keyword arguments of `Reliq.published` for type checkers; `Wanted` describes each."""
+    """The keyword arguments of `Reliq.published` for type checkers, which describes each."""
 
     state: State | None
     id: str | None
@@ -188,49 +68,20 @@ class Match(TypedDict, total=False):
     priority: Priority | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """
-    A message as a test asks for it; None is anything.
-
-    Attributes:
-        headers: those that must be there; a message may have more.
-        due: unix seconds or an aware datetime, met within a second.
-    """
-
-    body: Any = None
-    state: State | None = None
-    id: str | None = None
-    headers: Mapping[str, str] | None = None
-    due: float | datetime | None = None
-    key: str | None = None
-    priority: Priority | None = None
-
-    def __post_init__(self) -> None:
-        if self.state is not None:
-            check_is_one_of("state", self.state, ALIVE_STATES)
-
-    def __str__(self) -> str:
-        asked = {name: getattr(self, name) for name in self.__slots__}
-        return ", ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
-
-    def meets(self, message: Published[Any]) -> bool:
-        """Say whether a message is one of those asked for."""
-        return (
-            self.body in (None, message.body)
-            and self.state in (None, message.state)
-            and self.id in (None, message.id)
-            and self.key in (None, message.key)
-            and self.priority in (None, message.priority)
-            and (self.headers or {}).items() <= message.headers.items()
-            and self._meets_due(message.due)
-        )
-
-    def _meets_due(self, due: float | None) -> bool:
-        if self.due is None:
-            return True
-        wanted = self.due.timestamp() if isinstance(self.due, datetime) else self.due
-        return due is not None and abs(due - wanted) <= DUE_SECONDS
+def meets(message: Published[Any], body: Any, match: Match) -> bool:
+    """Say whether a message has this body and all of `match`; None matches any value."""
+    due = match.get("due")
+    if isinstance(due, datetime):
+        due = due.timestamp()
+    return (
+        body in (None, message.body)
+        and match.get("state") in (None, message.state)
+        and match.get("id") in (None, message.id)
+        and match.get("key") in (None, message.key)
+        and match.get("priority") in (None, message.priority)
+        and (match.get("headers") or {}).items() <= message.headers.items()
+        and (due is None or (message.due is not None and abs(message.due - due) <= DUE_SECONDS))
+    )
 
 
 def messages(client: Client, queue: Queue[B]) -> Iterator[Published[B]]:
@@ -238,11 +89,27 @@ def messages(client: Client, queue: Queue[B]) -> Iterator[Published[B]]:
     for keys in queue.shards():
         for state in ALIVE_STATES:
             for ids in _ids(client, keys, state):
-                yield from _read(client, queue, keys, state, ids)
+                values = client.run(commands.bodies(keys, ids))
+                for id, value in zip(ids, values, strict=True):
+                    if value is None:  # it has expired
+                        continue
+                    header, payload = open_envelope(value, bare=keys.bare)
+                    due = None if header.due is None else header.due / 1000
+                    try:
+                        body = queue.codec.decode(payload)
+                    except UndecodableError as error:
+                        raise undecodable(error, queue.name, id) from None
+                    yield Published(id, body, dict(header.headers), due, state, header.key, header.priority)
+
+
+@runs("line:LRANGE")
+def line_ids(keys: Keys, line: str) -> Command[list[str]]:
+    """Read the ids that wait under a key, the oldest first."""
+    return Command(("LRANGE", keys.line(line), 0, -1), lambda reply: read_ids(reply[::-1]))
 
 
 def _ids(client: Client, keys: Keys, state: State) -> Iterator[list[str]]:
-    """Yield the ids of a state in pieces, those of one line together."""
+    """Yield the ids of a state in pieces, those of one key queue together."""
     if state == "waiting":
         start = keys.line("")
         for line in sorted(keys_of(client, f"{start}*")):
@@ -256,31 +123,18 @@ def _ids(client: Client, keys: Keys, state: State) -> Iterator[list[str]]:
 
 
 def keys_of(client: Client, pattern: str = "*") -> list[str]:
-    """Return every key of the database that is spelled so, each once: a scan may meet one twice."""
-    found: dict[str, None] = {}
-    at = -1
-    while at:
-        at, keys = client.run(calls.keys_scanned(pattern, max(0, at), WALKED_KEYS))
-        found |= dict.fromkeys(keys)
-    return list(found)
+    """Return every key of the database that matches, each once: a scan may meet one twice."""
+    unique: dict[str, None] = {}
+    cursor = -1
+    while cursor:
+        cursor, keys = client.run(calls.keys_scanned(pattern, max(0, cursor), WALKED_KEYS))
+        unique |= dict.fromkeys(keys)
+    return list(unique)
 
 
-def shown(found: list[Published[Any]]) -> str:
-    """Return messages as a failed assertion shows them."""
+def format_messages(found: list[Published[Any]]) -> str:
+    """Format messages for a failed assertion."""
     if not found:
         return "there is none"
     more = [f"… and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     return "\n  ".join([f"there are {len(found)}:", *map(str, found[:SHOWN]), *more])
-
-
-def _read(client: Client, queue: Queue[B], keys: Keys, state: State, ids: list[str]) -> Iterator[Published[B]]:
-    values = client.run(commands.bodies(keys, ids))
-    for id, value in zip(ids, values, strict=True):
-        if value is not None:  # else it has expired
-            header, payload = open_envelope(value, bare=keys.bare)
-            due = None if header.due is None else header.due / 1000
-            try:
-                body = queue.codec.decode(payload)
-            except UndecodableError as error:
-                raise undecodable(error, queue.name, id) from None
-            yield Published(id, body, dict(header.headers), due, state, header.key, header.priority)

@@ -18,7 +18,7 @@ import redis
 
 from reliq import distribution
 from reliq.errors import ConfigurationError, RedisUnavailableError
-from reliq.testing import published
+from reliq.redis.commands import Command, read_nothing, runs
 from reliq.text import pluralize
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ START_SECONDS = 10.0
 STOP_SECONDS = 10.0
 #: The path of a Unix socket has 103 bytes at most (macOS, the BSDs; 107 on Linux).
 LONGEST_FOLDER_BYTES = 103 - len("/redis.sock")
+#: The name of the server that the kit starts itself.
+EMBEDDED = "embedded"
+_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def find_server() -> Path:
@@ -114,8 +117,20 @@ class EmbeddedRedis:
         self._process = subprocess.Popen(  # noqa: S603  our own command line
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
         )
-        self._wait_until_it_answers()
-        return self
+        deadline = time.monotonic() + START_SECONDS
+        with redis.Redis(unix_socket_path=str(self.socket)) as client:
+            while True:
+                try:
+                    client.ping()
+                except redis.RedisError as error:
+                    if self._process.poll() is not None or time.monotonic() > deadline:
+                        log = self.folder / "redis.log"
+                        rows = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+                        last = rows[-1] if rows else "it left no log"
+                        raise RedisUnavailableError(f"{self._server} does not start: {last}") from error
+                    time.sleep(0.02)
+                else:
+                    return self
 
     def stop(self) -> None:
         """Stop it in peace and remove its folder if that was temporary; may be called twice."""
@@ -137,24 +152,6 @@ class EmbeddedRedis:
             self._process.kill()
             self._process.wait()
         self._process = None
-
-    def _wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        with redis.Redis(unix_socket_path=str(self.socket)) as client:
-            while True:
-                try:
-                    client.ping()
-                except redis.RedisError as error:
-                    if (self._process and self._process.poll() is not None) or time.monotonic() > deadline:
-                        raise RedisUnavailableError(f"{self._server} does not start: {self._last_words()}") from error
-                    time.sleep(0.02)
-                else:
-                    return
-
-    def _last_words(self) -> str:
-        log = self.folder / "redis.log"
-        lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
-        return lines[-1] if lines else "it left no log"
 
     def __enter__(self) -> Self:
         try:
@@ -186,10 +183,6 @@ def free_port() -> int:
         return port
 
 
-#: The name of the server that the kit starts itself.
-EMBEDDED = "embedded"
-_SCHEMES = ("redis://", "rediss://", "unix://")
-
 #: URL -> the process that has found it empty.
 _used: dict[str, int] = {}
 _embedded: list[EmbeddedRedis] = []
@@ -203,7 +196,15 @@ def url_of(server: str) -> str:
         ConfigurationError: no redis-server is installed, or the URL is not that of a single server.
     """
     if server == EMBEDDED:
-        return _started().url
+        if not _embedded:
+            try:
+                embedded = EmbeddedRedis()
+            except ConfigurationError:
+                raise ConfigurationError(distribution.missing("reliq.testing", "a redis-server", "testing")) from None
+            _embedded.append(embedded.start())
+            _used[embedded.url] = os.getpid()
+            atexit.register(_stop, os.getpid())
+        return _embedded[0].url
     if not server.startswith(_SCHEMES):
         raise ConfigurationError(
             f"the Redis of tests is 'embedded' or the URL of a single server, redis://HOST:PORT/DATABASE, not {server!r}"
@@ -211,28 +212,28 @@ def url_of(server: str) -> str:
     return server
 
 
+@runs("DBSIZE")
+def keys_there() -> Command[int]:
+    """Count the keys of the database."""
+    return Command(("DBSIZE",), int)
+
+
+@runs("FLUSHDB")
+def empty() -> Command[None]:
+    """Empty the database."""
+    return Command(("FLUSHDB",), read_nothing)
+
+
 def clear(client: Client, url: str) -> None:
     """Empty the database of tests; raise ConfigurationError for one that has keys which no test of this process wrote."""
     if _used.get(url) != os.getpid():
-        if count := client.run(published.keys_there()):
+        if count := client.run(keys_there()):
             raise ConfigurationError(
                 f"{url} has {pluralize(count, 'key')}, and tests empty their Redis: give them an empty database of their own, or "
                 f"empty it: redis-cli -u {url} flushdb"
             )
         _used[url] = os.getpid()
-    client.run(published.empty())
-
-
-def _started() -> EmbeddedRedis:
-    if not _embedded:
-        try:
-            server = EmbeddedRedis()
-        except ConfigurationError:
-            raise ConfigurationError(distribution.missing("reliq.testing", "a redis-server", "testing")) from None
-        _embedded.append(server.start())
-        _used[server.url] = os.getpid()
-        atexit.register(_stop, os.getpid())
-    return _embedded[0]
+    client.run(empty())
 
 
 def _stop(pid: int) -> None:

@@ -48,7 +48,9 @@ def test_text_that_names_a_command_quotes_the_names_in_it():
     nodes = (one for path in PACKAGE.rglob("*.py") for one in ast.walk(ast.parse(path.read_text("utf-8"))))
     texts = [ast.unparse(one) for one in nodes if isinstance(one, ast.JoinedStr)]
 
-    assert [text for text in texts if re.search(r"reliq (dead |cron )?[a-z]+ \{", text)] == [], "use reliq.text.shell_command"
+    assert [text for text in texts if re.search(r"reliq (dead |cron )?[a-z]+ \{", text)] == [], (
+        "use reliq.text.shell_command"
+    )
 
 
 def test_tables_print_emoji_names_and_markup_as_text(capsys):

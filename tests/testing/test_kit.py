@@ -19,7 +19,7 @@ from reliq.lua import transitions
 from reliq.redis import commands
 from reliq.redis.shards import ShardMap
 from reliq.testing import Published, isolated
-from reliq.testing.drain import TestClock
+from reliq.testing.clock import TestClock
 from reliq.testing.kit import Reliq
 
 
