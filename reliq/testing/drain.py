@@ -200,7 +200,7 @@ class HandlerCalls:
 class Ticks(Ticker):
     """The ticks of a consumer's periodic entries; a body that cannot be made fails the test."""
 
-    def _note_failure(self, _entry: Periodic, error: BaseException) -> None:
+    def _handle_body_failure(self, _entry: Periodic, _failures: int, error: BaseException) -> None:
         raise own_traceback(error)
 
 

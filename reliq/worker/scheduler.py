@@ -278,14 +278,17 @@ class Ticker:
                     yield DueTick(row, planned.at, call(entry.tick(planned)))
             if row.asked is not None:
                 yield DueTick(row, None, call(entry.run(row.asked)))
-        except BaseException:  # a body is the user's code, and one that fails holds up no other job
-            failures += 1
-            self._failures[entry.name] = (failures, time.monotonic() + seconds_after(BODY_BACKOFF, failures))
-            if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
-                text = "queue %s: the body of %s failed for the %d. time; its tick waits"
-                logger.exception(text, entry.queue.name, entry, failures)
+        except BaseException as error:  # a body is the user's code, and one that fails holds up no other job
+            self._handle_body_failure(entry, failures + 1, error)
         else:
             self._failures.pop(entry.name, None)
+
+    def _handle_body_failure(self, entry: Periodic, failures: int, _error: BaseException) -> None:
+        """Log a body that cannot be made, and have its tick wait; the ticker of the testing kit raises the error instead."""
+        self._failures[entry.name] = (failures, time.monotonic() + seconds_after(BODY_BACKOFF, failures))
+        if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+            text = "queue %s: the body of %s failed for the %d. time; its tick waits"
+            logger.exception(text, entry.queue.name, entry, failures)
 
     def _publish(self, due: Sequence[DueTick]) -> None:
         """Make the calls; note how far each job is then."""
