@@ -283,12 +283,12 @@ class Ticker:
         else:
             self._failures.pop(entry.name, None)
 
-    def _handle_body_failure(self, entry: Periodic, failures: int, _error: BaseException) -> None:
+    def _handle_body_failure(self, entry: Periodic, failures: int, error: BaseException) -> None:
         """Log a body that cannot be made, and have its tick wait; the ticker of the testing kit raises the error instead."""
         self._failures[entry.name] = (failures, time.monotonic() + seconds_after(BODY_BACKOFF, failures))
         if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
             text = "queue %s: the body of %s failed for the %d. time; its tick waits"
-            logger.exception(text, entry.queue.name, entry, failures)
+            logger.error(text, entry.queue.name, entry, failures, exc_info=error)
 
     def _publish(self, due: Sequence[DueTick]) -> None:
         """Make the calls; note how far each job is then."""
