@@ -1,11 +1,11 @@
-"""Every metric of reliq: its name, its labels and its meaning. No other module names one."""
+"""Every metric of reliq: its name, its labels and its meaning. No other module spells the name of a metric."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 STATES = ("pending", "ready", "unack", "retry", "garbage")
-#: One more of a queue with keys: what waits in the lines of keys.
+#: The state of messages in key queues, which only a queue with keys has.
 WAITING = "waiting"
 
 #: The totals that Redis counts for a queue, by their names in `B:totals`; `retried` has one for each cause.
@@ -24,14 +24,16 @@ TOTALS = {
     "redriven": "Dead letters published again.",
     "letters_dropped": "Dead letters dropped by age or number.",
 }
-#: One more of a queue with keys.
+#: A further total of a queue with keys.
 LIMITED = "limited"
 CAUSES = ("nack", "lease")
 #: Classes of exceptions that a queue has series for; those that come after them are `other`.
 CLASSES_LIMIT = 20
 OTHER = "other"
-#: Keys that a queue has series for, characters of one that its series say, and the label of all the others together.
-KEYS_LIMIT, KEY_LENGTH, REST = 10, 64, "(all others)"
+#: The keys that a queue has series for, the characters of a key in its label, and the label of all other keys together.
+KEYS_LIMIT = 10
+KEY_LENGTH = 64
+REST = "(all others)"
 
 #: Buckets in seconds: from 1 ms to 10 minutes for handlers and publishes, to an hour for the lag. From 0.1 s on a bucket
 #: ends at most twice as late as the one before it, from 30 s down mostly half as late again: a quantile is off by less.
@@ -241,48 +243,13 @@ PUBLISHED = Spec(
     ("queue", "outcome"),
 )
 
-_OF_QUEUES = (
-    MESSAGES,
-    DEAD_LETTERS,
-    BACKLOG,
-    MISSING,
-    UNACK,
-    OLDEST,
-    PAUSED,
-    MAP_LOST,
-    SHARED,
-    *COUNTED.values(),
-    RETRIED,
-)
-_OF_KEYS = (KEYS, KEY_WAITING, KEY_HELD_UP, LIMITED_CLAIMS)
-_OF_PERIODIC_ENTRIES = (CRON_LAST, CRON_NEXT, CRON_MISSED, CRON_SKIPPED)
-_OF_REDIS = (
-    REDIS_UP,
-    REDIS_INFO,
-    REDIS_MEMORY,
-    REDIS_MEMORY_LIMIT,
-    REDIS_CLIENTS,
-    REDIS_EVICTED,
-    REDIS_EVICTION,
-    REDIS_AOF,
-    SCRAPE,
-)
-_OF_PROCESSES = (
+_MEASURED = (
     *(HANDLER, HANDLER_FAILURES, LAG, INFLIGHT, LONGEST, SLOTS, SLOTS_BUSY, SLOTS_HUNG, LOST, LATE, LAST_CLAIM),
     *(REDIS_ERRORS, RECONNECTS, OUTBOX_ROWS, OUTBOX_OLDEST, OUTBOX_ERRORS),
 )
-_OF_WORKERS = (WORKERS, RESTARTS, BUILD, CPU, MEMORY, OPEN_FDS, STARTED)
-
-
-def _by_name(*specs: Spec) -> dict[str, Spec]:
-    return {one.name: one for one in specs}
-
-
 #: The metrics that the processes of a worker measure themselves, by name.
-MEASURED: Mapping[str, Spec] = _by_name(*_OF_PROCESSES)
-#: Every metric on the page of a worker.
-SERVED: Mapping[str, Spec] = _by_name(
-    *_OF_QUEUES, *_OF_KEYS, *_OF_PERIODIC_ENTRIES, LEFT_OUT, *_OF_REDIS, *_OF_PROCESSES, *_OF_WORKERS
-)
-#: Every metric; those of producers are in the registry of their application.
-ALL: Mapping[str, Spec] = {**SERVED, **_by_name(PUBLISH, PUBLISHED)}
+MEASURED: Mapping[str, Spec] = {spec.name: spec for spec in _MEASURED}
+#: Every metric of this module, by name; PUBLISH and PUBLISHED are in the registry of the publishing application.
+ALL: Mapping[str, Spec] = {
+    spec.name: spec for spec in (*globals().values(), *COUNTED.values()) if isinstance(spec, Spec)
+}

@@ -1,4 +1,4 @@
-"""The figures of publishes, in the registry of the application that makes them."""
+"""The observers that measure events: publishes of an application, and the work of one worker process or relay."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ class ProcessMetrics(Collector):
         path: Path | None = None,
         look: Callable[[], EngineStats | None] | None = None,
     ) -> None:
-        self._figures, self._reader, self._look = Figures(path), FiguresReader(), look
+        self._figures = Figures(path)
+        self._reader = FiguresReader()
+        self._look = look
         self._lock = threading.Lock()
         self._away: set[tuple[str, str]] = set()  # for which queues (empty: all) and parts Redis is away
         self._places: dict[tuple[str, ...], int] = {}
@@ -100,15 +102,17 @@ class ProcessMetrics(Collector):
     def __call__(self, event: Event, /) -> None:
         """Count `event`; those of every message come first, and without a pattern, which takes twice as long."""
         if isinstance(event, events.Handled):
-            self._handled(event)
+            place = self._place(names.HANDLER, event.queue, event.outcome)
+            self._figures.observe(place, names.HANDLER.buckets, event.seconds)
+            if event.raised or event.failed:
+                self._figures.add(self._place(names.HANDLER_FAILURES, event.queue, self._class(event)))
         elif isinstance(event, events.Started):
             if event.lag is not None:
                 self._figures.observe(self._place(names.LAG, event.queue), names.LAG.buckets, event.lag)
         else:
-            self._count(event)
+            self._count_rare(event)
 
-    def _count(self, event: Event) -> None:
-        """Count what happens seldom."""
+    def _count_rare(self, event: Event) -> None:
         match event:
             case events.Lost(queue, ids):
                 self._figures.add(self._place(names.LOST, queue), len(ids))
@@ -155,15 +159,8 @@ class ProcessMetrics(Collector):
             sums.add(self._reader.series(self._figures.raw()))
         return sums.families()
 
-    def _handled(self, event: events.Handled) -> None:
-        """Count the end of a handler, and why it failed if it did."""
-        place = self._place(names.HANDLER, event.queue, event.outcome)
-        self._figures.observe(place, names.HANDLER.buckets, event.seconds)
-        if event.raised or event.failed:
-            self._figures.add(self._place(names.HANDLER_FAILURES, event.queue, self._class(event)))
-
     def _class(self, event: events.Handled) -> str:
-        """Return the class of the exception that a handler raised, `other` when its queue has had many others."""
+        """Return the class of the exception that a handler raised, `other` when its queue has had many classes."""
         name = event.raised.partition(" ")[0] or "Nack"
         with self._lock:
             known = self._classes.setdefault(event.queue, set())

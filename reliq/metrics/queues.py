@@ -1,4 +1,8 @@
-"""The figures of queues and of Redis itself, asked once per scrape and never waited for longer than a moment."""
+"""
+The collectors of queues and of Redis itself, and those of a worker's processes as the system sees them.
+
+Redis is asked once per scrape, and no scrape waits for it longer than SCRAPE_SECONDS.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from reliq.events import Event
-    from reliq.lua.transitions import KeyQueues
     from reliq.metrics.exposition import Labels
     from reliq.metrics.names import Spec
     from reliq.metrics.snapshot import QueueSnapshot, Snapshot
-    from reliq.schedule import CronState
 
 
 #: A scrape waits this long for Redis: it answers within 2 s, with Redis or without.
 SCRAPE_SECONDS = 1.5
 #: A connection of a scrape waits this long for one reply.
 SCRAPE_REPLY_SECONDS = 0.7
+#: The reasons for which a process is replaced.
+REASONS = ("crashed", "killed", "hung", "overran", "memory", "jobs")
 
 
 class QueueCollector(Collector):
@@ -50,29 +54,30 @@ class QueueCollector(Collector):
     """
 
     def __init__(self, look: Callable[[], Snapshot], *, with_queues: bool = True) -> None:
-        self._look, self._with_queues = look, with_queues
+        self._look = look
+        self._with_queues = with_queues
         self._lock = threading.Lock()
         self._under_way: Future[Snapshot] | None = None
         self._begun_at = 0.0
 
     def families(self) -> Iterator[Family]:
-        """Yield every metric that Redis can tell."""
-        look = self._looked()
-        yield single(names.REDIS_UP, look is not None)
-        if look is None:
+        """Yield every metric that Redis has."""
+        snapshot = self._look_in_time()
+        yield single(names.REDIS_UP, snapshot is not None)
+        if snapshot is None:
             return
-        yield single(names.SCRAPE, look.seconds)
-        yield from _of_redis(look.facts)
+        yield single(names.SCRAPE, snapshot.seconds)
+        yield from _of_redis(snapshot.facts)
         if self._with_queues:
             # Without the shards that are away the totals would go back.
-            whole = [one for one in look.queues if not one.counts.away]
-            yield from _of_queues(whole, look.lost)
-            unreadable = len(look.unreadable) + len(look.queues) - len(whole)
-            yield Family(names.LEFT_OUT, {("unreadable",): unreadable, ("many",): look.left_out})
+            whole = [queue for queue in snapshot.queues if not queue.counts.away]
+            yield from _of_queues(whole, snapshot.lost)
+            unreadable = len(snapshot.unreadable) + len(snapshot.queues) - len(whole)
+            yield Family(names.LEFT_OUT, {("unreadable",): unreadable, ("many",): snapshot.left_out})
 
     def redis_answers(self) -> bool:
         """Say whether Redis answers now."""
-        return self._looked() is not None
+        return self._look_in_time() is not None
 
     def complaint(self) -> str:
         """Return why this process should be restarted: a look at Redis that never ends; empty when it should not."""
@@ -81,25 +86,24 @@ class QueueCollector(Collector):
             age = time.monotonic() - self._begun_at if hangs else 0.0
         return f"a look at Redis has not ended for {age:.0f} s" if age > PATIENT_SECONDS else ""
 
-    def _looked(self) -> Snapshot | None:
+    def _look_in_time(self) -> Snapshot | None:
         """Return a snapshot, None when Redis does not answer in time."""
+        with self._lock:
+            look = self._under_way
+            if look is None or look.done():
+                look = self._under_way = Future()
+                self._begun_at = time.monotonic()
+                threading.Thread(target=self._run, args=(look,), name="reliq-look", daemon=True).start()
         try:
-            return self._begun().result(SCRAPE_SECONDS)
+            return look.result(SCRAPE_SECONDS)
         except (ReliqError, TimeoutError):
             return None
 
-    def _begun(self) -> Future[Snapshot]:
-        with self._lock:
-            if self._under_way is None or self._under_way.done():
-                self._under_way, self._begun_at = Future(), time.monotonic()
-                threading.Thread(target=self._run, args=(self._under_way,), name="reliq-look", daemon=True).start()
-            return self._under_way
-
-    def _run(self, future: Future[Snapshot]) -> None:
+    def _run(self, look: Future[Snapshot]) -> None:
         try:
-            future.set_result(self._look())
+            look.set_result(self._look())
         except BaseException as error:
-            future.set_exception(error)
+            look.set_exception(error)
 
 
 def single(spec: Spec, value: float) -> Family:
@@ -125,91 +129,80 @@ def _of_redis(facts: Mapping[str, str]) -> Iterator[Family]:
 
 
 def _of_queues(snapshots: Sequence[QueueSnapshot], lost: Collection[str]) -> Iterator[Family]:
-    rows = _labelled(snapshots)
-    yield _by_label(names.MESSAGES, rows, lambda one: {state: getattr(one.counts, state) for state in _states(one)})
-    yield _by_label(names.UNACK, rows, lambda one: {"leased": one.counts.unack - one.backoff, "backoff": one.backoff})
-    yield _by_label(names.OLDEST, rows, lambda one: one.oldest)
-    yield _by_queue(names.DEAD_LETTERS, rows, lambda one: one.counts.dead)
-    yield _by_queue(names.BACKLOG, rows, lambda one: one.backlog)
-    yield _by_queue(
-        names.PAUSED, rows, lambda one: int(one.counts.paused or bool(one.lines and one.lines.asleep_until))
+    """Yield the metrics of queues; a queue's label names its layout too where queues in two layouts share a name."""
+    called = Counter(queue.queue for queue in snapshots)
+    rows = {
+        queue.queue
+        if called[queue.queue] == 1 or not queue.keys.bare
+        else f"{queue.queue} ({queue.keys.layout})": queue
+        for queue in snapshots
+    }
+    yield _by_label(
+        names.MESSAGES,
+        rows,
+        lambda queue: {
+            state: getattr(queue.counts, state)
+            for state in (*names.STATES, *([names.WAITING] if queue.counts.keyed else []))
+        },
     )
-    yield _by_queue(names.MAP_LOST, rows, lambda one: int(one.keys.entry in lost))
-    yield _by_queue(names.SHARED, rows, lambda one: int(one.keys.bare))
-    alone = {queue: one for queue, one in rows.items() if not one.keys.bare}
-    yield _by_queue(names.MISSING, alone, lambda one: one.counts.missing)
+    yield _by_label(
+        names.UNACK, rows, lambda queue: {"leased": queue.counts.unack - queue.backoff, "backoff": queue.backoff}
+    )
+    yield _by_label(names.OLDEST, rows, lambda queue: queue.oldest)
+    yield _by_queue(names.DEAD_LETTERS, rows, lambda queue: queue.counts.dead)
+    yield _by_queue(names.BACKLOG, rows, lambda queue: queue.backlog)
+    yield _by_queue(
+        names.PAUSED, rows, lambda queue: int(queue.counts.paused or bool(queue.lines and queue.lines.asleep_until))
+    )
+    yield _by_queue(names.MAP_LOST, rows, lambda queue: int(queue.keys.entry in lost))
+    yield _by_queue(names.SHARED, rows, lambda queue: int(queue.keys.bare))
+    unshared = {label: queue for label, queue in rows.items() if not queue.keys.bare}
+    yield _by_queue(names.MISSING, unshared, lambda queue: queue.counts.missing)
     for kind, spec in names.COUNTED.items():
-        yield Family(spec, {(queue,): one.counts.totals.get(kind, 0) for queue, one in rows.items()})
+        yield Family(spec, {(label,): queue.counts.totals.get(kind, 0) for label, queue in rows.items()})
     yield _by_label(
         names.RETRIED,
         rows,
-        lambda one: {cause: one.counts.totals.get(f"retried_{cause}", 0) for cause in names.CAUSES},
+        lambda queue: {cause: queue.counts.totals.get(f"retried_{cause}", 0) for cause in names.CAUSES},
     )
-    yield from _of_keys({queue: one for queue, one in rows.items() if one.lines})
-    yield from _of_periodic_entries(rows)
-
-
-def _states(snapshot: QueueSnapshot) -> tuple[str, ...]:
-    return (*names.STATES, names.WAITING) if snapshot.counts.keyed else names.STATES
-
-
-def _of_keys(rows: Mapping[str, QueueSnapshot]) -> Iterator[Family]:
-    """Yield the metrics of queues with keys; names of keys are users', so few of them are told, and none at length."""
+    keyed = {label: queue for label, queue in rows.items() if queue.lines}
     yield _by_label(
-        names.KEYS, rows, lambda one: {"in_turn": one.lines.in_turn, "asleep": one.lines.asleep} if one.lines else {}
+        names.KEYS,
+        keyed,
+        lambda queue: {"in_turn": queue.lines.in_turn, "asleep": queue.lines.asleep} if queue.lines else {},
     )
-    yield _by_queue(names.KEY_HELD_UP, rows, lambda one: one.held_up or 0.0)
-    yield _by_queue(names.LIMITED_CLAIMS, rows, lambda one: one.counts.totals.get(names.LIMITED, 0))
-    yield _by_label(names.KEY_WAITING, rows, lambda one: _largest(one.lines, one.counts.waiting) if one.lines else {})
+    yield _by_queue(names.KEY_HELD_UP, keyed, lambda queue: queue.held_up or 0.0)
+    yield _by_queue(names.LIMITED_CLAIMS, keyed, lambda queue: queue.counts.totals.get(names.LIMITED, 0))
+    yield _by_label(names.KEY_WAITING, keyed, _largest_keys)
+    crons = {(label, printable(cron.entry)): cron for label, queue in rows.items() for cron in queue.crons}
+    yield Family(names.CRON_LAST, {labels: cron.ticked for labels, cron in crons.items() if cron.ticked is not None})
+    yield Family(names.CRON_NEXT, {labels: cron.next for labels, cron in crons.items() if cron.next is not None})
+    yield Family(names.CRON_MISSED, {labels: cron.missed for labels, cron in crons.items()})
+    yield Family(
+        names.CRON_SKIPPED,
+        {(*labels, why): number for labels, cron in crons.items() for why, number in cron.skipped.items()},
+    )
 
 
-def _largest(lines: KeyQueues, waiting: int) -> dict[str, int]:
-    """Return how many messages of the largest keys wait, and of all others together."""
-    found = Counter[str]()
-    for one in lines.largest[: names.KEYS_LIMIT]:
-        if one.waiting:
-            found[printable(one.key)[: names.KEY_LENGTH]] += one.waiting
-    found[names.REST] += max(0, waiting - found.total())
-    return found
-
-
-def _of_periodic_entries(rows: Mapping[str, QueueSnapshot]) -> Iterator[Family]:
-    entries: dict[Labels, CronState] = {
-        (queue, printable(one.entry)): one for queue, row in rows.items() for one in row.crons
-    }
-    for spec, moment in ((names.CRON_LAST, "ticked"), (names.CRON_NEXT, "next")):
-        moments = {labels: getattr(one, moment) for labels, one in entries.items()}
-        yield Family(spec, {labels: at for labels, at in moments.items() if at is not None})
-    yield Family(names.CRON_MISSED, {labels: one.missed for labels, one in entries.items()})
-    skips = {labels: one.skipped.items() for labels, one in entries.items()}
-    yield Family(names.CRON_SKIPPED, {(*labels, why): number for labels, some in skips.items() for why, number in some})
-
-
-def _labelled(snapshots: Sequence[QueueSnapshot]) -> dict[str, QueueSnapshot]:
-    """Return snapshots by the queue's name; where queues in two layouts share one, by name and layout."""
-    called = Counter(one.queue for one in snapshots)
-    return {
-        one.queue if called[one.queue] == 1 or not one.keys.bare else f"{one.queue} ({one.keys.layout})": one
-        for one in snapshots
-    }
+def _largest_keys(queue: QueueSnapshot) -> Mapping[str, float]:
+    """Return how many messages of the largest keys wait, and of all others together; users choose keys, so labels are short."""
+    waiting = Counter[str]()
+    if queue.lines:
+        for key in queue.lines.largest[: names.KEYS_LIMIT]:
+            if key.waiting:
+                waiting[printable(key.key)[: names.KEY_LENGTH]] += key.waiting
+        waiting[names.REST] += max(0, queue.counts.waiting - waiting.total())
+    return waiting
 
 
 def _by_queue(spec: Spec, rows: Mapping[str, QueueSnapshot], value: Callable[[QueueSnapshot], float]) -> Family:
-    return Family(spec, {(queue,): value(one) for queue, one in rows.items()})
+    return Family(spec, {(label,): value(queue) for label, queue in rows.items()})
 
 
 def _by_label(
     spec: Spec, rows: Mapping[str, QueueSnapshot], values: Callable[[QueueSnapshot], Mapping[str, float]]
 ) -> Family:
-    found: dict[Labels, float] = {}
-    for queue, one in rows.items():
-        for label, value in values(one).items():
-            found[queue, label] = value
-    return Family(spec, found)
-
-
-#: The reasons for which a process is replaced.
-REASONS = ("crashed", "killed", "hung", "overran", "memory", "jobs")
+    return Family(spec, {(label, key): value for label, queue in rows.items() for key, value in values(queue).items()})
 
 
 class Build(Collector):
@@ -229,7 +222,8 @@ class Processes(Collector):
     """
 
     def __init__(self, living: Callable[[], int], *bury: Callable[[int], None]) -> None:
-        self._living, self._bury = living, bury
+        self._living = living
+        self._bury = bury
         self._lock = threading.Lock()
         self._restarts: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
 
@@ -268,19 +262,15 @@ class Usage(Collector):
         }
         for label, pid in self._pids().items():
             with suppress(psutil.Error):  # it has ended meanwhile
-                for spec, value in _usage_of(pid).items():
-                    used[spec][label,] = value
+                process = psutil.Process(pid)
+                with process.oneshot():
+                    times = process.cpu_times()
+                    memory = process.memory_info().rss
+                    open_fds = process.num_fds()
+                    started = process.create_time()
+                used[names.CPU][label,] = times.user + times.system
+                used[names.MEMORY][label,] = memory
+                used[names.OPEN_FDS][label,] = open_fds
+                used[names.STARTED][label,] = started
         for spec, rows in used.items():
             yield Family(spec, rows)
-
-
-def _usage_of(pid: int) -> dict[Spec, float]:
-    process = psutil.Process(pid)
-    with process.oneshot():
-        times = process.cpu_times()
-        return {
-            names.CPU: times.user + times.system,
-            names.MEMORY: process.memory_info().rss,
-            names.OPEN_FDS: process.num_fds(),
-            names.STARTED: process.create_time(),
-        }

@@ -1,4 +1,4 @@
-"""The port on which /metrics, /live and /ready are served."""
+"""The port on which /metrics, /live and /ready are served: by a process alone, a supervisor, a relay or an exporter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
@@ -54,9 +54,12 @@ CONNECTION_LIMIT = 32
 EXHAUSTED_SECONDS = 0.1
 #: A page of more than 1,400 bytes, which is a packet, is compressed for a client that takes gzip; a higher level would
 #: cost several times the time and save a fifth.
-GZIP_BYTES, GZIP_LEVEL = 1400, 1
+GZIP_BYTES = 1400
+GZIP_LEVEL = 1
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PLAIN = "text/plain; charset=utf-8"
+#: A registry that a user hands in, for our metrics beside theirs.
+Registry = CollectorRegistry
 
 
 class Endpoint:
@@ -118,7 +121,8 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = CONNECTION_LIMIT
 
     def __init__(self, host: str, port: int, page: Page, checks: dict[str, Callable[[], str]]) -> None:
-        self.page, self.checks = page, checks
+        self.page = page
+        self.checks = checks
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._accepted_at: dict[socket.socket, float] = {}  # the oldest first
         self._lock = threading.Lock()
@@ -127,7 +131,8 @@ class _Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Bind, without asking the resolver for our own name: that may take long."""
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.server_name = str(self.server_address[0])
+        self.server_port = int(self.server_address[1])
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection; `serve_forever` would try again at once while no descriptor is free."""
@@ -174,7 +179,8 @@ def _cut_off(request: socket.socket) -> None:
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    server_version, sys_version = "reliq", ""
+    server_version = "reliq"
+    sys_version = ""
 
     def do_GET(self) -> None:
         """Answer one request."""
@@ -210,20 +216,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _takes_gzip(accepted: str) -> bool:
     """Say whether an Accept-Encoding header allows gzip."""
-    for one in accepted.lower().split(","):
-        name, _, quality = one.partition(";")
+    for encoding in accepted.lower().split(","):
+        name, _, quality = encoding.partition(";")
         if name.strip() == "gzip":
             return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
     return False
 
 
-#: A registry that a user hands in, for our metrics beside theirs.
-Registry = CollectorRegistry
-
-
 def queue_collector(connection: Connection, queues: Sequence[Keys] = (), *, with_queues: bool = True) -> QueueCollector:
     """
-    Return what asks `connection` for the figures of `queues`, of all that the registry has when none is named.
+    Return the collector that asks `connection` for the figures of `queues`, or of all queues in the registry.
 
     Args:
         with_queues: false asks for the figures of Redis itself alone.
@@ -251,44 +253,36 @@ def of_one_process(
         observers: of the worker; those of the metrics are among them while they are served.
         look: returns what the worker does at this moment, None when nothing runs.
     """
-    metrics, pulse = ProcessMetrics([keys.name for keys in queues], look=look), Pulse()
-    asked = queue_collector(connection, queues)
-    collectors: list[Collector] = [metrics, Build(), Processes(lambda: 1), asked]
+    metrics = ProcessMetrics([keys.name for keys in queues], look=look)
+    pulse = Pulse()
+    sampler = Sampler(look, pulse.note)
+    redis = queue_collector(connection, queues)
+    collectors: list[Collector] = [metrics, Build(), Processes(lambda: 1), redis]
+    # The user's registry has process metrics of its own.
     page = Page([*collectors, Usage(lambda: {"0": os.getpid()})]) if registry is None else Page(foreign=registry)
-    into = CollectorRegistry() if registry is None else registry  # which has process metrics of its own
     observers += [metrics, pulse]
     try:
-        with _registered(into, collectors), _sampling(Sampler(look, pulse.note)):
+        with ExitStack() as stack:
+            if registry is not None:
+                for collector in collectors:
+                    registry.register(collector)
+                    stack.callback(registry.unregister, collector)
+            sampler.start()
+            stack.callback(sampler.stop)
             if port is None:
                 yield None
-                return
-            live, ready = (lambda: health.live([pulse])), (lambda: health.ready([pulse], asked.redis_answers))
-            with Endpoint(port, host, page=page, live=live, ready=ready) as endpoint:
-                yield endpoint
+            else:
+                yield stack.enter_context(
+                    Endpoint(
+                        port,
+                        host,
+                        page=page,
+                        live=lambda: health.live([pulse]),
+                        ready=lambda: health.ready([pulse], redis.redis_answers),
+                    )
+                )
     finally:
-        observers[:] = [one for one in observers if one not in (metrics, pulse)]
-
-
-@contextmanager
-def _registered(registry: Registry, collectors: Sequence[Collector]) -> Iterator[None]:
-    """Have `collectors` in `registry` for a while."""
-    for collector in collectors:
-        registry.register(collector)
-    try:
-        yield
-    finally:
-        for collector in collectors:
-            registry.unregister(collector)
-
-
-@contextmanager
-def _sampling(sampler: Sampler) -> Iterator[None]:
-    """Have `sampler` run for a while."""
-    try:
-        sampler.start()
-        yield
-    finally:
-        sampler.stop()
+        observers[:] = [observer for observer in observers if observer not in (metrics, pulse)]
 
 
 def of_children(
@@ -309,31 +303,20 @@ def of_children(
         pids: returns the processes that run, by label; this one is among them.
         with_queues: false leaves the figures of queues to an exporter.
     """
-    children, files = Children(folder), Files(folder)
+    children = Children(folder)
+    files = Files(folder)
     processes = Processes(lambda: len(pids()) - 1, children.bury, files.sweep)
-    asked = queue_collector(connection, queues, with_queues=with_queues)
+    redis = queue_collector(connection, queues, with_queues=with_queues)
     foreign = CollectorRegistry()
     foreign.register(files)
     endpoint = Endpoint(
         port,
         host,
-        page=Page([children, processes, Build(), Usage(pids), asked], foreign),
+        page=Page([children, processes, Build(), Usage(pids), redis], foreign),
         live=lambda: health.live(pulses()),
-        ready=lambda: health.ready(pulses(), asked.redis_answers),
+        ready=lambda: health.ready(pulses(), redis.redis_answers),
     )
     return endpoint, processes
-
-
-def of_queues(port: int, host: str | None, *, connection: Connection, queues: Sequence[Keys]) -> Endpoint:
-    """Return the exporter's endpoint: the figures of queues, with no worker alive."""
-    asked = queue_collector(connection, queues)
-    return Endpoint(
-        port,
-        host,
-        page=Page([Build(), asked]),
-        live=asked.complaint,
-        ready=lambda: "" if asked.redis_answers() else "Redis does not answer",
-    )
 
 
 @contextmanager
@@ -352,24 +335,33 @@ def of_relay(
     Args:
         complaint: returns why the relay is not ready although its rounds end, empty when it is.
     """
-    metrics, asked = ProcessMetrics(), queue_collector(connection, with_queues=False)
-    page = Page([metrics, Build(), Usage(lambda: {"0": os.getpid()})])
+    metrics = ProcessMetrics()
+    redis = queue_collector(connection, with_queues=False)
     observers.append(metrics)
     try:
-        live, ready = (
-            (lambda: health.live([pulse])),
-            (lambda: health.ready([pulse], asked.redis_answers) or complaint()),
-        )
-        with Endpoint(port, host, page=page, live=live, ready=ready) as endpoint:
+        with Endpoint(
+            port,
+            host,
+            page=Page([metrics, Build(), Usage(lambda: {"0": os.getpid()})]),
+            live=lambda: health.live([pulse]),
+            ready=lambda: health.ready([pulse], redis.redis_answers) or complaint(),
+        ) as endpoint:
             yield endpoint
     finally:
         observers.remove(metrics)
 
 
 def export(redis: Target | None, queues: Sequence[Keys], port: int, host: str) -> None:
-    """Serve the figures of queues until a signal."""
+    """Serve the figures of queues, with no worker alive, until a signal."""
     signals = SignalNotes()
     for number in STOPS:
         handle_signal(number, signals.note)
-    with of_queues(port, host, connection=Connection.to(redis), queues=queues):
+    collector = queue_collector(Connection.to(redis), queues)
+    with Endpoint(
+        port,
+        host,
+        page=Page([Build(), collector]),
+        live=collector.complaint,
+        ready=lambda: "" if collector.redis_answers() else "Redis does not answer",
+    ):
         signals.wait()

@@ -1,16 +1,23 @@
-"""The files in which handlers' own metrics of Prometheus' client are: added up for a scrape, folded when their process died.
+"""
+The files in which the processes of a worker keep their metrics for the supervisor, which adds them up at a scrape.
 
-A file of a dead process is folded into one of its kind, so a thousand restarts leave no more files than one.
+Handlers' own metrics of prometheus_client are in files of that library (`Files`): a file of a dead process is folded into
+a file of its kind, so a thousand restarts leave no more files than one.
+
+reliq's own metrics are numbers in one file for each process (`Figures`). A file begins with how many bytes of it are in
+use. Series follow, each written once: the length of its key, how many numbers it has, its key, and the numbers, which
+alone change. A reader that has seen a series before knows where they are.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
+import operator
 import struct
 import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,23 +29,36 @@ from reliq.metrics import names
 from reliq.metrics.exposition import Collector, Family
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from prometheus_client.core import Metric
 
 
-_DEAD = "dead"
+#: Name of a metric and the values of its labels.
+Key = tuple[str, ...]
+#: A key, and the numbers of one series.
+Series = tuple[Key, Sequence[float]]
 
-#: Kind of file -> how two values of one series become one.
+_DEAD = "dead"
+#: Kind of file -> the function that merges two values of one series.
 _FOLDS: dict[str, Callable[[float, float], float]] = {
-    "counter": lambda one, other: one + other,
-    "histogram": lambda one, other: one + other,
-    "summary": lambda one, other: one + other,
-    "gauge_sum": lambda one, other: one + other,
+    "counter": operator.add,
+    "histogram": operator.add,
+    "summary": operator.add,
+    "gauge_sum": operator.add,
     "gauge_max": max,
     "gauge_min": min,
 }
+
+#: How the name of a file ends in which a process keeps its figures.
+ENDING = ".figures"
+#: Numbers take eight bytes, and everything else as many times eight.
+_WORD = 8
+_USED = struct.Struct("Q")
+_HEAD = struct.Struct("II")
+#: A file begins with so many bytes and doubles when it is full.
+FIRST_BYTES = 1 << 16
 
 
 class Files:
@@ -64,38 +84,27 @@ class Files:
             return list(merged)
 
     def sweep(self, _pid: int = 0) -> None:
-        """Fold the files of all processes that are no more."""
+        """
+        Fold the files of all processes that are no more into those of the dead.
+
+        Gauges of living processes, and gauges with a series for each process, are dropped.
+        """
         with self._lock:
             for file in self._folder().glob("*.db"):
                 kind, _, owner = file.stem.rpartition("_")
-                if owner != _DEAD and not (owner.isdigit() and psutil.pid_exists(int(owner))):
-                    self._fold(file, kind)
-
-    def _fold(self, file: Path, kind: str) -> None:
-        """Add a file to that of the dead; gauges of living processes, and those told apart by process, are dropped."""
-        if kind in _FOLDS and file.stat().st_size:
-            target = MmapedDict(str(self._folder() / f"{kind}_{_DEAD}.db"))  # type: ignore[no-untyped-call]
-            try:
-                known = {key: value for key, value, _ in target.read_all_values()}  # type: ignore[no-untyped-call]
-                rows = MmapedDict.read_all_values_from_file(str(file))  # type: ignore[no-untyped-call]
-                for key, value, stamp, _ in rows:
-                    both = _FOLDS[kind](known[key], value) if key in known else value
-                    target.write_value(key, both, stamp)  # type: ignore[no-untyped-call]
-            finally:
-                target.close()  # type: ignore[no-untyped-call]
-        file.unlink()
-
-
-#: Name of a metric and the values of its labels.
-Key = tuple[str, ...]
-#: A key, and the numbers of one series.
-Series = tuple[Key, Sequence[float]]
-
-#: Numbers take eight bytes, and everything else as many times eight.
-_WORD = 8
-_USED, _HEAD = struct.Struct("Q"), struct.Struct("II")
-#: A file begins with so many bytes and doubles when it is full.
-FIRST_BYTES = 1 << 16
+                if owner == _DEAD or (owner.isdigit() and psutil.pid_exists(int(owner))):
+                    continue
+                if kind in _FOLDS and file.stat().st_size:
+                    target = MmapedDict(str(self._folder() / f"{kind}_{_DEAD}.db"))  # type: ignore[no-untyped-call]
+                    try:
+                        known = {key: value for key, value, _ in target.read_all_values()}  # type: ignore[no-untyped-call]
+                        rows = MmapedDict.read_all_values_from_file(str(file))  # type: ignore[no-untyped-call]
+                        for key, value, stamp, _ in rows:
+                            folded = _FOLDS[kind](known[key], value) if key in known else value
+                            target.write_value(key, folded, stamp)  # type: ignore[no-untyped-call]
+                    finally:
+                        target.close()  # type: ignore[no-untyped-call]
+                file.unlink()
 
 
 class Figures:
@@ -149,21 +158,18 @@ class Figures:
         at = self._used + _HEAD.size + len(name)
         end = at + _WORD * len(first)
         if end > len(self._memory):
-            self._grow(end)
+            used = self._memory[: self._used]
+            size = len(self._memory)
+            while size < end:
+                size *= 2
+            self._map(size)
+            self._memory[: len(used)] = used
         _HEAD.pack_into(self._memory, self._used, len(name), len(first))
         self._memory[at - len(name) : at] = name
         self._numbers[at // _WORD : end // _WORD] = memoryview(struct.pack(f"{len(first)}d", *first)).cast("d")
         self._used = end
         _USED.pack_into(self._memory, 0, end)  # at last: a reader sees a whole series, or none of it
         return at // _WORD
-
-    def _grow(self, least: int) -> None:
-        size = len(self._memory)
-        while size < least:
-            size *= 2
-        held = self._memory[: self._used]
-        self._map(size)
-        self._memory[: len(held)] = held
 
     def _map(self, size: int) -> None:
         if self._path is None:
@@ -183,7 +189,7 @@ class FiguresReader:
         self._seen = _USED.size
 
     def series(self, raw: bytes) -> Iterator[Series]:
-        """Yield each series with its numbers; nothing of a file that its process did not come to fill."""
+        """Yield each series with its numbers; nothing for a file that its process had no time to fill."""
         if len(raw) < _USED.size:
             return
         (used,) = _USED.unpack_from(raw)
@@ -198,10 +204,6 @@ class FiguresReader:
             yield key, numbers[start:end]
 
 
-#: How the name of a file ends in which a process keeps its figures.
-ENDING = ".figures"
-
-
 class Sums:
     """Numbers by series, of any number of processes."""
 
@@ -209,7 +211,7 @@ class Sums:
         self.numbers: dict[Key, Sequence[float]] = dict(sums or {})
 
     def add(self, series: Iterable[Series], *, dead: bool = False) -> None:
-        """Add the figures of one process; a gauge of a dead one says nothing."""
+        """Add the figures of one process; the gauges of a dead process do not count."""
         for key, numbers in series:
             spec = names.MEASURED.get(key[0])
             if spec is None or spec.size != len(numbers) or (dead and spec.kind == "gauge"):
@@ -218,7 +220,7 @@ class Sums:
             if known is None:
                 self.numbers[key] = numbers
             elif spec.merged == "sum":
-                self.numbers[key] = [one + other for one, other in zip(known, numbers, strict=True)]
+                self.numbers[key] = [*map(operator.add, known, numbers)]
             else:
                 self.numbers[key] = [(max if spec.merged == "max" else min)(known[0], numbers[0])]
 
@@ -260,12 +262,12 @@ class Children(Collector):
             file.unlink(missing_ok=True)
 
     def _series(self, file: Path) -> Iterable[Series]:
-        with suppress(OSError):  # somebody has cleaned up the folder
+        with suppress(OSError):  # the folder was cleaned up
             for key, numbers in self._readers.setdefault(file, FiguresReader()).series(file.read_bytes()):
                 yield self._bounded(key), numbers
 
     def _bounded(self, key: Key) -> Key:
-        """Return the key of a series; of failures by class each process has its own first classes, the sum has few."""
+        """Return the key of a series; failures by class are `other` after the first classes of the sum of all processes."""
         if key[0] != names.HANDLER_FAILURES.name:
             return key
         name, queue, exception = key
