@@ -1,4 +1,9 @@
-"""Notes the minutes of queues in Redis: whichever process meets a minute first that none has noted yet."""
+"""
+What a worker does beside its messages: the janitor tidies queues, the heartbeat writes the worker record.
+
+The janitor collects dead letters, tidies shards, moves messages when the number of shards changes, and notes the history of
+queues once a minute. The worker record says what each slot runs; on request its stacks are written too.
+"""
 
 from __future__ import annotations
 
@@ -38,105 +43,15 @@ if TYPE_CHECKING:
 
     from reliq.admin.resharding import PendingMigration
     from reliq.keys import Keys
-    from reliq.metrics.snapshot import QueueSnapshot
     from reliq.queue import Queue
     from reliq.redis.client import Client
     from reliq.redis.commands import Command, Request
     from reliq.redis.server import Connection
     from reliq.worker.claims import ServedQueues
-    from reliq.worker.slots import HandlerCall, Inflight
-
-
-class HistoryRollup:
-    """
-    The notes of the shards that `shards` returns.
-
-    A note is read once a minute and queue; who finds none looks at the queue and writes it. Two may do so at a time, and
-    write nearly the same. A queue that refuses has no notes, and nothing else of it depends on them.
-    """
-
-    def __init__(self, client: Client, shards: Callable[[], Iterable[Keys]]) -> None:
-        from reliq.metrics.snapshot import SnapshotReader  # noqa: PLC0415  a satellite
-
-        self._client, self._shards = client, shards
-        self._unnoted = list[Any]()
-        self._reader = SnapshotReader(client, lambda: self._unnoted)
-        self._minute = -1
-
-    def step(self, now_ms: int) -> None:
-        """Note the minute of `now_ms`, by Redis' clock, where nobody has."""
-        minute = now_ms // MINUTE_MS
-        if minute == self._minute:
-            return
-        asked_of = list(self._shards())
-        answers = self._client.run_all([commands.noted(keys, [minute]) for keys in asked_of])
-        self._unnoted = [
-            keys
-            for keys, answer in zip(asked_of, answers, strict=True)
-            if isinstance(answer, list) and not any(one.at_ms // MINUTE_MS == minute for one in answer)
-        ]
-        if self._unnoted:
-            looks = self._reader.look(now_ms).queues
-            asked: list[Request[Any]] = [
-                one for look in looks for one in commands.note(look.keys, _totals(look, now_ms))
-            ]
-            self._client.run_all(asked)
-        self._minute = minute
-
-
-def _totals(look: QueueSnapshot, now_ms: int) -> Totals:
-    late = [look.oldest[place] for place in ("ready", "retry") if place in look.oldest]
-    due_ms = now_ms - round(max(late) * 1000) if look.counts.due and late else None
-    return Totals(now_ms, *Totals.sums(look.counts.totals), look.counts.due, due_ms)
+    from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
 
 
 logger = logging.getLogger(__name__)
-
-#: The other work of a janitor waits so long for the steps of changes.
-CHANGES_SECONDS = 0.1
-
-
-class ShardChanges:
-    """The changes of the queues of one worker, a little at a time."""
-
-    def __init__(self, served: ServedQueues, connection: Connection) -> None:
-        self._served, self._connection = served, connection
-        self._under_way: dict[str, Iterator[PendingMigration]] = {}
-
-    def begin(self, shards: Iterable[Keys]) -> None:
-        """Begin a round: move what is to leave these shards; who has the first of a queue ends the change if it can."""
-        ours: dict[str, list[Keys]] = {}
-        for keys in shards:
-            if self._served.is_changing(keys.name) and keys.name not in self._under_way:
-                ours.setdefault(keys.name, []).append(keys)
-        for name, some in ours.items():
-            self._under_way[name] = self._steps(some)
-
-    def step(self) -> bool:
-        """Take some steps; return whether there are more."""
-        until = time.monotonic() + CHANGES_SECONDS
-        while self._under_way and time.monotonic() < until:
-            for name, steps in list(self._under_way.items()):
-                try:
-                    if next(steps, None) is not None:
-                        continue
-                except (RedisUnavailableError, ConfigurationError) as error:  # somebody else may have ended it
-                    logger.debug("%s: the change of its shards goes on later: %s", name, error)
-                except ReliqError as error:
-                    logger.warning("%s: the change of its shards waits for `reliq shards --finish`: %s", name, error)
-                del self._under_way[name]
-        return bool(self._under_way)
-
-    def _steps(self, shards: list[Keys]) -> Iterator[PendingMigration]:
-        from reliq.admin.resharding import ShardChange  # noqa: PLC0415  a satellite
-        from reliq.admin.session import QueueSession  # noqa: PLC0415
-
-        session = QueueSession(self._connection.wire(), shards[0].of_shard(0), self._connection.clock)
-        yield from ShardChange(session).steps({keys.shard for keys in shards})
-
-
-#: An application that seeds `random` keeps its numbers: this one has none of its state.
-_chance = random.SystemRandom()
 
 #: Every queue is tidied at least this often; processes spread over the second half of it by chance.
 ROUND_SECONDS = 30.0
@@ -144,11 +59,71 @@ ROUND_SECONDS = 30.0
 TIDIERS = 2
 #: One collect takes at most this many messages, because it reads their bodies.
 COLLECT_LIMIT = 20
+#: Other work of the janitor waits at most this long while messages move to other shards.
+CHANGES_SECONDS = 0.1
+#: A stack has its innermost frames.
+STACK_FRAMES = 40
+#: Characters of one frame.
+FRAME_CHARACTERS = 300
+#: Characters of all stacks of a report: a page must be able to show it, and Redis to hold it.
+REPORT_CHARACTERS = 60_000
+#: While the server that has the record is away and others answer, the record is written again this often.
+BEAT_AGAIN_SECONDS = 1.0
+#: A record that is due within this time is sent with a call that is made anyway.
+EARLY_SECONDS = 1.0
+#: Workers are counted with each fourth record.
+COUNT_BEATS = 4
+#: Workers that were silent for an hour are forgotten with each twelfth record.
+FORGET_BEATS = 12
+
+#: An application that seeds `random` keeps its numbers: this one has none of its state.
+_chance = random.SystemRandom()
+
+
+class HistoryRollup:
+    """
+    Notes the minutes of the shards that `shards` returns, in Redis.
+
+    Each minute a process reads the note of every queue. A process that finds none takes a snapshot of the queue and writes it.
+    Two may do so at a time, and write nearly the same. A queue that refuses has no notes, and nothing else depends on them.
+    """
+
+    def __init__(self, client: Client, shards: Callable[[], Iterable[Keys]]) -> None:
+        from reliq.metrics.snapshot import SnapshotReader  # noqa: PLC0415  a satellite
+
+        self._client = client
+        self._shards = shards
+        self._unnoted = list[Any]()
+        self._reader = SnapshotReader(client, lambda: self._unnoted)
+        self._minute = -1
+
+    def step(self, now_ms: int) -> None:
+        """Note the minute of `now_ms`, by Redis' clock, where no process has."""
+        minute = now_ms // MINUTE_MS
+        if minute == self._minute:
+            return
+        shards = list(self._shards())
+        answers = self._client.run_all([commands.noted(keys, [minute]) for keys in shards])
+        self._unnoted = [
+            keys
+            for keys, notes in zip(shards, answers, strict=True)
+            if isinstance(notes, list) and not any(note.at_ms // MINUTE_MS == minute for note in notes)
+        ]
+        if self._unnoted:
+            requests: list[Request[Any]] = []
+            for queue in self._reader.look(now_ms).queues:
+                due = queue.counts.due
+                ages = [queue.oldest[state] for state in ("ready", "retry") if state in queue.oldest]
+                due_ms = now_ms - round(max(ages) * 1000) if due and ages else None
+                totals = Totals(now_ms, *Totals.sums(queue.counts.totals), due, due_ms)
+                requests += commands.note(queue.keys, totals)
+            self._client.run_all(requests)
+        self._minute = minute
 
 
 class Janitor:
     """
-    One look at every queue, in one round trip while there is nothing to do.
+    Looks at every queue, in one round trip while there is nothing to do.
 
     The workers of a sharded queue share its shards: in a round each takes the next of them.
 
@@ -164,11 +139,14 @@ class Janitor:
         connection: Connection,
         workers: Callable[[], int] = lambda: 1,
     ) -> None:
-        self._client, self._served, self._workers = client, served, workers
-        self._changes = ShardChanges(served, connection)
+        self._client = client
+        self._served = served
+        self._connection = connection
+        self._workers = workers
+        self._migrations: dict[str, Iterator[PendingMigration]] = {}  # the changes of shards under way, by queue
         self._next = _chance.randrange(SHARDS_LIMIT)  # the shard of each queue to go on with
         self._cursors: dict[Keys, tuple[int, int]] = {}
-        self._minutes = HistoryRollup(client, self._shards)
+        self._history = HistoryRollup(client, self._shards)
         self._claims: dict[Keys, int] = {}
         self._backoff = QueueBackoff("janitor", client.observers)
         self._round_at = 0.0
@@ -178,123 +156,151 @@ class Janitor:
         shards = self._shards()
         if time.monotonic() >= self._round_at:
             self._round_at = time.monotonic() + ROUND_SECONDS * _chance.uniform(0.5, 1)
-            shards = self._our_part()
+            shards = self._next_part(shards)
             self._tidy(list(shards))
-            self._changes.begin(shards)
-        is_more = self._changes.step()
-        if self._collect(shards) or is_more:
+            changing: dict[str, list[Keys]] = {}
+            for keys in shards:
+                if self._served.is_changing(keys.name) and keys.name not in self._migrations:
+                    changing.setdefault(keys.name, []).append(keys)
+            self._migrations |= {name: self._migrate(part) for name, part in changing.items()}
+        is_migrating = self._step_migrations()
+        if self._collect(shards) or is_migrating:
             return 0.0
         return max(0.0, self._round_at - time.monotonic())
 
     def _shards(self) -> dict[Keys, Queue[Any]]:
         return {keys: handler.queue for keys, handler in self._served.shards().items()}
 
-    def _our_part(self) -> dict[Keys, Queue[Any]]:
+    def _next_part(self, shards: dict[Keys, Queue[Any]]) -> dict[Keys, Queue[Any]]:
         """Return the shards that this process tidies in this round, the next ones of each queue."""
-        first, shards = self._next, self._shards()
-        numbers = Counter(keys.name for keys in shards)
-        ours = {name: -(-TIDIERS * number // self._workers()) for name, number in numbers.items()}
-        self._next += max(ours.values())
+        first = self._next
+        counts = Counter(keys.name for keys in shards)
+        shares = {name: -(-TIDIERS * count // self._workers()) for name, count in counts.items()}
+        self._next += max(shares.values())
         return {
-            keys: queue for keys, queue in shards.items() if (keys.shard - first) % numbers[keys.name] < ours[keys.name]
+            keys: queue
+            for keys, queue in shards.items()
+            if (keys.shard - first) % counts[keys.name] < shares[keys.name]
         }
 
     def _tidy(self, shards: Sequence[Keys]) -> None:
-        """Name every queue in the registry, tidy a part of `shards`, see that each account goes forward, note the minute."""
+        """Name every queue in the registry, tidy a part of `shards`, check that claim counts grow, note the minute."""
         calls: list[Request[Any]] = []
         for keys in shards:
             cursor, lease_cursor = self._cursors.get(keys, (0, 0))
             calls.append(transitions.tidy(keys, cursor=cursor, lease_cursor=lease_cursor))
         calls += [commands.claims(keys) for keys in shards]
         naming = commands.register([handler.queue.keys.entry for handler in self._served.handlers], int(time.time()))
-        now_ms, *answers = self._client.run_all([commands.server_ms(), *calls, naming])
-        if isinstance(registered := answers.pop(), RedisRefusedError):
-            notify(self._client.observers, [RedisRefused("", "janitor", str(registered))])
-            logger.error("the janitor cannot name its queues in the registry: %s", registered)
-        for keys, answer, count in zip(shards, answers[: len(shards)], answers[len(shards) :], strict=True):
-            if isinstance(answer, Exception):
-                self._backoff.note(keys, answer)
+        now_ms, *answers, named = self._client.run_all([commands.server_ms(), *calls, naming])
+        if isinstance(named, RedisRefusedError):
+            notify(self._client.observers, [RedisRefused("", "janitor", str(named))])
+            logger.error("the janitor cannot name its queues in the registry: %s", named)
+        for keys, cursors, claims in zip(shards, answers[: len(shards)], answers[len(shards) :], strict=True):
+            if isinstance(cursors, Exception):
+                self._backoff.note(keys, cursors)
             else:
-                self._cursors[keys] = answer[:2]
-            if not isinstance(count, Exception):
-                self._compare(keys, count)
+                self._cursors[keys] = cursors[:2]
+            if not isinstance(claims, Exception):
+                before = self._claims.get(keys, 0)
+                self._claims[keys] = claims
+                if claims < before:
+                    notify(self._client.observers, [WentBack(keys.name, before, claims)])
         if not isinstance(now_ms, Exception):
-            self._minutes.step(now_ms)
+            self._history.step(now_ms)
 
-    def _compare(self, keys: Keys, claims: int) -> None:
-        """Notify observers when the account of a queue went back."""
-        before, self._claims[keys] = self._claims.get(keys, 0), claims
-        if claims < before:
-            notify(self._client.observers, [WentBack(keys.name, before, claims)])
+    def _migrate(self, shards: list[Keys]) -> Iterator[PendingMigration]:
+        """Move what is to leave `shards`, a step at a time; the process with the first shard ends the change if it can."""
+        from reliq.admin.resharding import ShardChange  # noqa: PLC0415  a satellite
+        from reliq.admin.session import QueueSession  # noqa: PLC0415
+
+        session = QueueSession(self._connection.wire(), shards[0].of_shard(0), self._connection.clock)
+        yield from ShardChange(session).steps({keys.shard for keys in shards})
+
+    def _step_migrations(self) -> bool:
+        """Take some steps of the changes under way; return whether there are more."""
+        until = time.monotonic() + CHANGES_SECONDS
+        while self._migrations and time.monotonic() < until:
+            for name, steps in list(self._migrations.items()):
+                try:
+                    if next(steps, None) is not None:
+                        continue
+                except (RedisUnavailableError, ConfigurationError) as error:  # another process may have ended it
+                    logger.debug("%s: the change of its shards goes on later: %s", name, error)
+                except ReliqError as error:
+                    logger.warning("%s: the change of its shards waits for `reliq shards --finish`: %s", name, error)
+                del self._migrations[name]
+        return bool(self._migrations)
 
     def _collect(self, shards: dict[Keys, Queue[Any]]) -> bool:
         """Turn a part of each shard's garbage into dead letters; return whether there may be more."""
-        asked = [keys for keys in shards if not self._backoff.waits(keys)]
-        if not asked:
+        served = [keys for keys in shards if not self._backoff.waits(keys)]
+        if not served:
             return False
-        found = self._client.run_all([commands.garbage(keys, COLLECT_LIMIT) for keys in asked])
-        for keys, ids in zip(asked, found, strict=True):
+        garbage: dict[Keys, Any] = {}
+        answers = self._client.run_all([commands.garbage(keys, COLLECT_LIMIT) for keys in served])
+        for keys, ids in zip(served, answers, strict=True):
             if isinstance(ids, Exception):
                 self._backoff.note(keys, ids)
-        full = {keys: ids for keys, ids in zip(asked, found, strict=True) if ids and not isinstance(ids, Exception)}
-        if not full:
+            elif ids:
+                garbage[keys] = ids
+        if not garbage:
             return False
-        collected = self._client.run_all([burial(keys, shards[keys].settings, ids) for keys, ids in full.items()])
-        for keys, answer in zip(full, collected, strict=True):
+        answers = self._client.run_all([burial(keys, shards[keys].settings, ids) for keys, ids in garbage.items()])
+        for keys, answer in zip(garbage, answers, strict=True):
             if isinstance(answer, Exception):
                 self._backoff.note(keys, answer)
             else:
                 self._backoff.over(keys)
-        return not all(isinstance(answer, Exception) for answer in collected)
-
-
-#: A stack tells its innermost frames.
-STACK_FRAMES = 40
-#: Characters of one frame, and of all stacks of a report: a page must be able to show it, and Redis to hold it.
-FRAME_CHARACTERS, REPORT_CHARACTERS = 300, 60_000
+        return not all(isinstance(answer, Exception) for answer in answers)
 
 
 def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> StackReport:
     """Return where each of `runs` stands, and the thread of the event loop where a coroutine is among them."""
-    of_thread = sys._current_frames()  # noqa: SLF001  the documented way to see other threads
-    found = [_stack_of(run, of_thread.get(run.thread)) for run in sorted(runs, key=lambda run: run.started_at)]
+    frames_of = sys._current_frames()  # noqa: SLF001  the documented way to see other threads
+    stacks = []
     if any(run.task is not None for run in runs):
-        found.insert(0, HandlerStack("", "", _told(list(_outwards(of_thread.get(loop_thread))))))
-    told: list[HandlerStack] = []
+        stacks.append(HandlerStack("", "", _format_frames(_outwards(frames_of.get(loop_thread)))))
+    for run in sorted(runs, key=lambda run: run.started_at):
+        first = run.deliveries[0]
+        frames = _outwards(frames_of.get(run.thread)) if run.task is None else list(awaiting(run.task))[::-1]
+        stacks.append(HandlerStack(first.queue, _printable_id(first), _format_frames(frames)))
+    reported: list[HandlerStack] = []
     room = REPORT_CHARACTERS
-    for stack in found[: SLOTS_LIMIT + 1]:
+    for stack in stacks[: SLOTS_LIMIT + 1]:
         room -= sum(map(len, stack.frames)) + len(stack.id)
         if room < 0:
             break
-        told.append(stack)
-    return StackReport(round(time.time(), 3), tuple(told), len(found) - len(told))
+        reported.append(stack)
+    return StackReport(round(time.time(), 3), tuple(reported), len(stacks) - len(reported))
 
 
-def _stack_of(run: HandlerCall, frame: FrameType | None) -> HandlerStack:
-    first = run.deliveries[0]
-    frames = list(_outwards(frame)) if run.task is None else list(awaiting(run.task))[::-1]
-    return HandlerStack(first.queue, first.delivery.id.encode("utf-8", "replace").decode(), _told(frames))
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames of a thread, the innermost first, up to the handler: what called that is ours."""
-    found = []
+def _outwards(frame: FrameType | None) -> list[FrameType]:
+    """Return the frames of a thread, the innermost first, up to the handler: what called that is ours."""
+    frames = []
     while frame is not None:
-        found.append(frame)
+        frames.append(frame)
         frame = frame.f_back
-    while found and _is_ours(found[-1]):
-        found.pop()
-    yield from found
+    while frames and _is_ours(frames[-1]):
+        frames.pop()
+    return frames
 
 
 def awaiting(task: Any) -> Iterator[FrameType]:
     """Yield the frames of a task, from the handler to what it awaits; a foreign awaitable may have none."""
-    one = task.get_coro()
-    while one is not None:
-        frame = getattr(one, "cr_frame", None) or getattr(one, "gi_frame", None) or getattr(one, "ag_frame", None)
+    awaitable = task.get_coro()
+    while awaitable is not None:
+        frame = (
+            getattr(awaitable, "cr_frame", None)
+            or getattr(awaitable, "gi_frame", None)
+            or getattr(awaitable, "ag_frame", None)
+        )
         if frame is not None and not _is_ours(frame):
             yield frame
-        one = getattr(one, "cr_await", None) or getattr(one, "gi_yieldfrom", None) or getattr(one, "ag_await", None)
+        awaitable = (
+            getattr(awaitable, "cr_await", None)
+            or getattr(awaitable, "gi_yieldfrom", None)
+            or getattr(awaitable, "ag_await", None)
+        )
 
 
 def _is_ours(frame: FrameType) -> bool:
@@ -302,31 +308,30 @@ def _is_ours(frame: FrameType) -> bool:
     return name == "threading" or name.startswith("reliq.")
 
 
-def _told(innermost_first: Sequence[FrameType]) -> tuple[str, ...]:
+def _format_frames(innermost_first: Sequence[FrameType]) -> tuple[str, ...]:
     return tuple(
-        printable(clean_text(f"{one.f_code.co_filename}:{one.f_lineno} {one.f_code.co_qualname}", FRAME_CHARACTERS))
-        for one in innermost_first[:STACK_FRAMES]
+        printable(
+            clean_text(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}", FRAME_CHARACTERS)
+        )
+        for frame in innermost_first[:STACK_FRAMES]
     )[::-1]
 
 
-#: While the server that has the record is away and others answer, the record is written again this often.
-BEAT_AGAIN_SECONDS = 1.0
-#: A record that is due within this time is sent with a call that is made anyway.
-EARLY_SECONDS = 1.0
-#: Workers are counted with each fourth record, and those that were silent for an hour forgotten with each twelfth.
-COUNT_BEATS, FORGET_BEATS = 4, 12
+def _printable_id(held: HeldDelivery) -> str:
+    """Return a message id for JSON, which holds text alone: an id of a foreign publisher may be any bytes."""
+    return held.delivery.id.encode("utf-8", "replace").decode()
 
 
 class Heartbeat:
     """
-    Writes this process' record, and takes it away at a clean stop.
+    Writes the worker record of this process, and removes it at a clean stop.
 
-    A request for stacks is taken along with it, and what this process must know of others: how many shards its queues
+    With the record it reads requests for stacks, and what this process must know of others: how many shards its queues
     have by now, which have keys, and how many workers there are.
 
     Args:
-        last_claim_at: says when the last claim round was completed, by the monotonic clock.
-        report: says where the handlers stand.
+        last_claim_at: returns when the last claim round was completed, by the monotonic clock.
+        report: returns where the handlers stand.
 
     Attributes:
         wake: lets the next step begin now.
@@ -340,23 +345,29 @@ class Heartbeat:
         last_claim_at: Callable[[], float],
         report: Callable[[], StackReport],
     ) -> None:
-        self._client, self._inflight, self._last_claim_at, self._report = client, inflight, last_claim_at, report
+        self._client = client
+        self._served = served
+        self._inflight = inflight
+        self._last_claim_at = last_claim_at
+        self._report = report
         self.wake: Callable[[], None] = lambda: None
         self._workers = 1
-        self._served = served
-        self._asked = self._told = 0  # how many requests were taken, and which was the last that has its answer
+        self._requests = 0  # how many requests for stacks were taken
+        self._answered = 0  # which of them was the last that has its answer
+        self._id = token()
         self._queues = tuple(handler.queue.name for handler in served.handlers)
-        self._id, self._host, self._version = token(), socket.gethostname(), VERSION
+        self._host = socket.gethostname()
         self._started = time.time()
-        self._beat_at, self._beats = float("-inf"), 0
+        self._beat_at = float("-inf")
+        self._beats = 0
 
     def step(self) -> float:
         """Write what is asked for and due; return the wait until it is. Where Redis refuses it, the work goes on without."""
-        if self._told < self._asked:
-            asked = self._asked
+        if self._answered < self._requests:
+            requests = self._requests
             if not self._run([commands.write_report(self._id, self._report())]):
                 return BEAT_AGAIN_SECONDS
-            self._told = asked
+            self._answered = requests
         self._served.write_limits(self._client)
         rest = self._beat_at + BEAT_SECONDS - time.monotonic()
         if rest > 0:
@@ -375,22 +386,44 @@ class Heartbeat:
         return [*self._beat(), *self._questions()]
 
     def workers(self) -> int:
-        """Return how many worker processes there are; 1 while nobody need know."""
+        """Return how many worker processes there are; 1 while no queue is sharded."""
         return self._workers
 
     def leave(self) -> None:
-        """Take the record away."""
+        """Remove the record."""
         with suppress(ReliqError):
             self._client.run_all([*commands.remove_worker(self._id)])
 
     def _beat(self) -> list[Command[None]]:
-        *written, silent_go = commands.write_worker(self._record())
+        runs = sorted(self._inflight.runs(), key=lambda run: run.started_at)
+        now = time.time()
+        epoch = now - time.monotonic()  # the unix time at which the monotonic clock began
+        running = []
+        for run in runs[:SLOTS_LIMIT]:
+            first = run.deliveries[0]
+            started = round(run.started_at + epoch, 3)
+            running.append(RunningJob(first.queue, _printable_id(first), first.delivery.attempt, started))
+        record = Worker(
+            id=self._id,
+            host=self._host,
+            pid=os.getpid(),
+            version=VERSION,
+            queues=self._queues,
+            slots=self._inflight.concurrency,
+            busy=len(runs),
+            started=round(self._started, 3),
+            last_claim=round(self._last_claim_at() + epoch, 3),
+            seen=round(now, 3),
+            running=tuple(running),
+        )
+        *writes, forget_silent = commands.write_worker(record)
         self._beats += 1
-        seldom = [silent_go] if self._beats % FORGET_BEATS == 1 else []
-        return [*written, *seldom, commands.take_request(self._id, self._note_request)]
+        if self._beats % FORGET_BEATS == 1:
+            writes.append(forget_silent)
+        return [*writes, commands.take_request(self._id, self._note_request)]
 
     def _questions(self) -> list[Command[Any]]:
-        """Return what asks for the shards and keys of the queues, and for the number of workers where a queue is sharded."""
+        """Return the commands that read shards and keys of the queues, and the number of workers if a queue is sharded."""
         questions = self._served.questions()
         if self._beats % COUNT_BEATS == 1 and any(map(self._served.is_sharded, self._queues)):
             questions.append(commands.workers_alive(time.time(), self._note_workers))
@@ -400,35 +433,10 @@ class Heartbeat:
         self._workers = max(1, count)
 
     def _note_request(self) -> None:
-        self._asked += 1
+        self._requests += 1
         self.wake()
 
-    def _run(self, requests: Sequence[Command[None]], questions: Sequence[Command[Any]] = ()) -> bool:
-        """Make requests, and ask questions; return whether the servers that have the record were there."""
-        answers = self._client.run_all([*requests, *questions])[: len(requests)]
+    def _run(self, writes: Sequence[Command[None]], questions: Sequence[Command[Any]] = ()) -> bool:
+        """Write, and ask questions; return whether the servers that have the record were there."""
+        answers = self._client.run_all([*writes, *questions])[: len(writes)]
         return not any(isinstance(answer, RedisUnavailableError) for answer in answers)
-
-    def _record(self) -> Worker:
-        running = sorted(self._inflight.runs(), key=lambda run: run.started_at)
-        now, ticks = time.time(), time.monotonic()
-        return Worker(
-            id=self._id,
-            host=self._host,
-            pid=os.getpid(),
-            version=self._version,
-            queues=self._queues,
-            slots=self._inflight.concurrency,
-            busy=len(running),
-            started=round(self._started, 3),
-            last_claim=round(now - (ticks - self._last_claim_at()), 3),
-            seen=round(now, 3),
-            running=tuple(_slot(run, now - ticks) for run in running[:SLOTS_LIMIT]),
-        )
-
-
-def _slot(run: HandlerCall, epoch: float) -> RunningJob:
-    """Return the record of a slot, for a batch that of its first message; the monotonic clock began at unix time `epoch`."""
-    first = run.deliveries[0]
-    # An id of a foreign publisher may be any bytes; JSON holds text alone.
-    id = first.delivery.id.encode("utf-8", "replace").decode()
-    return RunningJob(first.queue, id, first.delivery.attempt, round(run.started_at + epoch, 3))
