@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -78,7 +78,7 @@ FULL = Scale()
 QUICK = Scale(drained=20_000, singles=1000, late=1000, pickups=20, idle_seconds=2.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One measured number, and the part of the benchmark that it belongs to."""
 
@@ -86,15 +86,6 @@ class Figure:
     name: str
     value: float
     unit: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The figures of one run, the version of the server, and its URL without the password."""
-
-    redis: str
-    place: str
-    figures: list[Figure] = field(default_factory=list)
 
 
 class Bench:
@@ -108,6 +99,7 @@ class Bench:
 
     Attributes:
         mebibytes: about how much memory its messages take in Redis at most.
+        place: the Redis' URL without the password.
 
     Raises:
         ConfigurationError: there is no such part, or no Redis is named.
@@ -118,6 +110,7 @@ class Bench:
             raise ConfigurationError(f"the benchmark's parts are {', '.join(PARTS)}, not {unknown[0]!r}")
         self.url = default_url() if url is None else url
         check_url(self.url)
+        self.place = masked(self.url)
         self.scale = scale
         self.mebibytes = scale.drained * BYTES_PER_MESSAGE >> 20
         self._parts = [part for part in PARTS if part in (only or PARTS)]
@@ -145,7 +138,11 @@ class Bench:
         keys = sum(int(facts.partition("keys=")[2].partition(",")[0]) for facts in databases if "keys=" in facts)
         return pluralize(keys, "key") if keys else ""
 
-    def run(self, progress: Callable[[str, int, int], object] = lambda _part, _done, _of: None) -> Report:
+    def redis_version(self) -> str:
+        """Return the version of the server."""
+        return ServerVersion.read(self._facts("server")).text
+
+    def run(self, progress: Callable[[str, int, int], object] = lambda _part, _done, _of: None) -> list[Figure]:
         """
         Measure, then remove every key of the benchmark, also after an error.
 
@@ -155,7 +152,7 @@ class Bench:
         Raises:
             ReliqError: a part did not end, or Redis is away.
         """
-        report = Report(redis=ServerVersion.read(self._facts("server")).text, place=masked(self.url))
+        figures: list[Figure] = []
         measures: dict[str, Callable[[], list[Figure]]] = {
             "drain": self._drain,
             "publish": self._publish,
@@ -166,11 +163,11 @@ class Bench:
         try:
             for number, part in enumerate(self._parts):
                 progress(part, number, len(self._parts))
-                report.figures.extend(measures[part]())
+                figures.extend(measures[part]())
             progress("removing its keys", len(self._parts), len(self._parts))
         finally:
             remove_queue(self.url, self._queue.name)
-        return report
+        return figures
 
     def _drain(self) -> list[Figure]:
         """Handle a full queue, with one process and with two; the clock runs from HEAD_SHARE until all are acked."""
@@ -185,7 +182,7 @@ class Bench:
             began, alive = head[-1]
             ended, _ = samples[-1]
             name = f"{kind} handler, {pluralize(processes, 'process', 'processes')}"
-            figures.append(Figure(part="drain", name=name, value=alive / (ended - began), unit="messages/s"))
+            figures.append(Figure("drain", name, alive / (ended - began), "messages/s"))
         return figures
 
     def _publish(self) -> list[Figure]:
@@ -199,8 +196,8 @@ class Bench:
         many = self.scale.drained / (time.perf_counter() - began)
         remove_queue(self.url, self._queue.name)
         return [
-            Figure(part="publish", name="one by one", value=single, unit="messages/s"),
-            Figure(part="publish", name="publish_many", value=many, unit="messages/s"),
+            Figure("publish", "one by one", single, "messages/s"),
+            Figure("publish", "publish_many", many, "messages/s"),
         ]
 
     def _lateness(self) -> list[Figure]:
@@ -234,7 +231,7 @@ class Bench:
             reads = self._reads()
             workers.check()
         rate = max(0.0, reads - others) / self.scale.idle_seconds
-        return [Figure(part="idle", name="one worker", value=rate, unit="round trips/s")]
+        return [Figure("idle", "one worker", rate, "round trips/s")]
 
     def _reads(self) -> int:
         """Return how often Redis read from its clients within the idle seconds."""
@@ -261,11 +258,14 @@ class Bench:
 
     @contextmanager
     def _workers(self, kind: str, number: int) -> Iterator[Workers]:
-        """Run worker processes within the block; see `main` for the kinds of handlers."""
+        """Run worker processes within the block, once all are ready; see `main` for the kinds of handlers."""
+        command, environment = command_of("reliq.bench")
         with tempfile.TemporaryDirectory(prefix="reliq-") as folder:
             workers = Workers(Path(folder))
             try:
-                workers.start(self.url, self._queue.name, kind, number)
+                for _ in range(number):
+                    workers.start([*command, self._queue.name, kind], {**environment, URL_VARIABLE: self.url})
+                workers.times(number)
                 yield workers
             finally:
                 workers.stop()
@@ -276,26 +276,19 @@ class Workers:
 
     def __init__(self, folder: Path) -> None:
         self._times = folder / "times"
+        self._times.touch()
         self._errors = folder / "errors"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._read = 0
 
-    def start(self, url: str, queue: str, kind: str, number: int) -> None:
-        """Start `number` processes, and wait until all are ready."""
-        command, environment = command_of("reliq.bench")
-        self._times.touch()
-        with self._errors.open("wb") as errors:
-            for _ in range(number):
-                process = subprocess.Popen(  # noqa: S603  ours
-                    [*command, queue, kind, str(self._times)],
-                    env={**environment, URL_VARIABLE: url},
-                    stdin=subprocess.PIPE,
-                    stdout=errors,
-                    stderr=errors,
-                    process_group=0,  # Ctrl-C is for the parent
-                )
-                self._processes.append(process)
-        self.times(number)
+    def start(self, command: list[str], environment: dict[str, str]) -> None:
+        """Start a process; a Ctrl-C does not reach it."""
+        with self._errors.open("ab") as errors:
+            command = [*command, str(self._times)]
+            process = subprocess.Popen(  # noqa: S603  ours
+                command, env=environment, stdin=subprocess.PIPE, stdout=errors, stderr=errors, process_group=0
+            )
+        self._processes.append(process)
 
     def times(self, count: int) -> list[float]:
         """Return the next `count` numbers that the processes write."""
@@ -332,15 +325,8 @@ class Workers:
 def _percentiles(part: str, name: str, seconds: list[float]) -> list[Figure]:
     """Return the median and the 99th percentile (nearest rank) in milliseconds."""
     ordered = sorted(seconds)
-    return [
-        Figure(
-            part=part,
-            name=f"{name}, p{percent}",
-            value=ordered[math.ceil(len(ordered) * percent / 100) - 1] * 1000,
-            unit="ms",
-        )
-        for percent in (50, 99)
-    ]
+    ranks = {percent: math.ceil(len(ordered) * percent / 100) - 1 for percent in (50, 99)}
+    return [Figure(part, f"{name}, p{percent}", ordered[rank] * 1000, "ms") for percent, rank in ranks.items()]
 
 
 def remove_queue(url: str, name: str) -> None:

@@ -1,6 +1,7 @@
 """`reliq bench`: how fast reliq is on your Redis."""
 
 import sys
+from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,25 +41,17 @@ def bench(
             yes=yes,
         )
     measures.exit_on_signals()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*bars, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("starting", total=None)
-        report = benchmark.run(lambda part, done, of: bar.update(task, description=part, completed=done, total=of))
+        figures = benchmark.run(lambda part, done, of: bar.update(task, description=part, completed=done, total=of))
+    version = benchmark.redis_version()
     if json:
-        figures = [
-            {"part": figure.part, "name": figure.name, "value": figure.value, "unit": figure.unit}
-            for figure in report.figures
-        ]
-        print_json({"redis": report.redis, "place": report.place, "quick": quick, "figures": figures})
+        rows = [asdict(figure) for figure in figures]
+        print_json({"redis": version, "place": benchmark.place, "quick": quick, "figures": rows})
         return
-    rows = [
-        (
-            figure.part,
-            figure.name,
-            f"{figure.value:,.2f}",
-            figure.unit,
-        )
-        for figure in report.figures
-    ]
-    title = f"reliq on Redis {report.redis}, {report.place}" + (" (quick: rough figures)" if quick else "")
-    print_table(("part", "what", "figure", "unit"), rows, title=title)
+    title = f"reliq on Redis {version}, {benchmark.place}" + (" (quick: rough figures)" if quick else "")
+    columns = ("part", "what", "figure", "unit")
+    print_table(
+        columns, [(figure.part, figure.name, f"{figure.value:,.2f}", figure.unit) for figure in figures], title=title
+    )
