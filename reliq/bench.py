@@ -47,6 +47,11 @@ if TYPE_CHECKING:
 PARTS = ("drain", "publish", "lateness", "pickup", "idle")
 #: About 100 bytes as JSON.
 BODY: dict[str, Any] = {"sent": 0, "text": "x" * 80}
+#: Messages of a drain; a tenth of them is published one by one, a twentieth comes due for the lateness.
+FULL = 100_000
+QUICK = 20_000
+PICKUPS = 100
+IDLE_SECONDS = 5.0
 #: One message with its body in Redis.
 BYTES_PER_MESSAGE = 700
 #: The clock of a drain starts when this share is done: by then every process handles messages.
@@ -61,21 +66,6 @@ SETTLE_SECONDS = 1.5
 LOOK_SECONDS = 0.02
 PART_SECONDS = 180.0
 STOP_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """The size of a benchmark: numbers of messages, and seconds."""
-
-    drained: int = 100_000
-    singles: int = 10_000
-    late: int = 5000
-    pickups: int = 100
-    idle_seconds: float = 10.0
-
-
-FULL = Scale()
-QUICK = Scale(drained=20_000, singles=1000, late=1000, pickups=20, idle_seconds=2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +85,7 @@ class Bench:
     Args:
         url: None for RELIQ_URL.
         only: some of PARTS; none means all.
-        scale: how many messages are sent: FULL takes a minute, QUICK 20 s and has rougher figures.
+        messages: how many are drained: FULL takes a minute, QUICK half of that and has rougher figures.
 
     Attributes:
         mebibytes: about how much memory its messages take in Redis at most.
@@ -105,14 +95,14 @@ class Bench:
         ConfigurationError: there is no such part, or no Redis is named.
     """
 
-    def __init__(self, url: str | None = None, *, only: Sequence[str] = (), scale: Scale = FULL) -> None:
+    def __init__(self, url: str | None = None, *, only: Sequence[str] = (), messages: int = FULL) -> None:
         if unknown := [part for part in only if part not in PARTS]:
             raise ConfigurationError(f"the benchmark's parts are {', '.join(PARTS)}, not {unknown[0]!r}")
         self.url = default_url() if url is None else url
         check_url(self.url)
         self.place = masked(self.url)
-        self.scale = scale
-        self.mebibytes = scale.drained * BYTES_PER_MESSAGE >> 20
+        self._messages = messages
+        self.mebibytes = messages * BYTES_PER_MESSAGE >> 20
         self._parts = [part for part in PARTS if part in (only or PARTS)]
         self._queue: Queue[dict[str, Any]] = Queue(f"bench-{new_id()}", url=self.url)
         self._wire = Connection.to(self.url).wire()
@@ -174,26 +164,38 @@ class Bench:
         figures = []
         for kind, processes in (("plain", 1), ("async", 1), ("plain", 2)):
             self._queue.pause(reason="benchmark")
-            self._queue.publish_many(BODY for _ in range(self.scale.drained))
+            self._queue.publish_many(BODY for _ in range(self._messages))
             with self._workers(kind, processes) as workers:
                 self._queue.resume()
-                samples = [(time.monotonic(), self.scale.drained), *self._until_empty(workers)]
-            head = [sample for sample in samples if sample[1] >= self.scale.drained * (1 - HEAD_SHARE)]
-            began, alive = head[-1]
-            ended, _ = samples[-1]
+                deadline = time.monotonic() + PART_SECONDS
+                began = time.monotonic()
+                counted = alive = self._messages
+                while alive:
+                    time.sleep(LOOK_SECONDS)
+                    alive = self._queue.counts().alive
+                    if alive >= self._messages * (1 - HEAD_SHARE):
+                        began = time.monotonic()
+                        counted = alive
+                    workers.check()
+                    if time.monotonic() > deadline:
+                        raise ReliqError(
+                            f"messages were left after {PART_SECONDS:g} s; is this Redis very slow, or the queue paused?"
+                        )
+                rate = counted / (time.monotonic() - began)
             name = f"{kind} handler, {pluralize(processes, 'process', 'processes')}"
-            figures.append(Figure("drain", name, alive / (ended - began), "messages/s"))
+            figures.append(Figure("drain", name, rate, "messages/s"))
         return figures
 
     def _publish(self) -> list[Figure]:
         """Publish in a loop that waits for each receipt, then many at once."""
         began = time.perf_counter()
-        for _ in range(self.scale.singles):
+        singles = self._messages // 10
+        for _ in range(singles):
             self._queue.publish(BODY)
-        single = self.scale.singles / (time.perf_counter() - began)
+        single = singles / (time.perf_counter() - began)
         began = time.perf_counter()
-        self._queue.publish_many(BODY for _ in range(self.scale.drained))
-        many = self.scale.drained / (time.perf_counter() - began)
+        self._queue.publish_many(BODY for _ in range(self._messages))
+        many = self._messages / (time.perf_counter() - began)
         remove_queue(self.url, self._queue.name)
         return [
             Figure("publish", "one by one", single, "messages/s"),
@@ -205,22 +207,23 @@ class Bench:
         before = time.time()
         server = self._session.run(commands.server_seconds())
         offset = server - (before + time.time()) / 2
+        count = self._messages // 20
         with self._workers("late", 1) as workers:
             first = time.time() + offset + LEAD_SECONDS
             self._queue.publish_many(
                 Outgoing(body=BODY, at=datetime.fromtimestamp(first + number / LATENESS_RATE, UTC))
-                for number in range(self.scale.late)
+                for number in range(count)
             )
-            seconds = workers.times(self.scale.late)
+            seconds = workers.times(count)
         return _percentiles("lateness", f"at {LATENESS_RATE}/s", [late + offset for late in seconds])
 
     def _pickup(self) -> list[Figure]:
         """Publish to an idle worker, one message at a time: from before the publish to the start of the handler."""
         with self._workers("sent", 1) as workers:
-            for _ in range(WARM_UP + self.scale.pickups):
+            for _ in range(WARM_UP + PICKUPS):
                 time.sleep(PICKUP_PAUSE_SECONDS)
                 self._queue.publish({**BODY, "sent": time.time()})
-            seconds = workers.times(WARM_UP + self.scale.pickups)
+            seconds = workers.times(WARM_UP + PICKUPS)
         return _percentiles("pickup", "by an idle worker", seconds[WARM_UP:])
 
     def _idle(self) -> list[Figure]:
@@ -230,26 +233,14 @@ class Bench:
             time.sleep(SETTLE_SECONDS)
             reads = self._reads()
             workers.check()
-        rate = max(0.0, reads - others) / self.scale.idle_seconds
+        rate = max(0.0, reads - others) / IDLE_SECONDS
         return [Figure("idle", "one worker", rate, "round trips/s")]
 
     def _reads(self) -> int:
         """Return how often Redis read from its clients within the idle seconds."""
         before = int(self._facts("stats").get("total_reads_processed", 0))
-        time.sleep(self.scale.idle_seconds)
+        time.sleep(IDLE_SECONDS)
         return int(self._facts("stats").get("total_reads_processed", 0)) - before
-
-    def _until_empty(self, workers: Workers) -> Iterator[tuple[float, int]]:
-        """Yield monotonic seconds and how many messages are alive, until none is."""
-        deadline = time.monotonic() + PART_SECONDS
-        while time.monotonic() < deadline:
-            alive = self._queue.counts().alive
-            yield time.monotonic(), alive
-            if alive == 0:
-                return
-            workers.check()
-            time.sleep(LOOK_SECONDS)
-        raise ReliqError(f"messages were left after {PART_SECONDS:g} s; is this Redis very slow, or the queue paused?")
 
     def _facts(self, section: str) -> dict[str, str]:
         """Return a section of the INFO of the server that has the queue."""

@@ -32,12 +32,12 @@ def bench(
     Example: reliq bench --url redis://127.0.0.1:6379/0 --quick
     """
     measures = import_module("reliq.bench")
-    scale = measures.QUICK if quick else measures.FULL
-    benchmark: Bench = measures.Bench(url, only=[part.strip() for part in only.split(",")] if only else [], scale=scale)
+    parts = [part.strip() for part in only.split(",")] if only else []
+    benchmark: Bench = measures.Bench(url, only=parts, messages=measures.QUICK if quick else measures.FULL)
     if others := benchmark.in_use():
         confirm(
             f"This Redis is in use ({others}). The benchmark loads it fully for about "
-            f"{'20 seconds' if quick else 'a minute'}, and needs about {benchmark.mebibytes} MiB there. Go on?",
+            f"{'half a minute' if quick else 'a minute'}, and needs about {benchmark.mebibytes} MiB there. Go on?",
             yes=yes,
         )
     measures.exit_on_signals()

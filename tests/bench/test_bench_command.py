@@ -13,7 +13,7 @@ import pytest
 import redis
 from waiting import eventually
 
-from reliq.bench import Bench, Scale
+from reliq.bench import Bench
 from reliq.errors import ConfigurationError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -27,7 +27,7 @@ FIGURES = {
     ("idle", "round trips/s"): 1,
 }
 PATIENCE_SECONDS = 120
-TINY = Scale(drained=1000, singles=200, late=100, pickups=5, idle_seconds=1.5)
+TINY = 1000
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def output_of(process) -> str:
 
 
 def test_every_part_has_its_figures_and_no_key_stays(url: str, client: redis.Redis):
-    figures = Bench(url, scale=TINY).run()
+    figures = Bench(url, messages=TINY).run()
 
     assert Counter((one.part, one.unit) for one in figures) == FIGURES
     assert [one for one in figures if one.value <= 0] == []
@@ -137,7 +137,7 @@ def test_unknown_part_and_redis_without_memory_are_refused(url: str, client: red
 
 def test_cluster_is_measured_and_no_key_stays(cluster):
     parts = ["publish", "pickup"]
-    figures = Bench(cluster.url, only=parts, scale=TINY).run()
+    figures = Bench(cluster.url, only=parts, messages=TINY).run()
 
     assert Counter((one.part, one.unit) for one in figures) == {key: FIGURES[key] for key in FIGURES if key[0] in parts}
     assert [cluster.client(server).dbsize() for server in cluster.primaries()] == [0, 0, 0]
