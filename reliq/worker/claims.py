@@ -265,7 +265,7 @@ class Capacity(NamedTuple):
         )
 
 
-#: A queue, or a shard of one, and how much of it can be claimed.
+#: The claims of a shard, and how much of it can be claimed.
 Offer = tuple["QueueClaims", Capacity]
 
 
@@ -277,7 +277,7 @@ class FairOrder:
         self._in_the_round: set[str] = set()
 
     def order(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the places of queues that have work; one that had none for a while gets no credit for it."""
+        """Return the places of queues that have work; a queue that had none for a while gets no credit for it."""
         places = [self._place[name] for name in names if name in self._in_the_round]
         start = min(places) if places else max(self._place.values(), default=0.0)
         for name in names:
@@ -356,9 +356,7 @@ class QueueClaims:
 
     def limit(self, capacity: Capacity) -> int:
         """Return how many messages to claim; on a queue with keys, check for work first unless a wake-up announced some."""
-        if (
-            self.keyed and self.must_poll
-        ):  # a claim would take what a rate permits from the process that is woken for it
+        if self.keyed and self.must_poll:  # a claim would take what a rate permits from the process it is due to
             return self.asked
         ahead = 0 if self._careful else capacity.ahead
         return self.asked or min(BATCH_LIMIT, capacity.direct + ahead)
@@ -385,7 +383,7 @@ class QueueClaims:
         return capacity.crowded and self.hot and not self.must_poll and not self.has_room(capacity)
 
     def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer]:
-        """Return the claim to be made now; one that has no answer yet is made again."""
+        """Return the claim to be made now; a claim that has no answer yet is made again."""
         if not self.asked:
             self._asks_keyed = self.keyed
         self.asked = self.limit(capacity)

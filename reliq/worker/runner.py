@@ -370,7 +370,7 @@ class Runner:
             try:  # the work goes on when observers fail
                 observers = self._end_observers
                 if is_success:
-                    observers = [one for one in observers if getattr(one, "hears_success", True)]
+                    observers = [observer for observer in observers if getattr(observer, "hears_success", True)]
                 if observers:
                     ends = zip(deliveries, outcomes, strict=True)
                     notify(observers, [_handled(run, held, outcome, seconds) for held, outcome in ends])
@@ -397,7 +397,8 @@ def _done(answer: Any) -> Any:
 
 def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> Outcome:
     """Return what is to be done; an answer that makes no sense counts as a failure of the handler."""
-    settings, attempt = held.handler.settings, held.delivery.attempt
+    settings = held.handler.settings
+    attempt = held.delivery.attempt
     try:
         return answered(answer, attempt, settings) if error is None else raised(error, attempt, settings)
     except BaseException as answer_error:
@@ -446,7 +447,7 @@ class ThreadExecutor:
         while len(self._threads) < min(wanted, self._slots):
             name = f"reliq-handler-{len(self._threads) + 1}"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
-            thread.start()  # one that cannot start is not counted, and tried again
+            thread.start()  # a thread that cannot start is not counted, and tried again
             self._threads.append(thread)
         time.sleep(0)  # a thread of a handler has the interpreter now, not when the caller waits for Redis
 

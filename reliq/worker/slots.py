@@ -53,7 +53,7 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
 
     Attributes:
         queue: the name of its queue.
-        keys: those of the queue's shard that it was claimed from.
+        keys: the Redis keys of the shard that it was claimed from.
         delivery: without its body until that is read.
         size: of its value, when that is too large to be read unasked.
         fetched_at: when it was claimed.
@@ -195,7 +195,7 @@ class QueueSlots:
         waiting: what has its body and waits for a slot, in the order in which it starts.
         queued: how many messages are claimed and have no slot, those in `waiting` included.
         running: how many slots its calls have.
-        ended: how many messages have ended, or gone back, without Redis knowing it.
+        ended: how many messages have ended, or gone back, and are not settled in Redis.
         pace: running mean of a call's seconds, None before the first.
         read_limit: how many messages one round trip reads at most.
         rooms: of each suspect that is held or runs, among how many it may run.
@@ -305,7 +305,7 @@ class SlotsByKey(QueueSlots):
     """
     As `QueueSlots`: a call takes messages of one key, and those without a key are called together.
 
-    A batch that is full starts before one that lingers, unless that one has lingered for long enough.
+    A batch that is full starts before one that lingers, unless the lingering batch is ripe.
     """
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
@@ -694,12 +694,12 @@ class Inflight:
             self._notify_fetcher()
 
     def wait_until_none_runs(self, timeout_seconds: float) -> bool:
-        """Wait until no handler runs but those that overran their time; say whether that is so."""
+        """Wait until no handler runs but those that overran their time; return whether that is so."""
         with self._lock:
             return self._something_ended.wait_for(lambda: all(run.abandoned for run in self._runs), timeout_seconds)
 
     def wait_until_settled(self, timeout_seconds: float) -> bool:
-        """Wait until Redis has every outcome there is; say whether it has."""
+        """Wait until Redis has every outcome there is; return whether it has."""
         with self._lock:
             return self._something_ended.wait_for(
                 lambda: not any(held.settling for held in self._deliveries), timeout_seconds
