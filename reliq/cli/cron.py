@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reliq.cli.lazy import OptionsOf
-from reliq.cli.messages import when_text
+from reliq.cli.messages import format_when
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
     Json,
@@ -17,7 +17,7 @@ from reliq.cli.options import (
     queue_names,
 )
 from reliq.cli.output import print_json, print_table, say
-from reliq.cli.queues import pause_text
+from reliq.cli.queues import describe_pause
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.schedule import TICK_LATE_SECONDS
@@ -157,7 +157,7 @@ def forget(*, entry: Entry, json: Json = False) -> None:
 
 
 def _row(one: "CronView") -> list[str]:
-    coming, last = when_text(one.next) or "?", when_text(one.ticked) or "never"
+    coming, last = format_when(one.next) or "?", format_when(one.ticked) or "never"
     skipped = [str(one.skipped[why]) for why in ("paused", "overlap")]
     message = one.last_id + (" (alive)" if one.is_alive else "")
     return [one.name, one.queue, one.schedule, coming, last, str(one.missed), *skipped, message]
@@ -165,7 +165,7 @@ def _row(one: "CronView") -> list[str]:
 
 def _remarks(one: "CronView") -> list[str]:
     """Return what an operator should see of an entry at once."""
-    told = [pause_text(one.pause, time.time())] if one.pause else []
+    told = [describe_pause(one.pause, time.time())] if one.pause else []
     if not one.is_served:
         told.append("no worker has it: none of them runs, or it is no more in the code (`reliq cron forget`)")
     elif one.late > TICK_LATE_SECONDS:

@@ -10,7 +10,7 @@ import typer
 import reliq.admin
 from reliq.admin import LetterFilter
 from reliq.admin.filters import duration
-from reliq.cli.messages import JSON_BODY, TABLE_BODY, TABLE_ERROR, when_text
+from reliq.cli.messages import JSON_BODY, TABLE_BODY, TABLE_ERROR, format_when
 from reliq.cli.options import AdminOption, All, DryRun, Json, QueueName, WhichLetters, Yes, queue_names
 from reliq.cli.output import (
     EXIT_UNKNOWN_ID,
@@ -23,7 +23,7 @@ from reliq.cli.output import (
     progress_bar,
     say,
 )
-from reliq.cli.queues import clock
+from reliq.cli.queues import format_time
 from reliq.errors import ConfigurationError
 from reliq.message import Letter
 from reliq.settings import check_int
@@ -109,7 +109,7 @@ def show(
         print_json(facts)
         return
     del facts["body"]
-    headers, facts["died"] = facts.pop("headers"), f"{clock(letter.died)} UTC"
+    headers, facts["died"] = facts.pop("headers"), f"{format_time(letter.died)} UTC"
     print_facts([*facts.items(), *(("header", f"{name}: {value}") for name, value in headers.items())])
     say(*pretty(letter.payload))
 
@@ -196,7 +196,9 @@ def _list_groups(found: "DeadGroups", most: int, nothing: str, *, json: bool) ->
     if json:
         print_json({"groups": found.groups[:most], "looked": found.looked, "of": found.of})
         return
-    if rows := [(one.count, one.reason, one.raised, when_text(one.newest), one.example) for one in found.groups[:most]]:
+    if rows := [
+        (one.count, one.reason, one.raised, format_when(one.newest), one.example) for one in found.groups[:most]
+    ]:
         print_table(("count", "reason", "raised", "newest", "example"), rows)
     else:
         say(nothing)
@@ -218,7 +220,7 @@ def as_json(letter: Letter, body: str) -> dict[str, Any]:
 
 def _row(letter: Letter) -> tuple[Any, ...]:
     error, body = letter.error[:TABLE_ERROR], start_of(letter.payload, TABLE_BODY)
-    return letter.id, when_text(letter.died), letter.reason, error, letter.attempts, len(letter.payload), body
+    return letter.id, format_when(letter.died), letter.reason, error, letter.attempts, len(letter.payload), body
 
 
 def per_second(text: str) -> float:

@@ -8,7 +8,7 @@ import typer
 import reliq.admin
 from reliq.cli.options import Json, QueueName, WholeQueueAdmin, Yes, state_option
 from reliq.cli.output import EXIT_UNFINISHED, confirm, print_facts, print_json, print_table, say
-from reliq.cli.queues import asleep_text, clock
+from reliq.cli.queues import describe_sleep, format_time
 from reliq.errors import ConfigurationError
 from reliq.message import PRIORITY_LINES
 from reliq.text import format_missing, pluralize, shell_command
@@ -157,7 +157,7 @@ def keys(
 
 def row_of(line: "KeyQueue") -> tuple[Any, ...]:
     """Return what a table shows of a key."""
-    return name_of(line.key), line.waiting, line.in_flight, f"{line.weight:g}", why_waits(line)
+    return name_of(line.key), line.waiting, line.in_flight, f"{line.weight:g}", describe_wait(line)
 
 
 def name_of(key: str) -> str:
@@ -165,10 +165,10 @@ def name_of(key: str) -> str:
     return PRIORITY_NAMES.get(key, key)
 
 
-def why_waits(line: "KeyQueue") -> str:
+def describe_wait(line: "KeyQueue") -> str:
     """Return what the messages of a key wait for."""
     if line.state == "asleep" and line.asleep_until is not None:
-        return f"asleep until {clock(line.asleep_until)} UTC"
+        return f"asleep until {format_time(line.asleep_until)} UTC"
     return {
         "in turn": "in turn for a worker",
         "paused": "paused until `reliq resume --key`",
@@ -202,7 +202,7 @@ def _summary(queue: str, found: "KeysView") -> list[str]:
         f"{found.waiting:,} waiting, {found.running:,} running; {pluralize(found.in_turn, 'key')} in turn, {found.asleep:,} asleep"
     ]
     if found.asleep_until is not None:
-        said.append(f"{asleep_text(queue, found.asleep_until)}.")
+        said.append(f"{describe_sleep(queue, found.asleep_until)}.")
     elif found.is_full:
         said.append(
             f"None may start now: the rate or concurrency of {queue} is used up; see `{shell_command('limits', queue)}`."

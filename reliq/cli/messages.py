@@ -1,8 +1,10 @@
-"""`reliq list`: the messages of one state."""
+"""Commands on messages: `list`, `show`, `cancel`, `purge`, `move` and `publish`."""
 
 import sys
 import time
+from contextlib import suppress
 from datetime import datetime
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -12,7 +14,7 @@ import typer
 import reliq.admin
 from reliq.admin.calls import CANCELLABLE, MOVABLE, PLACES, check_place
 from reliq.admin.filters import duration, headers_of
-from reliq.cli.keys import why_waits
+from reliq.cli.keys import describe_wait
 from reliq.cli.options import (
     AdminOption,
     DryRun,
@@ -35,24 +37,29 @@ from reliq.cli.output import (
     progress_bar,
     say,
 )
-from reliq.cli.queues import clock, why
+from reliq.cli.queues import describe_end, format_time
 from reliq.errors import ConfigurationError
-from reliq.message import PublishOptions
 from reliq.settings import LARGEST_BODY
 from reliq.text import as_value, clamp_time, format_duration, pretty, shell_command, start_of
 from reliq.wire_format import FailureNote
 
 if TYPE_CHECKING:
-    from reliq.admin import Admin, FilePublished, Filter, MessageView, RemoveResult
-    from reliq.admin.messages import Entry
+    from reliq.admin import Admin, Filter, MessageView
     from reliq.admin.publish import OnError
-    from reliq.message import Priority
+    from reliq.message import Priority, PublishOptions
 
 
-#: Characters of a body in a table and in JSON; `reliq show` has all of it.
-TABLE_BODY, JSON_BODY = 60, 1000
+#: Characters of a body in a table.
+TABLE_BODY = 60
+#: Characters of a body in JSON; `reliq show` has all of it.
+JSON_BODY = 1000
+#: Characters of an error in a table.
 TABLE_ERROR = 60
 MESSAGE_COLUMNS = ("id", "", "when", "attempt", "left", "size", "key", "body", "error")
+#: Exit code of `publish` when nothing was published.
+EXIT_NOT_PUBLISHED = 3
+#: An example of --at.
+AT_EXAMPLE = "2026-11-21T03:00+01:00"
 
 
 def list_messages(
@@ -79,39 +86,44 @@ def list_messages(
     state = state or ("waiting" if where.key else "ready")
     total = admin.size(queue, state, key=where.key) if where.is_set else None
     with progress_bar("looking", total, None, lambda _none: "nothing was changed") as run:
-        found = admin.messages(
+        entries = admin.messages(
             queue, state, limit=limit, offset=offset, where=where, on_look=lambda looked: run.step(looked, None)
         )
     if json:
-        print_json([as_json(one) for one in found])
-    elif not found:
+        names = ("id", "state", "mark", "when", "attempt", "retries_left", "error", "key", "headers", "size", "letter")
+        print_json(
+            [
+                {name: getattr(entry, name) for name in names} | {"body": start_of(entry.body, JSON_BODY)}
+                for entry in entries
+            ]
+        )
+    elif not entries:
         say(f"no {'more ' * bool(offset)}{state} messages in {queue}{' that match' * where.is_set}")
     else:
-        without = {"key"} - {"key" for one in found if one.key}
-        rows = [dict(zip(MESSAGE_COLUMNS, _row(one), strict=True)) for one in found]
-        shown = [name for name in MESSAGE_COLUMNS if name not in without]
-        print_table(shown, [[row[name] for name in shown] for row in rows], long=("body", "error"))
+        columns = [name for name in MESSAGE_COLUMNS if name != "key" or any(entry.key for entry in entries)]
+        rows = [
+            {
+                "id": entry.id,
+                "": entry.mark,
+                "when": format_when(entry.when),
+                "attempt": entry.attempt,
+                "left": entry.retries_left,
+                "size": "gone" if entry.size is None else entry.size,
+                "key": entry.key,
+                "body": start_of(entry.body, TABLE_BODY),
+                "error": entry.error[:TABLE_ERROR],
+            }
+            for entry in entries
+        ]
+        print_table(columns, [[row[name] for name in columns] for row in rows], long=("body", "error"))
 
 
-def as_json(entry: "Entry") -> dict[str, Any]:
-    """Return an entry as JSON holds it, the start of its body as text."""
-    names = ("id", "state", "mark", "when", "attempt", "retries_left", "error", "key", "headers", "size", "letter")
-    return {name: getattr(entry, name) for name in names} | {"body": start_of(entry.body, JSON_BODY)}
-
-
-def when_text(when: float | None) -> str:
-    """Return a time as a person on call says it."""
+def format_when(when: float | None) -> str:
+    """Return a time relative to now: `in 5m` or `3s ago`."""
     if when is None:
         return ""
     away = when - time.time()
     return f"in {format_duration(away)}" if away > 0 else f"{format_duration(-away)} ago"
-
-
-def _row(entry: "Entry") -> tuple[Any, ...]:
-    size = "gone" if entry.size is None else entry.size
-    body, error = start_of(entry.body, TABLE_BODY), entry.error[:TABLE_ERROR]
-    when = when_text(entry.when)
-    return entry.id, entry.mark, when, entry.attempt, entry.retries_left, size, entry.key, body, error
 
 
 def show(
@@ -132,86 +144,71 @@ def show(
 
     Example: reliq show orders order-42
     """
-    found = admin.show(queue, id)
+    view = admin.show(queue, id)
     if raw:
-        if found.body is None:
+        if view.body is None:
             raise ConfigurationError(f"message {id[:128]!r} of queue {queue!r} has no body any more; leave --raw out")
-        sys.stdout.buffer.write(found.body)
+        sys.stdout.buffer.write(view.body)
         sys.stdout.flush()
     elif json:
-        print_json(_as_json(found))
+        # Bodies are JSON where they are JSON, else text, else base 64.
+        fields = {name: getattr(view, name) for name in view.__dataclass_fields__}
+        fields["body"] = None if view.body is None else as_value(view.body)
+        fields["letters"] = [
+            {**msgspec.to_builtins(letter), "payload": as_value(letter.payload)} for letter in view.letters
+        ]
+        print_json(fields)
     else:
-        print_facts(_lines(found))
-        if found.body is not None:
-            say(*pretty(found.body))
+        print_facts(_describe_message(view))
+        if view.body is not None:
+            say(*pretty(view.body))
 
 
-def _lines(found: "MessageView") -> list[tuple[str, Any]]:
+def _describe_message(view: "MessageView") -> list[tuple[str, Any]]:
     """Return the names and values to show, each for one line."""
-    said: list[tuple[str, Any]] = [("id", found.id), ("state", _state(found))]
-    said += [("published", clock(found.published) + " UTC")] if found.published is not None else []
-    said += [("due", clock(found.due) + " UTC")] if found.due is not None else []
-    said += [("key", found.key)] if found.key else []
-    said += [("priority", found.priority)] if found.priority != "normal" else []
-    if found.state == "waiting":
-        said += [("in its line", f"{found.ahead:,} come before it")] if found.ahead is not None else []
-        said += [("it waits", why_waits(found.line))] if found.line is not None else []
-    if found.holder is not None:
-        holder = found.holder
-        said.append(
-            (
-                "runs",
-                f"for {format_duration(holder.seconds)} in {holder.host} pid {holder.pid} (worker {holder.worker})",
-            )
-        )
-    if found.leased_until is not None:
-        said.append(("lease", f"until {clock(found.leased_until)} UTC, unless it is renewed"))
-    if found.deliveries is not None:
-        said.append(("deliveries", f"{found.deliveries} (snoozed and released ones are not counted)"))
-    said += [("retries left", found.retries_left)] if found.retries_left is not None else []
-    said += [("expires", f"in {format_duration(found.ttl_left)}")] if found.ttl_left is not None else []
-    if found.reason:
-        said.append(("last error", found.reason + (f": {found.error}" if found.error else "")))
-    said += [("failed", _failure(note)) for note in reversed(found.failures)]
-    said += [("header", f"{name}: {value}") for name, value in found.headers.items()]
-    if found.taken_seconds is not None:
-        said.append(("id taken", f"for {format_duration(found.taken_seconds)} more"))
-    said += [("ended", f"{end.kind} {clock(end.at)} UTC  {why(end)}".rstrip()) for end in found.ends]
-    said += [("dead letter", f"{one.letter}, died {clock(one.died)} UTC") for one in found.letters]
-    if not found.searched_all:
-        said.append(("note", "there are too many dead letters to look through; an older one of it may be among them"))
-    return said
+    remarks = [word for word, holds in (("cancelled", view.cancelled), ("suspect", view.suspect)) if holds]
+    if view.body is None and view.state != "finished" and not view.cancelled:
+        remarks.append("its body is gone, so it will expire")
+    state = f"{view.state} ({', '.join(remarks)})" if remarks else str(view.state)
+    if view.state == "finished" and not view.ends:
+        state = "finished: acked messages are not kept (set history= to keep them)"
+    facts: list[tuple[str, Any]] = [("id", view.id), ("state", state)]
+    facts += [("published", format_time(view.published) + " UTC")] if view.published is not None else []
+    facts += [("due", format_time(view.due) + " UTC")] if view.due is not None else []
+    facts += [("key", view.key)] if view.key else []
+    facts += [("priority", view.priority)] if view.priority != "normal" else []
+    if view.state == "waiting":
+        facts += [("in its line", f"{view.ahead:,} come before it")] if view.ahead is not None else []
+        facts += [("it waits", describe_wait(view.line))] if view.line is not None else []
+    if view.holder is not None:
+        place = f"{view.holder.host} pid {view.holder.pid} (worker {view.holder.worker})"
+        facts.append(("runs", f"for {format_duration(view.holder.seconds)} in {place}"))
+    if view.leased_until is not None:
+        facts.append(("lease", f"until {format_time(view.leased_until)} UTC, unless it is renewed"))
+    if view.deliveries is not None:
+        facts.append(("deliveries", f"{view.deliveries} (snoozed and released ones are not counted)"))
+    facts += [("retries left", view.retries_left)] if view.retries_left is not None else []
+    facts += [("expires", f"in {format_duration(view.ttl_left)}")] if view.ttl_left is not None else []
+    if view.reason:
+        facts.append(("last error", view.reason + (f": {view.error}" if view.error else "")))
+    facts += [("failed", _describe_failure(note)) for note in reversed(view.failures)]
+    facts += [("header", f"{name}: {value}") for name, value in view.headers.items()]
+    if view.taken_seconds is not None:
+        facts.append(("id taken", f"for {format_duration(view.taken_seconds)} more"))
+    facts += [("ended", f"{end.kind} {format_time(end.at)} UTC  {describe_end(end)}".rstrip()) for end in view.ends]
+    facts += [("dead letter", f"{letter.letter}, died {format_time(letter.died)} UTC") for letter in view.letters]
+    if not view.searched_all:
+        facts.append(("note", "there are too many dead letters to look through; an older one of it may be among them"))
+    return facts
 
 
-def _failure(note: FailureNote) -> str:
+def _describe_failure(note: FailureNote) -> str:
     """Return one failure in a line: when, which delivery, where, and why."""
-    said = [] if note.at_ms is None else [f"{clock(clamp_time(note.at_ms / 1000))} UTC "]
-    said += [] if note.attempt is None else [f"attempt {note.attempt}"]
-    said += [] if note.took_ms is None else [f"after {format_duration(note.took_ms / 1000)}"]
-    said += [f"in {note.by}"] if note.by else []
-    return " ".join([*said, note.summary])
-
-
-def _state(found: "MessageView") -> str:
-    if found.state == "finished" and not found.ends:
-        return "finished: acked messages are not kept (set history= to keep them)"
-    more = [word for word, holds in (("cancelled", found.cancelled), ("suspect", found.suspect)) if holds]
-    if found.body is None and found.state != "finished" and not found.cancelled:
-        more.append("its body is gone, so it will expire")
-    return f"{found.state} ({', '.join(more)})" if more else found.state
-
-
-def _as_json(found: "MessageView") -> dict[str, Any]:
-    """Return the view with its bodies as JSON where they are JSON, else as text, else in base 64."""
-    fields = {name: getattr(found, name) for name in found.__dataclass_fields__}
-    letters = [{**msgspec.to_builtins(one), "payload": as_value(one.payload)} for one in found.letters]
-    return {**fields, "body": None if found.body is None else as_value(found.body), "letters": letters}
-
-
-Tombstone = Annotated[
-    float | None,
-    typer.Option(metavar="SECONDS", help="Refuse a publish of these ids for this time.", show_default=False),
-]
+    parts = [] if note.at_ms is None else [f"{format_time(clamp_time(note.at_ms / 1000))} UTC "]
+    parts += [] if note.attempt is None else [f"attempt {note.attempt}"]
+    parts += [] if note.took_ms is None else [f"after {format_duration(note.took_ms / 1000)}"]
+    parts += [f"in {note.by}"] if note.by else []
+    return " ".join([*parts, note.summary])
 
 
 def cancel(
@@ -222,7 +219,10 @@ def cancel(
         str, typer.Option(help="Instead of ids: " + " | ".join(CANCELLABLE), autocompletion=state_option(CANCELLABLE))
     ] = "",
     where: Which,
-    tombstone: Tombstone = None,
+    tombstone: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Refuse a publish of these ids for this time.", show_default=False),
+    ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
@@ -241,42 +241,25 @@ def cancel(
     if bool(ids) == bool(state):
         raise ConfigurationError("say which messages: ids, or --state with --header, --match or --key")
     if state:
-        _cancel_where(admin, queue, state, where, tombstone=tombstone, dry_run=dry_run, yes=yes, json=json)
+        total = admin.size(queue, check_place(state, CANCELLABLE), key=where.key)
+        if dry_run:
+            _print_dry_run(admin, queue, state, where, total, "cancelled", json=json)
+            return
+        confirm(f"Cancel the {state} messages of {queue}, {_describe_choice(where, total)}?", yes=yes)
+        summarize = methodcaller("summary", "cancelled")
+        with progress_bar("cancelling", total, reliq.admin.RemoveResult(), summarize) as run:
+            done = admin.cancel_where(queue, state, where, tombstone=tombstone, on_step=run.step)
+        print_json(done) if json else say(summarize(done))
         return
     if where.is_set or dry_run:
         raise ConfigurationError("--header, --match, --key and --dry-run go with --state, not with ids")
-    answers = admin.cancel(queue, ids or [], tombstone=tombstone)
+    statuses = admin.cancel(queue, ids or [], tombstone=tombstone)
     if json:
-        print_json(answers)
+        print_json(statuses)
     else:
-        for id, word in answers.items():
-            say(f"{word} {id}")
-    if "not_found" in answers.values():
+        say(*(f"{status} {id}" for id, status in statuses.items()))
+    if "not_found" in statuses.values():
         raise typer.Exit(EXIT_UNKNOWN_ID)
-
-
-def _cancel_where(
-    admin: "Admin",
-    queue: str,
-    state: str,
-    where: "Filter",
-    *,
-    tombstone: float | None,
-    dry_run: bool,
-    yes: bool,
-    json: bool,
-) -> None:
-    total = admin.size(queue, check_place(state, CANCELLABLE), key=where.key)
-    if dry_run:
-        with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was cancelled") as run:
-            found = admin.count_messages(queue, state, where, on_step=run.step)
-        print_found(found, "cancelled", json=json)
-        return
-    what = "those that match" if where.is_set else f"all {total}"
-    confirm(f"Cancel the {state} messages of {queue}, {what}?", yes=yes)
-    with progress_bar("cancelling", total, reliq.admin.RemoveResult(), lambda done: done.summary("cancelled")) as run:
-        done = admin.cancel_where(queue, state, where, tombstone=tombstone, on_step=run.step)
-    print_json(done) if json else say(done.summary("cancelled"))
 
 
 def purge(
@@ -303,33 +286,20 @@ def purge(
         raise ConfigurationError("say which messages: --state, or --key for those that wait in the line of a key")
     total = admin.size(queue, state, key=where.key)
     if dry_run:
-        print_found(_count(admin, queue, state, where, total), "deleted", json=json)
+        _print_dry_run(admin, queue, state, where, total, "deleted", json=json)
         return
-    what = "those that match" if where.is_set else f"all {total}"
-    confirm(f"Delete the {state} messages of {queue}, {what}?", yes=yes)
-    done = _delete(admin, queue, state, where, total)
-    print_json(done) if json else say(done)
-
-
-def _count(admin: "Admin", queue: str, state: str, where: "Filter", total: int) -> int:
-    with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was deleted") as run:
-        if state != "dead":
-            return admin.count_messages(queue, state, where, on_step=run.step)
-        return admin.count_letters(
-            queue, where.of_letters(), on_step=lambda looked, _sum: run.step(looked, reliq.admin.RemoveResult())
-        )
-
-
-def _delete(admin: "Admin", queue: str, state: str, where: "Filter", total: int) -> "RemoveResult":
+    confirm(f"Delete the {state} messages of {queue}, {_describe_choice(where, total)}?", yes=yes)
     with progress_bar("deleting", total, reliq.admin.RemoveResult()) as run:
-        if state != "dead":
-            return admin.purge(queue, state, where, on_step=run.step)
-        admin.delete_letters(
-            queue,
-            where.of_letters(),
-            on_step=lambda looked, done: run.step(looked, reliq.admin.RemoveResult(found=done, purged=done)),
-        )
-        return run.sum
+        if state == "dead":
+            deleted = admin.delete_letters(
+                queue,
+                where.of_letters(),
+                on_step=lambda looked, deleted: run.step(looked, reliq.admin.RemoveResult(deleted, deleted)),
+            )
+            done = reliq.admin.RemoveResult(deleted, deleted)
+        else:
+            done = admin.purge(queue, state, where, on_step=run.step)
+    print_json(done) if json else say(done)
 
 
 def move(
@@ -361,19 +331,39 @@ def move(
         )
     total = admin.size(queue, check_place(state, MOVABLE), key=where.key)
     if dry_run:
-        with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was moved") as looking:
-            found = admin.count_messages(queue, state, where, on_step=looking.step)
-        print_found(found if limit is None else min(found, limit), "moved", json=json)
+        _print_dry_run(admin, queue, state, where, total, "moved", limit=limit, json=json)
         return
-    what = "those that match" if where.is_set else f"all {total}"
-    confirm(f"Move the {state} messages of {queue} to {other}, {what}?", yes=yes)
-    with progress_bar("moving", total, reliq.admin.MoveResult()) as moving:
-        done = admin.move(queue, other, state, where, limit=limit, on_step=moving.step)
+    confirm(f"Move the {state} messages of {queue} to {other}, {_describe_choice(where, total)}?", yes=yes)
+    with progress_bar("moving", total, reliq.admin.MoveResult()) as run:
+        done = admin.move(queue, other, state, where, limit=limit, on_step=run.step)
     print_json(done) if json else say(done)
 
 
-EXIT_NOT_PUBLISHED = 3
-EXAMPLE = "2026-11-21T03:00+01:00"
+def _describe_choice(where: "Filter", total: int) -> str:
+    return "those that match" if where.is_set else f"all {total}"
+
+
+def _print_dry_run(
+    admin: "Admin",
+    queue: str,
+    state: str,
+    where: "Filter",
+    total: int,
+    done: str,
+    *,
+    limit: int | None = None,
+    json: bool,
+) -> None:
+    """Count the messages that would be cancelled, deleted or moved, as `done` says, and print how many there are."""
+    nothing = reliq.admin.RemoveResult()
+    with progress_bar("looking", total, nothing, lambda _sum: f"nothing was {done}") as run:
+        if state == "dead":
+            count = admin.count_letters(
+                queue, where.of_letters(), on_step=lambda looked, _count: run.step(looked, nothing)
+            )
+        else:
+            count = admin.count_messages(queue, state, where, on_step=run.step)
+    print_found(count if limit is None else min(count, limit), done, json=json)
 
 
 def publish(
@@ -384,7 +374,7 @@ def publish(
     on_error: Annotated[str, typer.Option(help="At a malformed line: stop, publish nothing; or skip it.")] = "stop",
     raw: Annotated[bool, typer.Option("--raw", help="Send the bytes as they are, JSON or not.")] = False,
     delay: Annotated[str, typer.Option(metavar="TIME", help="Due after 30s, 10m, 2h, 1d.")] = "0",
-    at: Annotated[str | None, typer.Option(metavar="WHEN", help=f"Due then, such as {EXAMPLE}.")] = None,
+    at: Annotated[str | None, typer.Option(metavar="WHEN", help=f"Due then, such as {AT_EXAMPLE}.")] = None,
     retries: Annotated[int | None, typer.Option(help="Deliveries after the first, instead of 12.")] = None,
     ttl: Annotated[str | None, typer.Option(metavar="TIME", help="How late it may start, instead of 7d.")] = None,
     id: Annotated[str | None, typer.Option(help="An id of yours: not published again while it is known.")] = None,
@@ -406,9 +396,15 @@ def publish(
     """
     if dedup is not None and id is None and jsonl is None:
         raise ConfigurationError(f"--dedup needs an id of yours: --id report-7 --dedup {dedup}")
+    due = None
+    if at is not None:
+        with suppress(ValueError):
+            due = datetime.fromisoformat(at)
+        if due is None or due.utcoffset() is None:
+            raise ConfigurationError(f"--at is written {AT_EXAMPLE}, with its offset from UTC, not {at[:40]!r}")
     options: PublishOptions = {
         "delay": duration(delay),
-        "at": None if at is None else _moment(at),
+        "at": due,
         "retries": retries,
         "ttl": None if ttl is None else duration(ttl),
         "headers": headers_of(header),
@@ -425,7 +421,18 @@ def publish(
         return
     if body is not None or id is not None:
         raise ConfigurationError("--jsonl takes bodies and ids from the file: leave out BODY and --id")
-    done = _publish_lines(admin, queue, jsonl, options, raw=raw, on_error=_on_error(on_error))
+    if on_error not in ("stop", "skip"):
+        raise ConfigurationError(f"--on-error must be stop or skip, not {on_error[:40]!r}")
+    total = jsonl.stat().st_size if jsonl.is_file() else None
+    with progress_bar("bytes", total, 0, lambda _at: "what is confirmed is in the progress file") as run:
+        done = admin.publish_lines(
+            queue,
+            jsonl,
+            raw=raw,
+            on_error=cast("OnError", on_error),
+            on_step=lambda at: run.step(at - run.sum, at),
+            **options,
+        )
     print_json(done) if json else say(done)
     if done.skipped:
         numbers = ", ".join(map(str, done.malformed)) + (", …" if done.skipped > len(done.malformed) else "")
@@ -434,36 +441,9 @@ def publish(
         raise typer.Exit(EXIT_NOT_PUBLISHED)
 
 
-def _publish_lines(
-    admin: "Admin", queue: str, path: Path, options: PublishOptions, *, raw: bool, on_error: "OnError"
-) -> "FilePublished":
-    total = path.stat().st_size if path.is_file() else None
-    with progress_bar("bytes", total, 0, lambda _at: "what is confirmed is in the progress file") as run:
-        return admin.publish_lines(
-            queue, path, raw=raw, on_error=on_error, on_step=lambda at: run.step(at - run.sum, at), **options
-        )
-
-
-def _body(given: str | None) -> bytes:
-    if given is None:
+def _body(text: str | None) -> bytes:
+    if text is None:
         raise ConfigurationError("say the BODY, `-` to read it from stdin, or --jsonl FILE")
-    if given != "-":
-        return given.encode("utf-8", "surrogateescape")
+    if text != "-":
+        return text.encode("utf-8", "surrogateescape")
     return sys.stdin.buffer.read(LARGEST_BODY + 1)
-
-
-def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.utcoffset() is None:
-        raise ConfigurationError(f"--at is written {EXAMPLE}, with its offset from UTC, not {text[:40]!r}")
-    return moment
-
-
-def _on_error(text: str) -> "OnError":
-    match text:
-        case "stop" | "skip":
-            return text
-    raise ConfigurationError(f"--on-error must be stop or skip, not {text[:40]!r}")

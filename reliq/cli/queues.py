@@ -59,16 +59,16 @@ def ends(
     elif not found:
         say("None is remembered." + (" (Queue(history=...) keeps acked ones.)" if kind == "acked" else ""))
     else:
-        rows = [(clock(end.at), end.kind, end.id, why(end)) for end in found]
+        rows = [(format_time(end.at), end.kind, end.id, describe_end(end)) for end in found]
         print_table(("when", "end", "id", "why"), rows, long=("why",))
 
 
-def clock(at: float) -> str:
+def format_time(at: float) -> str:
     """Return a time as a person reads it, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def why(end: "FinishedMessage") -> str:
+def describe_end(end: "FinishedMessage") -> str:
     """Return the reason of an end in one line, as far as it is known."""
     if end.took is not None:
         return f"after {format_duration(end.took)}"
@@ -76,10 +76,10 @@ def why(end: "FinishedMessage") -> str:
     return f"{end.reason}{attempt}" + (f": {end.error}" if end.error else "") if end.reason else ""
 
 
-def asleep_text(queue: str, until: float) -> str:
+def describe_sleep(queue: str, until: float) -> str:
     """Return until when a queue sleeps, why, and what wakes it."""
     return (
-        f"{queue} sleeps until {clock(until)} UTC: a handler raised RateLimited for a message without a key; "
+        f"{queue} sleeps until {format_time(until)} UTC: a handler raised RateLimited for a message without a key; "
         f"`{shell_command('resume', queue)}` wakes it"
     )
 
@@ -122,11 +122,11 @@ def _print(seen: "Overview") -> None:
         _print_table(seen.queues)
     for view in seen.queues:
         if view.pause is not None:
-            say(f"{view.queue} is {pause_text(view.pause, time.time())}")
+            say(f"{view.queue} is {describe_pause(view.pause, time.time())}")
         if view.away:
             say(f"{view.queue} is {format_missing(view.away)}")
         if view.lines and view.lines.asleep_until:
-            say(asleep_text(view.queue, view.lines.asleep_until))
+            say(describe_sleep(view.queue, view.lines.asleep_until))
     if seen.workers is None:
         say("The workers are unknown: the Redis of their registry is away.")
     for name, why in seen.unreadable.items():
@@ -151,7 +151,7 @@ def _print_table(views: "Sequence[QueueView]") -> None:
     print_table(columns, [(*_row(view, rated=rated), *(getattr(view, name) for name in more)) for view in views])
 
 
-def pause_text(pause: Pause, now: float) -> str:
+def describe_pause(pause: Pause, now: float) -> str:
     """Return who paused a queue, when, why and until when."""
     said = "paused" + (f" by {pause.by}" if pause.by else "")
     if pause.at is not None:

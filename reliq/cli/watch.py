@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.text import Text
 
 from reliq.admin.filters import duration
-from reliq.cli.messages import when_text
+from reliq.cli.messages import format_when
 from reliq.cli.options import Json, WholeQueueAdmin, queue_names
 from reliq.cli.output import complain, console, print_json, say
-from reliq.cli.queues import pause_text, why
+from reliq.cli.queues import describe_end, describe_pause
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.schedule import TICK_LATE_SECONDS
 from reliq.text import format_duration, format_number, format_rate, pluralize, printable
@@ -122,7 +122,7 @@ def _periodic(crons: Sequence[CronView]) -> list[Text]:
             line.append(f"  {name} {told}", style)
     for one in crons:
         if one.next is not None and one.name not in wrong | paused:
-            line.append(f"  {one.name} {when_text(one.next)}")
+            line.append(f"  {one.name} {format_when(one.next)}")
     return [line] if crons else []
 
 
@@ -210,7 +210,7 @@ def _sizes(view: QueueView) -> dict[str, int]:
 def _picture(view: QueueView, trends: Mapping[str, RateHistory], width: int) -> Text:
     """Return a bar of the states and the trend of the rates; for a paused queue, who paused it."""
     if view.pause is not None:
-        return Text(printable(pause_text(view.pause, time.time()))[: max(0, width)], "black on yellow")
+        return Text(printable(describe_pause(view.pause, time.time()))[: max(0, width)], "black on yellow")
     bar = max(0, min(60, width * 2 // 5))
     line = Text.assemble(_bar(_sizes(view), bar))
     trend = trends.get(view.queue)
@@ -439,5 +439,5 @@ def line_of(moment: QueueSample) -> str:
     if paused := [view.queue for view in views if view.pause is not None]:
         said.append(f"paused={','.join(paused)}")
     if moment.ends and (end := moment.ends[0].ended) is not None:
-        said.append(f"last={moment.ends[0].queue}/{end.id} {end.kind} {why(end)}".rstrip())
+        said.append(f"last={moment.ends[0].queue}/{end.id} {end.kind} {describe_end(end)}".rstrip())
     return printable(" ".join(said))

@@ -1,4 +1,4 @@
-"""The pages that show: what each has beside what every page has."""
+"""The pages that show something: their contents, the parts of them that stay live, and how templates render them."""
 
 from __future__ import annotations
 
@@ -34,22 +34,24 @@ from reliq.web.render import Sparkline, ages, cron_marks, is_unwatched, marks, r
 from reliq.web.request import Fields, PageError, RequestContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from jinja2.runtime import Context
     from starlette.responses import Response
 
-    from reliq.admin import Failure, QueueView
-    from reliq.settings import Limits
+    from reliq.admin import Failure, MessagePage, QueueView, SearchResult
     from reliq.web.live import Part
     from reliq.web.site import Now, Site
 
 
 logger = logging.getLogger(__name__)
 
-#: A page of dead letters groups the newest that can be read in so many seconds, and more when it is asked to.
-GROUPS_SECONDS, FURTHER_SECONDS = 0.05, 1.0
-#: The page of keys has so many of the largest.
+TEMPLATES = Path(__file__).parent / "templates"
+#: A page of dead letters groups the newest letters that can be read in this many seconds.
+GROUPS_SECONDS = 0.05
+#: The same, when a visitor asks to look further.
+FURTHER_SECONDS = 1.0
+#: The page of keys shows this many of the largest.
 KEYS_SHOWN = 50
 #: A worker that has not taken a request for its stacks after two of its beats does not answer.
 SILENT_SECONDS = 2 * BEAT_SECONDS
@@ -68,8 +70,12 @@ def queue(context: RequestContext) -> Response:
 def keys(context: RequestContext) -> Response:
     """Show the keys of a queue's messages and its limits; one key, the largest, or all of them page by page."""
     admin, query, queue = context.admin, context.query, context.queue
-    key, after, every = query.text("key"), query.text("after") or None, query.text("every") == "1"
-    page = admin.key_page(queue, after=after) if every else None
+    key = query.text("key")
+    page = admin.key_page(queue, after=query.text("after") or None) if query.text("every") == "1" else None
+    try:
+        limits = admin.limits(queue)
+    except ConfigurationError:  # Redis has limits that make no sense
+        limits = None
     return context.page(
         "keys.html",
         queue=queue,
@@ -78,16 +84,8 @@ def keys(context: RequestContext) -> Response:
         lines=[admin.key(queue, key)] if key else page.items if page else None,
         after=page.after if page else None,
         key=key,
-        limits=_limits(context),
+        limits=limits,
     )
-
-
-def _limits(context: RequestContext) -> Limits | None:
-    """Return the limits of the queue of the address; None when Redis has some that make no sense."""
-    try:
-        return context.admin.limits(context.queue)
-    except ConfigurationError:
-        return None
 
 
 def workers(context: RequestContext) -> Response:
@@ -108,10 +106,10 @@ def crons(context: RequestContext) -> Response:
 def cron(context: RequestContext) -> Response:
     """Show one periodic entry."""
     name = context.query.text("name")
-    found = next((one for one in context.admin.crons([context.queue]) if one.name == name), None)
-    if found is None:
+    entry = next((entry for entry in context.admin.crons([context.queue]) if entry.name == name), None)
+    if entry is None:
         raise PageError(404, "There is no such periodic entry", f"Queue {context.queue} has none called {name[:80]!r}.")
-    return context.page("cron.html", entry=found)
+    return context.page("cron.html", entry=entry)
 
 
 def task(context: RequestContext) -> Response:
@@ -127,12 +125,12 @@ def tasks(context: RequestContext) -> Response:
 def message(context: RequestContext) -> Response:
     """Show one message: where it is, and what became of it."""
     id = context.query.text("id")
-    found = context.admin.show(context.queue, id)
-    story = story_of(found).events
+    view = context.admin.show(context.queue, id)
+    story = story_of(view).events
     return context.page(
         "message.html",
         queue=context.queue,
-        message=found if context.shows_bodies else redacted(found),
+        message=view if context.shows_bodies else redacted(view),
         story=story if context.shows_bodies else redacted(story),
         show_bodies=context.shows_bodies,
     )
@@ -140,22 +138,24 @@ def message(context: RequestContext) -> Response:
 
 def messages(context: RequestContext) -> Response:
     """Show the messages of a state, or those of them that a search finds."""
-    admin, query, queue, state = context.admin, context.query, context.queue, context.path["state"]
-    where, after, key = context.filter(query), query.text("after") or None, query.text("key")
-    if state == "waiting" and not key:
+    admin, query, queue = context.admin, context.query, context.queue
+    state = context.path["state"]
+    where = context.filter(query)
+    after = query.text("after") or None
+    if state == "waiting" and not where.key:
         return context.go("keys", queue=queue)
-    found: Any = (
-        admin.search(queue, state, where, after=after)
-        if replace(where, key="").is_set
-        else admin.page(queue, state, after=after, key=key)
-    )
+    result: MessagePage | SearchResult
+    if replace(where, key="").is_set:
+        result = admin.search(queue, state, where, after=after)
+    else:
+        result = admin.page(queue, state, after=after, key=where.key)
     return context.page(
         "messages.html",
         queue=queue,
         state=state,
-        key=key,
+        key=where.key,
         view=view_of(context, context.site.last.get()),
-        page=_page(context, found),
+        page=_page(context, result),
         search={"text": query.text("text"), "header": query.text("header")},
         show_bodies=context.shows_bodies,
         is_further=after is not None,
@@ -165,12 +165,12 @@ def messages(context: RequestContext) -> Response:
 def dead(context: RequestContext) -> Response:
     """Show why messages died, and the letters that are meant."""
     admin, query, queue = context.admin, context.query, context.queue
-    where, after = context.letter_filter(query), query.text("after") or None
+    where = context.letter_filter(query)
+    after = query.text("after") or None
     looks_further = query.text("further") == "1"
     groups = admin.dead_groups(queue, where=where, for_seconds=FURTHER_SECONDS if looks_further else GROUPS_SECONDS)
-    found: Any = (
-        admin.search(queue, "dead", where, after=after) if where.is_set else admin.page(queue, "dead", after=after)
-    )
+    result: MessagePage | SearchResult
+    result = admin.search(queue, "dead", where, after=after) if where.is_set else admin.page(queue, "dead", after=after)
     names = ("reason", "text", "error", "header", "older", "newer")
     return context.page(
         "dead.html",
@@ -182,7 +182,7 @@ def dead(context: RequestContext) -> Response:
         looks_further=looks_further,
         filter={**{name: query.text(name) for name in names}, "raised": where.raised},
         reasons=DEATH_REASONS,
-        page=_page(context, found),
+        page=_page(context, result),
         show_bodies=context.shows_bodies,
     )
 
@@ -204,27 +204,29 @@ def rendered(site: Site, parts: Iterable[Part]) -> Mapping[Part, str]:
 
     A part is left out whose queue or task is gone, or which Redis refuses: the others have other viewers.
     """
-    now, found = site.last.get(), {}
+    now = site.last.get()
+    texts = {}
     for part in parts:
-        context = _viewer(site, part)
+        context = RequestContext(
+            site=site,
+            route=part.page,
+            visitor=Visitor(Access.READ),  # a part is the same for all its viewers
+            path={"queue": part.of, "id": part.of},
+            query=Fields(b"layout=" + part.layout.encode("ascii", "replace")),
+            form=Fields(b""),
+            root=part.root,
+            asker="",
+            may_log_out=False,
+        )
         try:
-            found[part] = context.text(f"live/{part.page}.html", **LIVE[part.page](context, now))
+            texts[part] = context.text(f"live/{part.page}.html", **LIVE[part.page](context, now))
         except (ConfigurationError, RedisRefusedError, PageError):
             continue
         except RedisUnavailableError:
             raise
         except Exception:
             logger.exception("the live part of the page %s failed", part.page)
-    return found
-
-
-def _viewer(site: Site, part: Part) -> RequestContext:
-    """Return the request of nobody in particular: a part is the same for all its viewers."""
-    path = {"queue": part.of, "id": part.of}
-    query = Fields(b"layout=" + part.layout.encode("ascii", "replace"))
-    return RequestContext(
-        site, part.page, Visitor(Access.READ), path, query, Fields(b""), part.root, "", may_log_out=False
-    )
+    return texts
 
 
 def _queues(_context: RequestContext, now: Now) -> dict[str, Any]:
@@ -233,11 +235,15 @@ def _queues(_context: RequestContext, now: Now) -> dict[str, Any]:
 
 def _queue(context: RequestContext, now: Now) -> dict[str, Any]:
     view = view_of(context, now)
+    failures: Counter[Failure] = Counter()  # without the texts of their errors; those alike are counted together
+    for failure in now.moment.errors:
+        if failure.queue == view.queue:
+            failures[replace(failure, error="", count=0)] += failure.count
     return {
         "view": view,
         "history": now.histories.get(view.queue, ()),
         "running": running_in(list(now.overview.workers or ()), view.queue),
-        "failures": _grouped([one for one in now.moment.errors if one.queue == view.queue]),
+        "failures": [replace(failure, count=count) for failure, count in failures.most_common()],
     }
 
 
@@ -254,10 +260,10 @@ def _worker(context: RequestContext, _now: Now | None = None) -> dict[str, Any]:
 
 
 def _task(context: RequestContext, _now: Now | None = None) -> dict[str, Any]:
-    found = context.site.tasks.get(context.path["id"])
-    if found is None:
+    task = context.site.tasks.get(context.path["id"])
+    if task is None:
         raise PageError(404, "There is no such work", "It has long ended, or was begun by another process.")
-    return {"task": found}
+    return {"task": task}
 
 
 #: The part of a page that goes on changing -> what it shows.
@@ -277,28 +283,20 @@ def view_of(context: RequestContext, now: Now) -> QueueView:
     for view in now.overview.queues:
         if (view.queue, view.layout) == (context.queue, layout):
             return view
-    asked = context.admin.overview([context.queue])
-    if not asked.queues:
-        raise PageError(503, f"Queue {context.queue} cannot be read", "".join(asked.unreadable.values()))
-    return asked.queues[0]
+    overview = context.admin.overview([context.queue])
+    if not overview.queues:
+        raise PageError(503, f"Queue {context.queue} cannot be read", "".join(overview.unreadable.values()))
+    return overview.queues[0]
 
 
-def _page(context: RequestContext, found: Any) -> dict[str, Any]:
+def _page(context: RequestContext, result: MessagePage | SearchResult) -> dict[str, Any]:
     """Return a piece of a list for the template: its entries, where the next are, and how far a search has looked."""
-    items = found.items if context.shows_bodies else redacted(found.items)
-    looked, of = getattr(found, "looked", None), getattr(found, "of", None)
-    return {"items": items, "after": found.after, "looked": looked, "of": of}
-
-
-def _grouped(failures: Sequence[Failure]) -> list[Failure]:
-    """Return failures without the texts of their errors, those alike counted together."""
-    counted: Counter[Failure] = Counter()
-    for one in failures:
-        counted[replace(one, error="", count=0)] += one.count
-    return [replace(one, count=count) for one, count in counted.most_common()]
-
-
-TEMPLATES = Path(__file__).parent / "templates"
+    return {
+        "items": result.items if context.shows_bodies else redacted(result.items),
+        "after": result.after,
+        "looked": getattr(result, "looked", None),
+        "of": getattr(result, "of", None),
+    }
 
 
 class Pages:
@@ -310,7 +308,7 @@ class Pages:
     """
 
     def __init__(self, title: str = "reliq") -> None:
-        self._jinja = jinja = Environment(
+        self._jinja = Environment(
             loader=FileSystemLoader(TEMPLATES),
             autoescape=True,
             undefined=StrictUndefined,
@@ -318,8 +316,8 @@ class Pages:
             lstrip_blocks=True,
             finalize=_harmless,
         )
-        jinja.filters.update(FILTERS)
-        jinja.globals.update(
+        self._jinja.filters.update(FILTERS)
+        self._jinja.globals.update(
             title=title,
             curve=Sparkline,
             ages=ages,
