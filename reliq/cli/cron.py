@@ -1,7 +1,7 @@
 """`reliq cron`: periodic entries: list, run, pause, resume, forget."""
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -51,14 +51,13 @@ def entry_of(
     admin = open_whole_queue_admin(url, layout)
     if queue is not None:
         return admin, queue, name
-    found = [one for one in admin.crons() if one.name == name]
-    if not found:
+    entries = [entry for entry in admin.crons() if entry.name == name]
+    if not entries:
         raise ConfigurationError(f"there is no periodic entry {name[:80]!r}; `reliq cron list` shows what there is")
-    if len(found) > 1:
-        queues = ", ".join(one.queue for one in found)
+    if len(entries) > 1:
+        queues = ", ".join(entry.queue for entry in entries)
         raise ConfigurationError(f"entries of several queues are called {name!r}: {queues}; say which with --queue")
-    [one] = found
-    return admin.in_layout(Layout.parse(one.layout)), one.queue, name
+    return admin.in_layout(Layout.parse(entries[0].layout)), entries[0].queue, name
 
 
 Entry = Annotated["tuple[Admin, str, str]", OptionsOf(entry_of)]
@@ -80,17 +79,25 @@ def list_crons(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue.
     """
-    found = admin.crons(queues or ())
+    entries = admin.crons(queues or ())
     if json:
-        print_json(found)
+        print_json(entries)
         return
-    if not found:
+    if not entries:
         say("There is no periodic entry; @consumer.cron(…) makes one, and a worker brings it here.")
         return
-    print_table(COLUMNS, [_row(one) for one in found], long=("schedule", "last message"))
-    for one in found:
-        for told in _remarks(one):
-            say(f"{one.name}: {told}")
+    print_table(COLUMNS, map(_row, entries), long=("schedule", "last message"))
+    for entry in entries:
+        if entry.pause:
+            say(f"{entry.name}: {describe_pause(entry.pause, time.time())}")
+        if not entry.is_served:
+            say(
+                f"{entry.name}: no worker has it: none of them runs, or it is no more in the code (`reliq cron forget`)"
+            )
+        elif entry.late > TICK_LATE_SECONDS:
+            say(f"{entry.name}: its tick is {format_duration(entry.late)} late: the logs of its workers say why")
+        if entry.next is None:
+            say(f"{entry.name}: its schedule cannot be read here")
 
 
 @cron.command()
@@ -102,9 +109,9 @@ def run(*, entry: Entry, json: Json = False) -> None:
 
     Exit codes: 0 published, 1 Redis did not answer, 2 there is no such entry, or no worker that has it.
     """
-    admin, of, name = entry
-    id = admin.run_cron(of, name)
-    print_json({"id": id, "queue": of}) if json else say(f"published {id} to {of}")
+    admin, queue, name = entry
+    id = admin.run_cron(queue, name)
+    print_json({"id": id, "queue": queue}) if json else say(f"published {id} to {queue}")
 
 
 @cron.command()
@@ -118,9 +125,9 @@ def pause(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 there is no such entry.
     """
-    admin, of, name = entry
-    admin.pause_cron(of, name, reason=reason)
-    print_json({"paused": True, "queue": of}) if json else say(
+    admin, queue, name = entry
+    admin.pause_cron(queue, name, reason=reason)
+    print_json({"paused": True, "queue": queue}) if json else say(
         f"{name} is paused; `{shell_command('cron resume', name)}` ends it"
     )
 
@@ -134,10 +141,10 @@ def resume(*, entry: Entry, json: Json = False) -> None:
 
     Exit codes: 0 it is published, also when it was not paused; 1 Redis did not answer; 2 there is no such entry.
     """
-    admin, of, name = entry
-    was_paused = admin.resume_cron(of, name)
+    admin, queue, name = entry
+    was_paused = admin.resume_cron(queue, name)
     if json:
-        print_json({"was_paused": was_paused, "queue": of})
+        print_json({"was_paused": was_paused, "queue": queue})
     else:
         say(f"{name} is resumed" if was_paused else f"{name} was not paused")
 
@@ -151,25 +158,14 @@ def forget(*, entry: Entry, json: Json = False) -> None:
 
     Exit codes: 0 done, 1 Redis did not answer, 2 there is no such entry, or a worker has it.
     """
-    admin, of, name = entry
-    admin.forget_cron(of, name)
-    print_json({"forgotten": name, "queue": of}) if json else say(f"{name} of {of} is forgotten")
+    admin, queue, name = entry
+    admin.forget_cron(queue, name)
+    print_json({"forgotten": name, "queue": queue}) if json else say(f"{name} of {queue} is forgotten")
 
 
-def _row(one: "CronView") -> list[str]:
-    coming, last = format_when(one.next) or "?", format_when(one.ticked) or "never"
-    skipped = [str(one.skipped[why]) for why in ("paused", "overlap")]
-    message = one.last_id + (" (alive)" if one.is_alive else "")
-    return [one.name, one.queue, one.schedule, coming, last, str(one.missed), *skipped, message]
-
-
-def _remarks(one: "CronView") -> list[str]:
-    """Return what an operator should see of an entry at once."""
-    told = [describe_pause(one.pause, time.time())] if one.pause else []
-    if not one.is_served:
-        told.append("no worker has it: none of them runs, or it is no more in the code (`reliq cron forget`)")
-    elif one.late > TICK_LATE_SECONDS:
-        told.append(f"its tick is {format_duration(one.late)} late: the logs of its workers say why")
-    if one.next is None:
-        told.append("its schedule cannot be read here")
-    return told
+def _row(entry: "CronView") -> tuple[Any, ...]:
+    coming = format_when(entry.next) or "?"
+    last = format_when(entry.ticked) or "never"
+    message = entry.last_id + (" (alive)" if entry.is_alive else "")
+    skipped = (entry.skipped["paused"], entry.skipped["overlap"])
+    return entry.name, entry.queue, entry.schedule, coming, last, entry.missed, *skipped, message

@@ -64,19 +64,20 @@ def list_letters(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong filter.
     """
-    most, away = check_int("--limit", limit, least=1, most=LETTERS_LIMIT), admin.shards(queue).away
+    most = check_int("--limit", limit, least=1, most=LETTERS_LIMIT)
+    away = admin.shards(queue).away
     nothing = f"no dead letters in {queue}{' that match' * where.is_set}"
     if group:
         groups = admin.dead_groups(queue, where=where, for_seconds=GROUP_SECONDS, without=away)
         _list_groups(groups, most, nothing, json=json)
     else:
-        found = list(islice(admin.letters(queue, where, without=away), most))
+        letters = list(islice(admin.letters(queue, where, without=away), most))
         if json:
-            print_json([as_json(one, start_of(one.payload, JSON_BODY)) for one in found])
-        elif not found:
+            print_json([as_json(letter, start_of(letter.payload, JSON_BODY)) for letter in letters])
+        elif not letters:
             say(nothing)
         else:
-            print_table(LETTER_COLUMNS, [_row(one) for one in found], long=("error", "body"))
+            print_table(LETTER_COLUMNS, map(_row, letters), long=("error", "body"))
     if away:
         say(f"The list is {format_missing(away)}.", stderr=json)
 
@@ -109,8 +110,10 @@ def show(
         print_json(facts)
         return
     del facts["body"]
-    headers, facts["died"] = facts.pop("headers"), f"{format_time(letter.died)} UTC"
-    print_facts([*facts.items(), *(("header", f"{name}: {value}") for name, value in headers.items())])
+    del facts["headers"]
+    facts["died"] = f"{format_time(letter.died)} UTC"
+    headers = [("header", f"{name}: {value}") for name, value in letter.header.headers.items()]
+    print_facts([*facts.items(), *headers])
     say(*pretty(letter.payload))
 
 
@@ -140,7 +143,7 @@ def redrive(
     Ctrl-C stops it and says how far it came; run again, it goes on. Exit codes: 0 done, 1 Redis did not answer or you
     did not agree, 2 an unknown queue, id or filter, 130 interrupted.
     """
-    _check_said(where, every=every)
+    _check_choice(where, every=every)
     options = reliq.admin.RedriveOptions(
         limit=limit,
         rate=None if rate is None else per_second(rate),
@@ -148,10 +151,11 @@ def redrive(
         delay=duration(delay),
     )
     if dry_run:
-        found = _count(admin, queue, where)
-        print_found(found if limit is None else min(found, limit), "redriven", json=json)
+        count = _count(admin, queue, where)
+        print_found(count if limit is None else min(count, limit), "redriven", json=json)
         return
-    total, missing = admin.size(queue, "dead"), _missing(admin, queue, where.ids)
+    total = admin.size(queue, "dead")
+    missing = _missing(admin, queue, where.ids)
     if every:
         confirm(f"Redrive {'all ' * (total != 1)}{pluralize(total, 'dead letter')} of {queue}?", yes=yes)
     with progress_bar("redriving", total, reliq.admin.RedriveResult()) as run:
@@ -179,31 +183,31 @@ def purge(
     Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue, id or filter, 130
     interrupted.
     """
-    _check_said(where, every=every)
-    found = _count(admin, queue, where)
+    _check_choice(where, every=every)
+    count = _count(admin, queue, where)
     if dry_run:
-        print_found(found, "deleted", json=json)
+        print_found(count, "deleted", json=json)
         return
     missing = _missing(admin, queue, where.ids)
-    confirm(f"Delete {pluralize(found, 'dead letter')} of {queue}?", yes=yes)
+    confirm(f"Delete {pluralize(count, 'dead letter')} of {queue}?", yes=yes)
     with progress_bar("deleting", admin.size(queue, "dead"), 0, lambda done: f"{done} deleted") as run:
         deleted = admin.delete_letters(queue, where, on_step=run.step)
     print_json({"deleted": deleted}) if json else say(f"{deleted} deleted")
     _complain(queue, missing)
 
 
-def _list_groups(found: "DeadGroups", most: int, nothing: str, *, json: bool) -> None:
+def _list_groups(result: "DeadGroups", most: int, nothing: str, *, json: bool) -> None:
+    groups = result.groups[:most]
     if json:
-        print_json({"groups": found.groups[:most], "looked": found.looked, "of": found.of})
+        print_json({"groups": groups, "looked": result.looked, "of": result.of})
         return
-    if rows := [
-        (one.count, one.reason, one.raised, format_when(one.newest), one.example) for one in found.groups[:most]
-    ]:
+    if groups:
+        rows = [(group.count, group.reason, group.raised, format_when(group.newest), group.example) for group in groups]
         print_table(("count", "reason", "raised", "newest", "example"), rows)
     else:
         say(nothing)
-    if found.looked < found.of:
-        say(f"these are of the newest {pluralize(found.looked, 'letter')} looked at, of {found.of:,}")
+    if result.looked < result.of:
+        say(f"these are of the newest {pluralize(result.looked, 'letter')} looked at, of {result.of:,}")
 
 
 def as_json(letter: Letter, body: str) -> dict[str, Any]:
@@ -219,7 +223,8 @@ def as_json(letter: Letter, body: str) -> dict[str, Any]:
 
 
 def _row(letter: Letter) -> tuple[Any, ...]:
-    error, body = letter.error[:TABLE_ERROR], start_of(letter.payload, TABLE_BODY)
+    error = letter.error[:TABLE_ERROR]
+    body = start_of(letter.payload, TABLE_BODY)
     return letter.id, format_when(letter.died), letter.reason, error, letter.attempts, len(letter.payload), body
 
 
@@ -232,7 +237,7 @@ def per_second(text: str) -> float:
     return number
 
 
-def _check_said(where: LetterFilter, *, every: bool) -> None:
+def _check_choice(where: LetterFilter, *, every: bool) -> None:
     """Raise ConfigurationError when a filter says nothing, or says something beside --all."""
     if where.is_set == every:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""`reliq limits`: the limits of a queue, shown and changed."""
+"""Commands on the keys of a queue: `limits`, `keys` and `shards`."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +14,7 @@ from reliq.message import PRIORITY_LINES
 from reliq.text import format_missing, pluralize, shell_command
 
 if TYPE_CHECKING:
-    from reliq.admin import Admin, KeyQueue, KeysView
-    from reliq.admin.shards import ShardsView
+    from reliq.admin import Admin, KeyQueue
     from reliq.settings import Limits
 
 
@@ -59,12 +58,13 @@ def limits(
     """
     if ordered and no_ordered:
         raise ConfigurationError("say --ordered or --no-ordered, not both")
-    weights, order = _weights(weight or ()), True if ordered else False if no_ordered else None
-    given = (order, per_key, rate, burst, key_rate, key_burst, concurrency, weights, clear)
-    if all(one is None for one in given):
-        found = admin.limits(queue)
+    order = True if ordered else False if no_ordered else None
+    weights = _parse_weights(weight or ())
+    options = (order, per_key, rate, burst, key_rate, key_burst, concurrency, weights, clear)
+    if all(option is None for option in options):
+        in_force = admin.limits(queue)
     else:
-        found = admin.set_limits(
+        in_force = admin.set_limits(
             queue,
             ordered=order,
             per_key=per_key,
@@ -74,43 +74,39 @@ def limits(
             key_burst=key_burst,
             concurrency=concurrency,
             key_weights=weights,
-            clear=[_name(one) for one in clear or ()],
+            clear=[
+                name if name.startswith("weight:") else {"weights": "key_weights"}.get(name, name.replace("-", "_"))
+                for name in clear or ()
+            ],
         )
-    print_json(found) if json else _print_limits(queue, found)
-
-
-def _weights(given: Sequence[str]) -> dict[str, int] | None:
-    """Return `KEY=N` texts as weights; raise ConfigurationError for another form."""
-    found = {}
-    for one in given:
-        key, equals, number = one.rpartition("=")
-        if not key or not equals or not (number.isascii() and number.isdecimal() and len(number) < 10):  # noqa: PLR2004
-            raise ConfigurationError(f"a weight is written KEY=N, such as vip=4, not {one[:80]!r}")
-        found[key] = int(number)
-    return found or None
-
-
-def _name(text: str) -> str:
-    """Return what the program calls the limit that a person names."""
-    return text if text.startswith("weight:") else {"weights": "key_weights"}.get(text, text.replace("-", "_"))
-
-
-def _print_limits(queue: str, found: "Limits") -> None:
-    lines = lines_of(found)
-    if lines:
-        print_facts(lines)
+    facts = _describe_limits(in_force)
+    if json:
+        print_json(in_force)
+    elif facts:
+        print_facts(facts)
     else:
         say(f"{queue} has no limits")
 
 
-def lines_of(found: "Limits") -> list[tuple[str, str]]:
+def _parse_weights(texts: Sequence[str]) -> dict[str, int] | None:
+    """Return `KEY=N` texts as weights; raise ConfigurationError for another form."""
+    weights = {}
+    for text in texts:
+        key, _, number = text.rpartition("=")
+        if not key or not (number.isascii() and number.isdecimal() and len(number) < 10):  # noqa: PLR2004
+            raise ConfigurationError(f"a weight is written KEY=N, such as vip=4, not {text[:80]!r}")
+        weights[key] = int(number)
+    return weights or None
+
+
+def _describe_limits(limits: "Limits") -> list[tuple[str, str]]:
     """Return the names and values of the limits that there are."""
-    said = [("ordered", "one message of a key at a time")] if found.ordered else []
-    said += [("per key", f"{found.per_key:,} at once")] if found.per_key is not None else []
-    for name, rate, burst in (("rate", found.rate, found.burst), ("key rate", found.key_rate, found.key_burst)):
-        said += [(name, f"{rate}, {burst:,} at once after a pause" if burst else rate)] if rate is not None else []
-    said += [("concurrency", f"{found.concurrency:,} at once in all")] if found.concurrency is not None else []
-    return said + [("weight", f"{key}: {number}") for key, number in found.key_weights.items()]
+    facts = [("ordered", "one message of a key at a time")] if limits.ordered else []
+    facts += [("per key", f"{limits.per_key:,} at once")] if limits.per_key is not None else []
+    for name, rate, burst in (("rate", limits.rate, limits.burst), ("key rate", limits.key_rate, limits.key_burst)):
+        facts += [(name, f"{rate}, {burst:,} at once after a pause" if burst else rate)] if rate is not None else []
+    facts += [("concurrency", f"{limits.concurrency:,} at once in all")] if limits.concurrency is not None else []
+    return facts + [("weight", f"{key}: {number}") for key, number in limits.key_weights.items()]
 
 
 KEY_COLUMNS = ("key", "waiting", "in flight", "weight", "why it waits")
@@ -138,31 +134,39 @@ def keys(
     """
     if every and key is not None:
         raise ConfigurationError("say --key or --all, not both")
-    if key is not None:
-        _print_keys(admin.key(queue, key), json=json)
-    elif every and json:
-        print_json(list(_every_key(admin, queue)))
-    elif every:
-        for one in _every_key(admin, queue):
-            say("  ".join(str(cell) for cell in row_of(one) if cell != ""))
-    else:
-        found = admin.keys(queue, limit=limit)
+    if every:
+        every_key = _every_key(admin, queue)
         if json:
-            print_json(found)
-            return
-        if found.largest:
-            print_table(KEY_COLUMNS, [row_of(one) for one in found.largest], long=("key",))
-        say(*_summary(queue, found))
+            print_json(list(every_key))
+        else:
+            for key_queue in every_key:
+                say("  ".join(str(cell) for cell in _row(key_queue) if cell != ""))
+        return
+    view = admin.keys(queue, limit=limit) if key is None else None
+    key_queues = [admin.key(queue, key)] if key is not None else view.largest if view else []
+    if json:
+        print_json(key_queues[0] if view is None else view)
+        return
+    if key_queues:
+        print_table(KEY_COLUMNS, [_row(key_queue) for key_queue in key_queues], long=("key",))
+    if view is None:
+        return
+    say(
+        f"{view.waiting:,} waiting, {view.running:,} running; "
+        f"{pluralize(view.in_turn, 'key')} in turn, {view.asleep:,} asleep"
+    )
+    if view.asleep_until is not None:
+        say(f"{describe_sleep(queue, view.asleep_until)}.")
+    elif view.is_full:
+        say(
+            f"None may start now: the rate or concurrency of {queue} is used up; see `{shell_command('limits', queue)}`."
+        )
 
 
-def row_of(line: "KeyQueue") -> tuple[Any, ...]:
-    """Return what a table shows of a key."""
-    return name_of(line.key), line.waiting, line.in_flight, f"{line.weight:g}", describe_wait(line)
-
-
-def name_of(key: str) -> str:
-    """Return how a person calls a key; of a priority its name."""
-    return PRIORITY_NAMES.get(key, key)
+def _row(key_queue: "KeyQueue") -> tuple[Any, ...]:
+    name = PRIORITY_NAMES.get(key_queue.key, key_queue.key)
+    weight = f"{key_queue.weight:g}"
+    return name, key_queue.waiting, key_queue.in_flight, weight, describe_wait(key_queue)
 
 
 def describe_wait(line: "KeyQueue") -> str:
@@ -177,37 +181,19 @@ def describe_wait(line: "KeyQueue") -> str:
     }.get(line.state, "")
 
 
-def _print_keys(line: "KeyQueue", *, json: bool) -> None:
-    if json:
-        print_json(line)
-    else:
-        print_table(KEY_COLUMNS, [row_of(line)], long=("key",))
-
-
 def _every_key(admin: "Admin", queue: str) -> Iterator["KeyQueue"]:
     """Yield every key once, page by page."""
-    after, seen = None, set[str]()
+    after = None
+    seen = set[str]()
     while True:
         page = admin.key_page(queue, after=after)
-        for one in page.items:
-            if one.key not in seen:
-                seen.add(one.key)
-                yield one
-        if (after := page.after) is None:
+        for key_queue in page.items:
+            if key_queue.key not in seen:
+                seen.add(key_queue.key)
+                yield key_queue
+        after = page.after
+        if after is None:
             return
-
-
-def _summary(queue: str, found: "KeysView") -> list[str]:
-    said = [
-        f"{found.waiting:,} waiting, {found.running:,} running; {pluralize(found.in_turn, 'key')} in turn, {found.asleep:,} asleep"
-    ]
-    if found.asleep_until is not None:
-        said.append(f"{describe_sleep(queue, found.asleep_until)}.")
-    elif found.is_full:
-        said.append(
-            f"None may start now: the rate or concurrency of {queue} is used up; see `{shell_command('limits', queue)}`."
-        )
-    return said
 
 
 def shards(
@@ -237,27 +223,19 @@ def shards(
     if json:
         print_json({"map": view.map, "counts": view.counts, "away": view.away, "left": left})
     else:
-        _print_shards(queue, view)
+        rows = [
+            (at, counts.pending, counts.ready, counts.unack, counts.retry, counts.dead) if counts else (at, *"?????")
+            for at, counts in enumerate(view.counts)
+        ]
+        print_table(("shard", "pending", "ready", "unack", "retry", "dead"), rows)
+        change = ""
+        if view.map.was != view.map.n:
+            finish_command = shell_command("shards", queue, options=["--finish"])
+            change = f"; {view.map.state}, there were {view.map.was}: workers end it, and `{finish_command}` does"
+        say(f"{queue} has {pluralize(view.map.n, 'shard')} (epoch {view.map.epoch}){change}")
+        if view.away:
+            say(f"{queue} is {format_missing(view.away)}")
         if left:
             say(f"not finished: {left}")
     if left:
         raise typer.Exit(EXIT_UNFINISHED)
-
-
-def _print_shards(queue: str, view: "ShardsView") -> None:
-    print_table(
-        ("shard", "pending", "ready", "unack", "retry", "dead"),
-        [
-            (at, one.pending, one.ready, one.unack, one.retry, one.dead) if one else (at, *"?????")
-            for at, one in enumerate(view.counts)
-        ],
-    )
-    now = view.map
-    change = (
-        ""
-        if now.was == now.n
-        else f"; {now.state}, there were {now.was}: workers end it, and `{shell_command('shards', queue, options=['--finish'])}` does"
-    )
-    say(f"{queue} has {pluralize(now.n, 'shard')} (epoch {now.epoch}){change}")
-    if view.away:
-        say(f"{queue} is {format_missing(view.away)}")

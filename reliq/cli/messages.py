@@ -44,7 +44,7 @@ from reliq.text import as_value, clamp_time, format_duration, pretty, shell_comm
 from reliq.wire_format import FailureNote
 
 if TYPE_CHECKING:
-    from reliq.admin import Admin, Filter, MessageView
+    from reliq.admin import Admin, Entry, Filter, MessageView
     from reliq.admin.publish import OnError
     from reliq.message import Priority, PublishOptions
 
@@ -101,21 +101,16 @@ def list_messages(
         say(f"no {'more ' * bool(offset)}{state} messages in {queue}{' that match' * where.is_set}")
     else:
         columns = [name for name in MESSAGE_COLUMNS if name != "key" or any(entry.key for entry in entries)]
-        rows = [
-            {
-                "id": entry.id,
-                "": entry.mark,
-                "when": format_when(entry.when),
-                "attempt": entry.attempt,
-                "left": entry.retries_left,
-                "size": "gone" if entry.size is None else entry.size,
-                "key": entry.key,
-                "body": start_of(entry.body, TABLE_BODY),
-                "error": entry.error[:TABLE_ERROR],
-            }
-            for entry in entries
-        ]
-        print_table(columns, [[row[name] for name in columns] for row in rows], long=("body", "error"))
+        print_table(columns, [_row(entry, columns) for entry in entries], long=("body", "error"))
+
+
+def _row(entry: "Entry", columns: list[str]) -> list[Any]:
+    size = "gone" if entry.size is None else entry.size
+    error = entry.error[:TABLE_ERROR]
+    body = start_of(entry.body, TABLE_BODY)
+    when = format_when(entry.when)
+    row = (entry.id, entry.mark, when, entry.attempt, entry.retries_left, size, entry.key, body, error)
+    return [cell for column, cell in zip(MESSAGE_COLUMNS, row, strict=True) if column in columns]
 
 
 def format_when(when: float | None) -> str:

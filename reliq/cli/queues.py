@@ -1,7 +1,6 @@
-"""`reliq ends`: how the last messages of a queue ended."""
+"""Commands on queues: `queues`, `ends`, `account`, `pause`, `resume`, `forget`, `running` and `workers`."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +9,8 @@ import typer
 
 from reliq.admin.filters import duration
 from reliq.cli.options import (
-    DEFAULT_LAYOUT,
     AdminOption,
     Json,
-    LayoutText,
     QueueName,
     Shard,
     Url,
@@ -24,15 +21,24 @@ from reliq.cli.options import (
 )
 from reliq.cli.output import complain, confirm, print_json, print_table, say, say_age
 from reliq.errors import ConfigurationError
-from reliq.keys import Layout
 from reliq.message import Pause
 from reliq.settings import seconds
 from reliq.text import format_duration, format_missing, format_number, format_rate, pluralize, shell_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from reliq.admin import Account, Admin, FinishedMessage, Overview, QueueView, Running, StackReport
+    from reliq.admin import Account, FinishedMessage, QueueView, Running, StackReport
+
+
+COUNT_COLUMNS = ("ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
+RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
+#: Exit code of `forget` when a queue was refused.
+EXIT_REFUSED = 2
+#: Exit code of `account` when it does not add up.
+EXIT_UNBALANCED = 1
+#: `running --stacks` waits this long for the stacks: workers read the request at most 5 s after it.
+STACK_SECONDS = 10.0
 
 
 def ends(
@@ -53,13 +59,13 @@ def ends(
 
     Example: reliq ends orders --kind expired --limit 20
     """
-    found = admin.ends(queue, kind=kind, limit=limit)
+    finished = admin.ends(queue, kind=kind, limit=limit)
     if json:
-        print_json(found)
-    elif not found:
+        print_json(finished)
+    elif not finished:
         say("None is remembered." + (" (Queue(history=...) keeps acked ones.)" if kind == "acked" else ""))
     else:
-        rows = [(format_time(end.at), end.kind, end.id, describe_end(end)) for end in found]
+        rows = [(format_time(end.at), end.kind, end.id, describe_end(end)) for end in finished]
         print_table(("when", "end", "id", "why"), rows, long=("why",))
 
 
@@ -84,10 +90,6 @@ def describe_sleep(queue: str, until: float) -> str:
     )
 
 
-QUEUE_COLUMNS = ("queue", "late", "ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
-RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
-
-
 def queues(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="QUEUE", help="Only these.", autocompletion=queue_names)
@@ -107,48 +109,54 @@ def queues(
 
     Example: reliq queues orders mails
     """
-    seen = open_admin(url, shard=shard).queues(names or (), scan=scan, interval=duration(interval))
+    overview = open_admin(url, shard=shard).queues(names or (), scan=scan, interval=duration(interval))
+    views = overview.queues
     if json:
-        print_json({"queues": seen.queues, "unreadable": seen.unreadable, "left_out": seen.left_out})
+        print_json({"queues": views, "unreadable": overview.unreadable, "left_out": overview.left_out})
         return
-    _print(seen)
-
-
-def _print(seen: "Overview") -> None:
-    """Print a table of the queues, then what there is to say besides."""
-    if not seen.queues and not seen.unreadable:
+    if views:
+        _print_queues(views)
+    elif not overview.unreadable:
         say("There is no queue in the registry; --scan looks for others.")
-    elif seen.queues:
-        _print_table(seen.queues)
-    for view in seen.queues:
+    for view in views:
         if view.pause is not None:
             say(f"{view.queue} is {describe_pause(view.pause, time.time())}")
         if view.away:
             say(f"{view.queue} is {format_missing(view.away)}")
         if view.lines and view.lines.asleep_until:
             say(describe_sleep(view.queue, view.lines.asleep_until))
-    if seen.workers is None:
+    if overview.workers is None:
         say("The workers are unknown: the Redis of their registry is away.")
-    for name, why in seen.unreadable.items():
-        say(f"{name} cannot be read: {why}")
-    if seen.left_out:
+    for name, error in overview.unreadable.items():
+        say(f"{name} cannot be read: {error}")
+    if overview.left_out:
         say(
-            f"The registry has {seen.left_out} more, which are not shown: name them, such as `reliq queues orders`; "
+            f"The registry has {overview.left_out} more, which are not shown: name them, such as `reliq queues orders`; "
             f"`reliq forget` removes those that are no more."
         )
 
 
-def _print_table(views: "Sequence[QueueView]") -> None:
+def _print_queues(views: "Sequence[QueueView]") -> None:
     """Print a row for each queue; columns that say something of few queues are left out when they say it of none."""
-    rated = any(view.rates is not None for view in views)
-    due = {
-        "waiting": any(view.lines for view in views),
-        "shards": any(view.shards > 1 for view in views),
-        "layout": any(view.layout != "reliq" for view in views),
-    }
-    more = [name for name, is_due in due.items() if is_due]
-    columns = (*QUEUE_COLUMNS, *(RATE_COLUMNS if rated else ()), "workers", *more)
-    print_table(columns, [(*_row(view, rated=rated), *(getattr(view, name) for name in more)) for view in views])
+    columns = ["queue", "late", *COUNT_COLUMNS]
+    has_rates = any(view.rates is not None for view in views)
+    columns += RATE_COLUMNS if has_rates else ()
+    columns.append("workers")
+    more = ["waiting"] if any(view.lines for view in views) else []
+    more += ["shards"] if any(view.shards > 1 for view in views) else []
+    more += ["layout"] if any(view.layout != "reliq" for view in views) else []
+    rows = []
+    for view in views:
+        row = [view.queue, "-" if view.late is None else format_duration(view.late)]
+        leased = view.unack - view.backoff
+        counts = (view.ready, view.pending, leased, view.backoff, view.retry, view.garbage, view.dead)
+        row += map(format_number, counts)
+        if has_rates:
+            rates = (view.rates.arrived, view.rates.acked, view.rates.failed) if view.rates else ()
+            row += map(format_rate, rates) if rates else [""] * len(RATE_COLUMNS)
+        row.append("?" if view.workers is None else str(view.workers))
+        rows.append(row + [str(getattr(view, name)) for name in more])
+    print_table([*columns, *more], rows)
 
 
 def describe_pause(pause: Pause, now: float) -> str:
@@ -161,27 +169,14 @@ def describe_pause(pause: Pause, now: float) -> str:
     return said + (f": {pause.reason}" if pause.reason else "")
 
 
-def _row(view: "QueueView", *, rated: bool) -> list[str]:
-    late = "-" if view.late is None else format_duration(view.late)
-    counts = (view.ready, view.pending, view.unack - view.backoff, view.backoff, view.retry, view.garbage, view.dead)
-    cells = [view.queue, late, *map(format_number, counts)]
-    if rated:
-        rates = view.rates
-        cells += (
-            [format_rate(rates.arrived), format_rate(rates.acked), format_rate(rates.failed)] if rates else ["", "", ""]
-        )
-    return [*cells, "?" if view.workers is None else str(view.workers)]
-
-
 def pause(
     queue: QueueName,
     key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only messages of this key: it sleeps.")] = "",
     reason: Annotated[str, typer.Option(help="Why; shown by `queues` and `watch`.")] = "",
     for_: Annotated[str | None, typer.Option("--for", metavar="TIME", help="Until it resumes by itself: 30m.")] = None,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    *,
+    admin: AdminOption,
 ) -> None:
     """
     Have consumers stop claiming within a second; running handlers finish, and publishing goes on.
@@ -191,21 +186,21 @@ def pause(
     With --key it is one key whose messages do not start: reliq pause mail --key tenant-7 --for 10m. Exit codes: 0 done,
     1 Redis did not answer, 2 an unknown queue or a wrong option.
     """
-    admin, lasts = (
-        open_admin(url, layout, shard),
-        None if for_ is None else seconds("--for", duration(for_), least=0.001),
-    )
+    lasts = None if for_ is None else seconds("--for", duration(for_), least=0.001)
     if key:
-        _pause_key(admin, queue, key, reason, for_, lasts, json=json)
-        return
-    admin.pause(queue, reason=reason, for_=lasts)
-    if json:
-        print_json(admin.paused(queue))
+        if reason:
+            raise ConfigurationError("a reason is kept of a queue's pause alone; leave --reason or --key out")
+        admin.pause_key(queue, key, for_=lasts)
+        subject = f"key {key} of {queue}"
+        resume_command = shell_command("resume", queue, options=["--key", key])
     else:
-        say(
-            f"{queue} is paused"
-            + (f" for {for_}" if for_ else f"; `{shell_command('resume', queue, layout=layout)}` ends it")
-        )
+        admin.pause(queue, reason=reason, for_=lasts)
+        subject = queue
+        resume_command = shell_command("resume", queue, layout=admin.redis_keys(queue).layout)
+    if json:
+        print_json(admin.key(queue, key) if key else admin.paused(queue))
+    else:
+        say(f"{subject} is paused" + (f" for {for_}" if for_ else f"; `{resume_command}` ends it"))
 
 
 def resume(
@@ -223,29 +218,12 @@ def resume(
     With --key it is one key that sleeps no more, paused or not. Exit codes: 0 it is claimed, also when it was not paused;
     1 Redis did not answer; 2 an unknown queue or a wrong key.
     """
-    what = f"key {key} of {queue}" if key else queue
+    subject = f"key {key} of {queue}" if key else queue
     was_paused = admin.resume_key(queue, key) if key else admin.resume(queue)
     if json:
         print_json({"was_paused": was_paused})
     else:
-        say(f"{what} is resumed" if was_paused else f"{what} was not paused")
-
-
-def _pause_key(
-    admin: "Admin", queue: str, key: str, reason: str, for_: str | None, lasts: float | None, *, json: bool
-) -> None:
-    """Have one key sleep; raise ConfigurationError for a reason, which nobody would be shown."""
-    if reason:
-        raise ConfigurationError("a reason is kept of a queue's pause alone; leave --reason or --key out")
-    admin.pause_key(queue, key, for_=lasts)
-    if json:
-        print_json(admin.key(queue, key))
-    else:
-        ends = f" for {for_}" if for_ else f"; `{shell_command('resume', queue, options=['--key', key])}` ends it"
-        say(f"key {key} of {queue} is paused{ends}")
-
-
-EXIT_REFUSED = 2
+        say(f"{subject} is resumed" if was_paused else f"{subject} was not paused")
 
 
 def forget(
@@ -269,28 +247,21 @@ def forget(
     Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or one in use.
     """
     confirm(f"Forget {', '.join(queues)}?", yes=yes)
-    gone: dict[str, int] = {}
+    deleted: dict[str, int] = {}  # queue -> its dead letters
     refused = False
     for queue in queues:
         try:
-            gone[queue] = admin.forget(queue, letters=letters)
+            deleted[queue] = admin.forget(queue, letters=letters)
         except ConfigurationError as error:
             complain(error)
             refused = True
     if json:
-        print_json({"forgotten": list(gone), "letters": sum(gone.values())})
+        print_json({"forgotten": list(deleted), "letters": sum(deleted.values())})
     else:
-        say(
-            *(
-                f"{queue} is forgotten" + (f", with {pluralize(kept, 'dead letter')}" if kept else "")
-                for queue, kept in gone.items()
-            )
-        )
+        for queue, count in deleted.items():
+            say(f"{queue} is forgotten" + (f", with {pluralize(count, 'dead letter')}" if count else ""))
     if refused:
         raise typer.Exit(EXIT_REFUSED)
-
-
-EXIT_UNBALANCED = 1
 
 
 def account(queue: QueueName, *, json: Json = False, admin: AdminOption) -> None:
@@ -304,48 +275,42 @@ def account(queue: QueueName, *, json: Json = False, admin: AdminOption) -> None
 
     Example: reliq account orders
     """
-    found = admin.account(queue)
+    totals = admin.account(queue)
     if json:
-        print_json(found)
+        print_json(totals)
     else:
-        say(*_lines(found), *([f"The account is {format_missing(found.away)}."] if found.away else []))
-    if found.balanced is False:
+        say(*_describe_account(totals))
+        if totals.away:
+            say(f"The account is {format_missing(totals.away)}.")
+    if totals.balanced is False:
         raise typer.Exit(EXIT_UNBALANCED)
 
 
-def _lines(found: "Account") -> list[str]:
-    came = [("published", found.published), ("redriven", found.redriven)]
-    went = [(kind, getattr(found, kind)) for kind in ("acked", "dead", "expired", "cancelled", "purged", "alive")]
-    width = len(f"{max(number for _, number in came + went):,}")
-    lines = [f"{kind:>10} {number:>{width},}" for kind, number in came]
-    lines += [f"{kind:>10} {number:>{width},}" for kind, number in went]
+def _describe_account(totals: "Account") -> list[str]:
+    came = ("published", "redriven")
+    went = ("acked", "dead", "expired", "cancelled", "purged", "alive")
+    numbers = {kind: getattr(totals, kind) for kind in (*came, *went)}
+    width = len(f"{max(numbers.values()):,}")
+    lines = [f"{kind:>10} {number:>{width},}" for kind, number in numbers.items()]
     lines.insert(len(came), " " * 11 + "=")
-    if found.missing is None:
-        return [
-            *lines,
+    if totals.missing is None:
+        lines += [
             "Above `alive` is what reliq itself did. A program in Go that shares the queue counts nothing:",
             "what it published, acked or deleted nobody knows, so that this need not add up.",
         ]
-    if found.missing == 0:
-        return [*lines, "It adds up."]
-    many = f"{abs(found.missing):,}"
-    if found.missing > 0:
-        return [
-            *lines,
-            f"It does not add up: what came in is {many} more than what has ended or is alive.",
+    elif totals.missing == 0:
+        lines.append("It adds up.")
+    elif totals.missing > 0:
+        lines += [
+            f"It does not add up: what came in is {totals.missing:,} more than what has ended or is alive.",
             "Something else than reliq took them out, such as a deleted key, or a lost write.",
         ]
-    return [
-        *lines,
-        f"It does not add up: what has ended or is alive is {many} more than what came in.",
-        "Something else than reliq put them in, such as a script of yours, or the totals were lost.",
-    ]
-
-
-#: Workers have this long to tell their stacks: they hear of it at most 5 s after the question.
-STACK_SECONDS = 10.0
-#: A handler without a stack has ended, or its process does not answer.
-_NO_STACK = ("has ended meanwhile", "no answer: a handler holds the interpreter of this process, or its reliq is older")
+    else:
+        lines += [
+            f"It does not add up: what has ended or is alive is {-totals.missing:,} more than what came in.",
+            "Something else than reliq put them in, such as a script of yours, or the totals were lost.",
+        ]
+    return lines
 
 
 def running(
@@ -355,9 +320,8 @@ def running(
         bool, typer.Option("--stacks", help="Also ask their workers where each stands, for 10 s.")
     ] = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    *,
+    admin: AdminOption,
 ) -> None:
     """
     Show the handlers that run, the longest running first, as their workers say every 5 s.
@@ -368,38 +332,35 @@ def running(
 
     Example: reliq running orders --longer-than 10m
     """
-    operator = open_admin(url, layout, shard)
-    rows = operator.running(queue, longer_than=duration(longer_than))
-    reports = operator.stacks({row.worker for row in rows}, for_seconds=STACK_SECONDS) if stacks else {}
+    rows = admin.running(queue, longer_than=duration(longer_than))
+    reports = admin.stacks({row.worker for row in rows}, for_seconds=STACK_SECONDS) if stacks else {}
     if json:
         print_json([asdict(row) | {"stack": _frames(reports, row)} for row in rows] if stacks else rows)
         return
     if not rows:
         say("Nothing runs." if longer_than == "0s" else f"Nothing runs for {longer_than}.")
-        if Layout.parse(layout).bare:
+        if admin.redis_keys(queue).bare:
             say("What programs in Go run, nobody tells.")
         return
     print_table(
         ("id", "attempt", "for", "host", "pid", "worker"),
         [(row.id, row.attempt, format_duration(row.seconds), row.host, row.pid, row.worker) for row in rows],
     )
-    if stacks:
-        for row in rows:
-            frames = _frames(reports, row)
-            say(
-                "",
-                f"{row.id} in {row.host}:{row.pid}",
-                *(f"  {frame}" for frame in frames or [_NO_STACK[frames is None]]),
-            )
+    for row in rows if stacks else ():
+        frames = _frames(reports, row)
+        missing = "has ended meanwhile"
+        if frames is None:
+            missing = "no answer: a handler holds the interpreter of this process, or its reliq is older"
+        say("", f"{row.id} in {row.host}:{row.pid}", *(f"  {line}" for line in frames or [missing]))
     say_age(row.seen for row in rows)
 
 
-def _frames(reports: "Mapping[str, StackReport]", row: "Running") -> Sequence[str] | None:
-    """Return the stack of a handler; None when its worker told nothing, empty when it has ended meanwhile."""
+def _frames(reports: "Mapping[str, StackReport]", row: "Running") -> "Sequence[str] | None":
+    """Return the stack of a handler; None when its worker reported nothing, empty when the handler has ended meanwhile."""
     if row.worker not in reports:
         return None
-    found = (one.frames for one in reports[row.worker].stacks if (one.queue, one.id) == (row.queue, row.id))
-    return next(found, ())
+    stacks = reports[row.worker].stacks
+    return next((stack.frames for stack in stacks if (stack.queue, stack.id) == (row.queue, row.id)), ())
 
 
 def workers(json: Json = False, url: Url = None) -> None:
@@ -411,29 +372,20 @@ def workers(json: Json = False, url: Url = None) -> None:
 
     Example: reliq workers --json
     """
-    found = open_admin(url).workers()
+    alive = open_admin(url).workers()
     if json:
-        print_json(found)
+        print_json(alive)
         return
-    if not found:
+    if not alive:
         say("No worker is alive.")
         return
     now = time.time()
-    print_table(
-        ("worker", "host", "pid", "version", "busy", "up", "last claim", "queues"),
-        [
-            (
-                one.id,
-                one.host,
-                one.pid,
-                one.version,
-                f"{one.busy}/{one.slots}",
-                format_duration(max(0.0, now - one.started)),
-                f"{format_duration(max(0.0, now - one.last_claim))} ago",
-                " ".join(one.queues),
-            )
-            for one in found
-        ],
-        long=("queues",),
-    )
-    say_age(one.seen for one in found)
+    rows = []
+    for worker in alive:
+        busy = f"{worker.busy}/{worker.slots}"
+        up = format_duration(max(0.0, now - worker.started))
+        last_claim = f"{format_duration(max(0.0, now - worker.last_claim))} ago"
+        queues = " ".join(worker.queues)
+        rows.append((worker.id, worker.host, worker.pid, worker.version, busy, up, last_claim, queues))
+    print_table(("worker", "host", "pid", "version", "busy", "up", "last claim", "queues"), rows, long=("queues",))
+    say_age(worker.seen for worker in alive)

@@ -1,4 +1,8 @@
-"""The guard before every page: headers in every answer, and no write that another site has made a browser send."""
+"""
+Who may see and do what, and the guard before every page.
+
+Every answer has headers that confine the page, and a write that another site has made a browser send is refused.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,10 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+#: A cookie is good for this many seconds.
+LOGIN_SECONDS = 12 * 3600
+#: A shorter token could be guessed.
+TOKEN_LENGTH = 16
 
 
 class HeaderGuard:
@@ -89,9 +97,10 @@ def is_foreign(request: Request) -> bool:
     """
     if request.method in SAFE_METHODS:
         return False
-    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site != "same-origin"
+    origin = request.headers.get("origin")
     if origin is not None:
         scheme, _, place = origin.partition("://")
         return not scheme or not place or place != request.headers.get("host")
@@ -102,12 +111,6 @@ def bearer_of(request: Request) -> str | None:
     """Return the token that a program sends; None when it sends none."""
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     return text.strip() if kind.lower() == "bearer" else None
-
-
-#: A cookie is good for this many seconds.
-LOGIN_SECONDS = 12 * 3600
-#: A shorter token could be guessed.
-TOKEN_LENGTH = 16
 
 
 class Access(Flag):
@@ -220,16 +223,16 @@ class Token:
 
     def login(self, now: float) -> str:
         """Return a cookie's value that is good from `now` on, in unix seconds."""
-        said = f"{round(now) + LOGIN_SECONDS}.{secrets.token_urlsafe(12)}"
-        return f"{said}.{self._sign(said)}"
+        text = f"{round(now) + LOGIN_SECONDS}.{secrets.token_urlsafe(12)}"
+        return f"{text}.{self._sign(text)}"
 
     def is_login(self, value: str, now: float) -> bool:
         """Say whether `value` is a cookie's value that is still good."""
-        said, _, signature = value.rpartition(".")
-        if not value.isascii() or not hmac.compare_digest(signature, self._sign(said)):
+        text, _, signature = value.rpartition(".")
+        if not value.isascii() or not hmac.compare_digest(signature, self._sign(text)):
             return False
         with self._lock:
-            return int(said.partition(".")[0]) > now and value not in self._ended
+            return int(text.partition(".")[0]) > now and value not in self._ended
 
     def logout(self, value: str, now: float) -> None:
         """Let a cookie's value be good no more, in this process."""
@@ -238,5 +241,5 @@ class Token:
                 self._ended = {old: until for old, until in self._ended.items() if until > now}
                 self._ended[value] = now + LOGIN_SECONDS
 
-    def _sign(self, said: str) -> str:
-        return hmac.new(self._key, b"login" + said.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+    def _sign(self, text: str) -> str:
+        return hmac.new(self._key, b"login" + text.encode("utf-8", "replace"), hashlib.sha256).hexdigest()

@@ -1,4 +1,4 @@
-"""Writes that take a while: each runs in a thread of this process, and says how far it is."""
+"""The writes of the pages. A write that takes a while is a background task: a thread of this process that reports its progress."""
 
 from __future__ import annotations
 
@@ -28,8 +28,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Writes and checks that run at once, each counted apart; checks of one visitor; tasks remembered after their end.
-RUNNING_LIMIT, CHECKS_PER_VISITOR, REMEMBERED = 8, 2, 50
+#: At most this many writes run at once, and as many checks.
+RUNNING_LIMIT = 8
+#: Checks of one visitor that run at once.
+CHECKS_PER_VISITOR = 2
+#: Tasks that are remembered after their end.
+REMEMBERED = 50
+#: A slower redrive could not be stopped within ten seconds.
+SLOWEST_RATE = 0.1
+#: The fields of the form of limits; weights of keys are changed by `reliq limits`.
+LIMIT_FIELDS: Mapping[str, type] = {
+    "per_key": int,
+    "rate": str,
+    "burst": int,
+    "key_rate": str,
+    "key_burst": int,
+    "concurrency": int,
+}
 
 #: It is called after each step, with how many ids the step looked at and what became of all so far.
 Step = Callable[[int, str], None]
@@ -93,16 +108,17 @@ class BackgroundTasks:
         """Begin a task: `run` gets a step to call, and returns what became of all; False when too many run."""
         stop = threading.Event()
         with self._lock:
-            running = [one for one in self._tasks.values() if one.state == "running"]
-            alike = [one for one in running if one.only_reads == task.only_reads]
-            own_checks = [one for one in alike if one.only_reads and one.visitor == task.visitor]
+            running = [other for other in self._tasks.values() if other.state == "running"]
+            alike = [other for other in running if other.only_reads == task.only_reads]
+            own_checks = [other for other in alike if other.only_reads and other.visitor == task.visitor]
             if len(alike) >= RUNNING_LIMIT or len(own_checks) >= CHECKS_PER_VISITOR:
                 return False
             ended = [old.id for old in self._tasks.values() if old.state != "running"]
             for old in ended[: max(0, len(self._tasks) + 1 - REMEMBERED)]:
                 del self._tasks[old]
             threading.Thread(target=self._run, args=(task, run, stop), name=f"reliq-web-{task.id}", daemon=True).start()
-            self._tasks[task.id], self._stops[task.id] = task, stop
+            self._tasks[task.id] = task
+            self._stops[task.id] = stop
         return True
 
     def stop(self, id: str) -> bool:
@@ -122,7 +138,8 @@ class BackgroundTasks:
 
         state = "failed"
         try:
-            task.outcome, state = run(step), "finished"
+            task.outcome = run(step)
+            state = "finished"
         except _Stopped:
             state = "stopped"
         except ReliqError as error:
@@ -131,35 +148,18 @@ class BackgroundTasks:
             logger.exception("a work of the page failed: %s", task.title)
             task.outcome = f"{task.outcome}; it failed, see the log of the page" if task.outcome else "see the log"
         with self._lock:
-            task.ended, task.state = time.time(), state
+            task.ended = time.time()
+            task.state = state
             del self._stops[task.id]
         line = f"{task.title} of {task.queue} by {task.by or 'somebody'} {state}: {task.outcome}"
-        told = {"event": WEB_WRITE, "verb": task.title, "queue": task.queue, "who": task.by, "outcome": state}
-        logger.info("%s", printable(line), extra={"reliq": told})
-
-
-def new_id() -> str:
-    """Return an id that nobody can guess."""
-    return secrets.token_urlsafe(9)
-
-
-#: A slower redrive could not be stopped within ten seconds.
-SLOWEST_RATE = 0.1
-#: The fields of the form of limits; weights of keys are changed by `reliq limits`.
-LIMIT_FIELDS: Mapping[str, type] = {
-    "per_key": int,
-    "rate": str,
-    "burst": int,
-    "key_rate": str,
-    "key_burst": int,
-    "concurrency": int,
-}
+        fields = {"event": WEB_WRITE, "verb": task.title, "queue": task.queue, "who": task.by, "outcome": state}
+        logger.info("%s", printable(line), extra={"reliq": fields})
 
 
 def pause(context: RequestContext) -> Response:
     """Have consumers of a queue stop claiming."""
-    reason, for_ = context.form.text("reason"), context.form.seconds("for")
-    context.admin.pause(context.queue, reason=reason, for_=for_, by=context.visitor.who)
+    reason = context.form.text("reason")
+    context.admin.pause(context.queue, reason=reason, for_=context.form.seconds("for"), by=context.visitor.who)
     note(context, "paused", f"reason {reason!r}")
     return context.go("queue", queue=context.queue, said="paused")
 
@@ -173,8 +173,8 @@ def resume(context: RequestContext) -> Response:
 
 def pause_key(context: RequestContext) -> Response:
     """Have no message of a key start."""
-    key, for_ = context.form.text("key"), context.form.seconds("for")
-    context.admin.pause_key(context.queue, key, for_=for_)
+    key = context.form.text("key")
+    context.admin.pause_key(context.queue, key, for_=context.form.seconds("for"))
     note(context, "paused a key of", f"key {key!r}")
     return context.go("keys", queue=context.queue, key=key, said="key_paused")
 
@@ -189,36 +189,40 @@ def resume_key(context: RequestContext) -> Response:
 
 def limits(context: RequestContext) -> Response:
     """Change the limits of a queue: what a field says holds, and where one is empty there is none."""
-    form, given = context.form, dict[str, Any]()
-    for name, kind in LIMIT_FIELDS.items():
-        given[name] = (form.text(name) or None) if kind is str else form.number(name, int)
-    given["ordered"] = form.text("ordered") == "1"
-    clear = [name for name, value in given.items() if value is None]
-    context.admin.set_limits(context.queue, **given, clear=clear)
-    told = ", ".join(f"{name} {value}" for name, value in given.items() if value)
-    note(context, "changed the limits of", told or "to none")
+    form = context.form
+    limits: dict[str, Any] = {
+        name: (form.text(name) or None) if kind is str else form.number(name, int)
+        for name, kind in LIMIT_FIELDS.items()
+    }
+    limits["ordered"] = form.text("ordered") == "1"
+    clear = [name for name, value in limits.items() if value is None]
+    context.admin.set_limits(context.queue, **limits, clear=clear)
+    changes = ", ".join(f"{name} {value}" for name, value in limits.items() if value)
+    note(context, "changed the limits of", changes or "to none")
     return context.go("keys", queue=context.queue, said="limits_changed")
 
 
 def cancel(context: RequestContext) -> Response:
     """Cancel one message."""
     id = context.form.text("id")
-    said = context.admin.cancel(context.queue, [id])[id]
-    note(context, "cancelled", f"message {id}: {said}")
-    return context.go("message", queue=context.queue, id=id, said=said)
+    status = context.admin.cancel(context.queue, [id])[id]
+    note(context, "cancelled", f"message {id}: {status}")
+    return context.go("message", queue=context.queue, id=id, said=status)
 
 
 def reschedule(context: RequestContext) -> Response:
     """Give one message another due time."""
     id = context.form.text("id")
-    said = context.admin.reschedule(context.queue, id, delay=context.form.seconds("delay") or 0.0)
-    note(context, "rescheduled", f"message {id}: {said}")
-    return context.go("message", queue=context.queue, id=id, said="still_running" if said == "running" else said)
+    status = context.admin.reschedule(context.queue, id, delay=context.form.seconds("delay") or 0.0)
+    note(context, "rescheduled", f"message {id}: {status}")
+    return context.go("message", queue=context.queue, id=id, said="still_running" if status == "running" else status)
 
 
 def purge(context: RequestContext) -> Response:
     """Delete the messages of a state."""
-    admin, queue, where = context.admin, context.queue, context.filter(context.form)
+    admin = context.admin
+    queue = context.queue
+    where = context.filter(context.form)
     state = check_place(context.form.text("state"), PURGEABLE)
     return _begin(
         context,
@@ -230,7 +234,10 @@ def purge(context: RequestContext) -> Response:
 
 def redrive(context: RequestContext) -> Response:
     """Publish dead letters again."""
-    admin, queue, where, form = context.admin, context.queue, context.letter_filter(context.form), context.form
+    admin = context.admin
+    queue = context.queue
+    form = context.form
+    where = context.letter_filter(form)
     rate = form.number("rate", float)
     if rate is not None and rate < SLOWEST_RATE:
         raise ConfigurationError(f"rate must be at least {SLOWEST_RATE} in a second, not {rate:g}")
@@ -250,7 +257,9 @@ def redrive(context: RequestContext) -> Response:
 
 def delete(context: RequestContext) -> Response:
     """Delete dead letters."""
-    admin, queue, where = context.admin, context.queue, context.letter_filter(context.form)
+    admin = context.admin
+    queue = context.queue
+    where = context.letter_filter(context.form)
 
     def run(step: Step) -> str:
         deleted = admin.delete_letters(queue, where, on_step=lambda looked, sum_of: step(looked, f"{sum_of} deleted"))
@@ -261,29 +270,31 @@ def delete(context: RequestContext) -> Response:
 
 def check(context: RequestContext) -> Response:
     """Look at every id of a queue for what contradicts the model; nothing is changed."""
-    admin, queue = context.admin, context.queue
+    admin = context.admin
+    queue = context.queue
     admin.account(queue)  # an unknown queue is refused at once
 
     def run(step: Step) -> str:
         report = admin.check(queue, progress=lambda what, looked: step(0, f"reading {what}: {pluralize(looked, 'id')}"))
         faults = ", ".join(f"{fault.count} {fault.name}" for fault in report.faults)
         verdict = "sound" if report.is_sound else "NOT sound"
-        return f"the queue is {verdict}; {pluralize(report.looked_at, 'id')} looked at" + (
-            f"; {faults}" if faults else ""
-        )
+        summary = f"the queue is {verdict}; {pluralize(report.looked_at, 'id')} looked at"
+        return f"{summary}; {faults}" if faults else summary
 
     return _begin(context, "check", None, run, only_reads=True)
 
 
 def run_cron(context: RequestContext) -> Response:
     """Have a worker publish the message of a periodic entry at once."""
-    admin, queue, name = context.admin, context.queue, context.form.text("name")
-    return _begin(context, f"run of {name}", None, lambda _step: f"published {admin.run_cron(queue, name)}")
+    admin = context.admin
+    name = context.form.text("name")
+    return _begin(context, f"run of {name}", None, lambda _step: f"published {admin.run_cron(context.queue, name)}")
 
 
 def pause_cron(context: RequestContext) -> Response:
     """Have the ticks of a periodic entry skipped."""
-    name, reason = context.form.text("name"), context.form.text("reason")
+    name = context.form.text("name")
+    reason = context.form.text("reason")
     context.admin.pause_cron(context.queue, name, reason=reason, by=context.visitor.who)
     note(context, "paused the periodic entry of", f"{name}, reason {reason!r}")
     return context.go("cron", queue=context.queue, name=name, said="cron_paused")
@@ -307,32 +318,42 @@ def stacks(context: RequestContext) -> Response:
 
 def stop(context: RequestContext) -> Response:
     """Have a task stop after its step; a visitor who may not write stops checks alone."""
-    task = context.site.tasks.get(context.path["id"])
+    id = context.path["id"]
+    task = context.site.tasks.get(id)
     if task is not None and not task.only_reads and not context.visitor.may_write:
         raise PageError(403, "You may only look", "Stopping a write needs WRITE.")
-    stopped = context.site.tasks.stop(context.path["id"])
-    note(context, "stopped", f"the work {context.path['id']}")
-    return context.go("task", id=context.path["id"], said="stopping" if stopped else "ended")
+    stopped = context.site.tasks.stop(id)
+    note(context, "stopped", f"the work {id}")
+    return context.go("task", id=id, said="stopping" if stopped else "ended")
 
 
 def note(context: RequestContext, what: str, more: str = "") -> None:
-    """Write down who did what, and have the next page look at Redis anew."""
+    """Log who did what, and let the next page read Redis again."""
     context.site.last.forget()
-    queue, who = context.path.get("queue", ""), context.visitor.who or "somebody"
+    queue = context.path.get("queue", "")
+    who = context.visitor.who or "somebody"
     line = " ".join(part for part in (f"{who} at {context.asker}", what, queue, more) if part)
-    told = {"event": WEB_WRITE, "verb": context.route, "queue": queue, "who": who, "from": context.asker}
-    logger.info("%s", printable(line), extra={"reliq": told})
+    fields = {"event": WEB_WRITE, "verb": context.route, "queue": queue, "who": who, "from": context.asker}
+    logger.info("%s", printable(line), extra={"reliq": fields})
 
 
 def _begin(
     context: RequestContext, title: str, total: int | None, run: Callable[[Step], Any], *, only_reads: bool = False
 ) -> Response:
     """Begin a task, and lead to its page."""
-    layout = context.query.text("layout")
     who = context.visitor.who
-    task = BackgroundTask(new_id(), title, context.queue, layout, who, time.time(), total)
-    task.visitor, task.only_reads = f"{who}@{context.asker}", only_reads
+    task = BackgroundTask(
+        secrets.token_urlsafe(9),
+        title,
+        context.queue,
+        context.query.text("layout"),
+        who,
+        time.time(),
+        total,
+        visitor=f"{who}@{context.asker}",
+        only_reads=only_reads,
+    )
     if not context.site.tasks.start(task, run):
         raise PageError(429, "Too much is under way", "Wait until one of the others has ended.")
-    note(context, "began a", f"{title}")
+    note(context, "began a", title)
     return context.go("task", id=task.id)

@@ -1,4 +1,8 @@
-"""The threads in which pages are made, few and apart from those of the application in which the page is mounted."""
+"""
+The ASGI application: its addresses, who may see each, what every refusal says, and the login.
+
+Pages are made in threads, few and apart from those of the application in which the page is mounted.
+"""
 
 from __future__ import annotations
 
@@ -137,16 +141,20 @@ PATHS = {page.name: page.path for page in PAGES} | OTHERS
 logger = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
-#: A form has at most this many bytes, and must arrive within this many seconds.
-FORM_BYTES, FORM_SECONDS = 65_536, 10.0
+#: A form has at most this many bytes.
+FORM_BYTES = 65_536
+#: A form must arrive within this many seconds.
+FORM_SECONDS = 10.0
 #: A wrong token is answered after this many seconds.
 FAILED_LOGIN_SECONDS = 1.0
 #: A page that Redis did not let us make asks again after this many seconds.
 RETRY_SECONDS = 5
 FORM_TYPE = "application/x-www-form-urlencoded"
-#: Keys under which a scope keeps who makes the request, and what it was before it came here: `request.app` is that of
-#: the application in which the page is mounted.
-VISITOR, HOST = "reliq.visitor", "reliq.host"
+#: Under this key a scope keeps who makes the request.
+VISITOR = "reliq.visitor"
+#: Under this key a scope keeps what it was before it came here: `request.app` is that of the application in which the
+#: page is mounted.
+HOST = "reliq.host"
 
 
 class Application:
@@ -158,7 +166,8 @@ class Application:
     """
 
     def __init__(self, site: Site, login: str, hosts: Iterable[str]) -> None:
-        self.site, self._login_url = site, login
+        self.site = site
+        self._login_url = login
         self._hosts = frozenset(name.lower().removesuffix(".") for name in hosts)
         routes: list[Any] = [
             Route(page.path, self._safe(partial(self._page, page)), methods=[page.method], name=page.name)
@@ -209,7 +218,7 @@ class Application:
         return await in_thread(page.answer, await self._allowed(request, page.name, page.needs))
 
     async def _allowed(self, request: Request, route: str, needs: Access) -> RequestContext:
-        """Return the request as pages see it; raise Refusal when it is not allowed."""
+        """Return the request as pages see it; raise PageError when it is not allowed."""
         visitor = request.scope[VISITOR] = await self._visitor(request)
         if not visitor.may(needs):
             raise self._not_allowed(visitor, needs)
@@ -269,10 +278,10 @@ class Application:
         return self._logged_in(request, token)
 
     async def _enter(self, request: Request) -> Response:
-        token, once = self._token(), request.path_params["once"]
-        if request.method == "GET" and token.knows(
-            once
-        ):  # a browser that prefetches, or a link preview, comes here too
+        token = self._token()
+        once = request.path_params["once"]
+        # A browser that prefetches, or a link preview, sends GET too: only POST uses the address up.
+        if request.method == "GET" and token.knows(once):
             context = self._context(request, "enter")
             return context.page("login.html", failed=False, entry=context.url("enter", once=once))
         await _form(request)
@@ -281,7 +290,8 @@ class Application:
         return self._logged_in(request, token)
 
     async def _logout(self, request: Request) -> Response:
-        token, root = self._token(), root_of(request)
+        token = self._token()
+        root = root_of(request)
         await _form(request)
         token.logout(request.cookies.get(token.cookie, ""), time.time())
         response = RedirectResponse(f"{root}{PATHS['login']}", 303)
@@ -289,7 +299,7 @@ class Application:
         return response
 
     def _token(self) -> Token:
-        """Return the token; raise Refusal when there is none."""
+        """Return the token; raise PageError when there is none."""
         if self.site.token is None:
             raise PageError(404, "There is no token here", "Who may see this page is decided elsewhere.")
         return self.site.token
@@ -320,7 +330,8 @@ class Application:
 
     def _refused(self, request: Request, error: Exception) -> Response:
         """Return the page that says why there is no other."""
-        context, refusal = self._context(request, ""), _refusal(error, request.method)
+        context = self._context(request, "")
+        refusal = _refusal(error, request.method)
         if (
             self._login_url
             and refusal.status == HTTPStatus.FORBIDDEN
@@ -369,7 +380,7 @@ def _refusal(error: Exception, method: str) -> PageError:
 
 
 async def _form(request: Request) -> bytes:
-    """Return the body of a form; raise Refusal for one of another site, one that is too large, or what is no form."""
+    """Return the body of a form; raise PageError for one of another site, one that is too large, or what is no form."""
     if request.method in SAFE_METHODS:
         return b""
     if is_foreign(request):
@@ -431,6 +442,6 @@ def app(
         raise ConfigurationError(
             "say who may see the page: access=..., which is called with each request, or token=..."
         )
-    known = Token(token) if token else None
     logger.addFilter(limiter)
-    return Application(Site(admin, access, known, visitor_of(grants), title, PATHS, rendered), login, hosts)
+    site = Site(admin, access, Token(token) if token else None, visitor_of(grants), title, PATHS, rendered)
+    return Application(site, login, hosts)

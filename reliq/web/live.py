@@ -20,10 +20,14 @@ logger = logging.getLogger(__name__)
 
 #: A stream ends after this many events: the browser asks again, and whether it may is seen anew.
 EVENTS_LIMIT = 600
-#: Streams that are open at once, fewer than the connections of `reliq web`, and those of one visitor.
-VIEWERS_LIMIT, VIEWERS_PER_VISITOR = 200, 60
-#: Different parts that streams show at once, and those that one visitor asks for.
-PARTS_LIMIT, PARTS_PER_VISITOR = 100, 20
+#: Streams that are open at once, fewer than the connections of `reliq web`.
+VIEWERS_LIMIT = 200
+#: Streams of one visitor that are open at once.
+VIEWERS_PER_VISITOR = 60
+#: Different parts that streams show at once.
+PARTS_LIMIT = 100
+#: Different parts that one visitor asks for at once.
+PARTS_PER_VISITOR = 20
 #: A browser whose stream has ended asks again after this many ms.
 AGAIN_MS = 2000
 
@@ -51,7 +55,8 @@ class Live:
     """
 
     def __init__(self, render: Callable[[Iterable[Part]], Mapping[Part, str]], seconds: float) -> None:
-        self._render, self._seconds = render, seconds
+        self._render = render
+        self._seconds = seconds
         self._viewers: Counter[Part] = Counter()
         self._streams: Counter[str] = Counter()
         self._asked_by: dict[Part, str] = {}
@@ -121,15 +126,16 @@ class Live:
         while True:
             began = loop.time()
             try:
-                self._events, self._away = await asyncio.to_thread(self._render, tuple(self._viewers)), ""
+                self._events = await asyncio.to_thread(self._render, tuple(self._viewers))
+                self._away = ""
             except (RedisUnavailableError, RedisRefusedError) as error:
                 self._away = str(error)
             except Exception:
                 logger.exception("a look for the page failed")
                 self._away = "the look failed: see the log of the page"
             self.number += 1
-            fresh, self._fresh = self._fresh, asyncio.Event()
-            fresh.set()
+            self._fresh.set()
+            self._fresh = asyncio.Event()
             await asyncio.sleep(max(0.0, began + self._seconds - loop.time()))
 
 
@@ -137,7 +143,9 @@ class Stream:
     """An answer of server-sent events, which ends when its viewer leaves."""
 
     def __init__(self, live: Live, part: Part, visitor: str) -> None:
-        self._live, self._part, self._visitor = live, part, visitor
+        self._live = live
+        self._part = part
+        self._visitor = visitor
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the viewer is gone."""

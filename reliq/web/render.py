@@ -1,4 +1,8 @@
-"""The contents of messages are taken out of a value before a page gets it, unless its visitor asked for it and may."""
+"""
+What templates show beside plain values: redacted messages, badges of queues, and curves.
+
+The contents of messages are taken out of a value before a page gets it, unless its visitor asked for it and may.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,21 @@ if TYPE_CHECKING:
     from reliq.admin.queues import MinuteStats
 
 
+#: A message that has waited for this many seconds is late, as in the alerts.
+LATE_SECONDS = 60.0
+#: A message that has waited for this many seconds is much too late, as in the alerts.
+TOO_LATE_SECONDS = 300.0
+#: The share of deliveries that fail from which a queue gets a warning.
+SOME_FAIL = 0.1
+#: The share of deliveries that fail from which a queue is marked as bad.
+MOST_FAIL = 0.5
+#: A curve is drawn in a box of WIDTH x HEIGHT units; the picture is stretched to its place.
+WIDTH = 240.0
+HEIGHT = 60.0
+#: The box of a curve shows this many seconds.
+HOUR_SECONDS = 3600.0
+#: Notes that lie further apart than this were not made by workers alive in between: a gap.
+GAP_SECONDS = 150.0
 #: The fields that hold what a publisher or a handler wrote.
 CARRIED = {"error", "body", "payload", "headers", "header", "text", "summary"}
 
@@ -35,12 +54,12 @@ def redacted(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(redacted, value))
     if isinstance(value, dict):
-        return {key: redacted(one) for key, one in value.items()}
+        return {key: redacted(item) for key, item in value.items()}
     return value
 
 
 def _empty(value: Any) -> Any:
-    """Return the value of that type that says nothing."""
+    """Return the empty value of that type."""
     if isinstance(value, Header):
         return BARE
     if isinstance(value, Mapping):
@@ -48,16 +67,13 @@ def _empty(value: Any) -> Any:
     return None if value is None else type(value)()
 
 
-#: A message that has waited for this many seconds is late, and is much too late, as the alerts have it.
-LATE_SECONDS, TOO_LATE_SECONDS = 60.0, 300.0
-#: The share of deliveries that fail from which a queue is marked, and is marked as wrong.
-SOME_FAIL, MOST_FAIL = 0.1, 0.5
+BadgeLevel = Literal["bad", "warn", ""]
 
 
 class QueueBadge(NamedTuple):
     """A few words beside a queue; `bad` is red, `warn` asks for a look, and "" only tells."""
 
-    level: Literal["bad", "warn", ""]
+    level: BadgeLevel
     text: str
 
 
@@ -68,25 +84,22 @@ def is_unwatched(view: QueueView) -> bool:
 
 def marks(view: QueueView) -> list[QueueBadge]:
     """Return why a queue wants a look, the gravest first; nothing for a queue that is well."""
-    found = [QueueBadge("bad", "nobody works on it")] if is_unwatched(view) else []
+    badges = [QueueBadge("bad", "nobody works on it")] if is_unwatched(view) else []
     if view.away:
-        found.append(QueueBadge("bad", format_missing(view.away)))
+        badges.append(QueueBadge("bad", format_missing(view.away)))
     if view.pause is not None:
-        found.append(QueueBadge("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
-    elif (view.late or 0.0) >= LATE_SECONDS:
-        found.append(
-            QueueBadge(
-                "bad" if (view.late or 0.0) >= TOO_LATE_SECONDS else "warn", f"{format_duration(view.late or 0)} late"
-            )
-        )
+        badges.append(QueueBadge("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
+    elif view.late is not None and view.late >= LATE_SECONDS:
+        level: BadgeLevel = "bad" if view.late >= TOO_LATE_SECONDS else "warn"
+        badges.append(QueueBadge(level, f"{format_duration(view.late)} late"))
     failing = failed_share(view)
     if failing >= SOME_FAIL:
-        found.append(QueueBadge("bad" if failing >= MOST_FAIL else "warn", f"{failing:.0%} of deliveries fail"))
+        badges.append(QueueBadge("bad" if failing >= MOST_FAIL else "warn", f"{failing:.0%} of deliveries fail"))
     if view.workers is None:
-        found.append(QueueBadge("warn", "workers unknown"))
+        badges.append(QueueBadge("warn", "workers unknown"))
     elif view.workers and (view.busy or 0) >= (view.slots or 0) > 0:
-        found.append(QueueBadge("warn", "all slots busy"))
-    return found
+        badges.append(QueueBadge("warn", "all slots busy"))
+    return badges
 
 
 def failed_share(view: QueueView) -> float:
@@ -98,22 +111,16 @@ def failed_share(view: QueueView) -> float:
 
 def cron_marks(view: CronView) -> list[QueueBadge]:
     """Return why a periodic entry wants a look; nothing for one that ticks."""
-    found = []
+    badges = []
     if not view.is_served:
-        found.append(QueueBadge("bad", "no worker has it"))
+        badges.append(QueueBadge("bad", "no worker has it"))
     elif view.late > TICK_LATE_SECONDS:
-        found.append(QueueBadge("bad", f"its tick is {format_duration(view.late)} late"))
+        badges.append(QueueBadge("bad", f"its tick is {format_duration(view.late)} late"))
     if view.next is None:
-        found.append(QueueBadge("warn", "its schedule cannot be read here"))
+        badges.append(QueueBadge("warn", "its schedule cannot be read here"))
     if view.pause is not None:
-        found.append(QueueBadge("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
-    return found
-
-
-#: A curve is drawn in a box of this many units; the picture is stretched to its place.
-WIDTH, HEIGHT = 240.0, 60.0
-#: The box shows an hour. Notes that lie further apart than this were not made by workers alive in between: a gap.
-HOUR_SECONDS, GAP_SECONDS = 3600.0, 150.0
+        badges.append(QueueBadge("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
+    return badges
 
 
 class Sparkline:
@@ -133,11 +140,13 @@ class Sparkline:
             for minute, number in zip(minutes, numbers, strict=True)
             if number is not None and now - minute.at <= HOUR_SECONDS
         ]
-        self._now, self._top = now, top or 1.0
+        self._now = now
+        self._top = top or 1.0
 
     def lines(self) -> list[str]:
         """Return the points of a line for each stretch without a gap."""
-        stretches, last = list[list[str]](), float("-inf")
+        stretches = list[list[str]]()
+        last = float("-inf")
         for at, number in self._noted:
             if at - last > GAP_SECONDS:
                 stretches.append([])

@@ -51,7 +51,10 @@ class PageError(Exception):
 
     def __init__(self, status: int, heading: str, detail: str = "", *advice: str) -> None:
         super().__init__(heading)
-        self.status, self.heading, self.detail, self.advice = status, heading, detail, advice
+        self.status = status
+        self.heading = heading
+        self.detail = detail
+        self.advice = advice
 
 
 class Fields:
@@ -134,7 +137,7 @@ class RequestContext:
         return self.root + address(self.site.paths[route], params)
 
     def filter(self, fields: Fields) -> Filter:
-        """Return which messages the fields describe; raise Refusal when the visitor may not search what they carry."""
+        """Return which messages the fields describe; raise PageError when the visitor may not search what they carry."""
         self._check_search(fields)
         return Filter(headers=headers_of(fields.texts("header")), match=fields.text("text"), key=fields.text("key"))
 

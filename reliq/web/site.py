@@ -1,4 +1,4 @@
-"""Everything that the pages of one application share: Redis, the last look at it, the works that run, and who is let in."""
+"""Everything that the pages of one application share: Redis, the last look at it, the tasks that run, and who is let in."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ class LastSample:
     """The last look at every queue, for pages and streams alike."""
 
     def __init__(self, admin: Admin) -> None:
-        self._admin, self._watcher, self._lock = admin, admin.watch(), threading.Lock()
+        self._admin = admin
+        self._watcher = admin.watch()
+        self._lock = threading.Lock()
         self._now: Now | None = None
         self._at = self._noted_at = self._away_at = float("-inf")
         self._away = ""
@@ -74,21 +76,19 @@ class LastSample:
                 if at < self._away_at + FRESH_SECONDS:
                     raise RedisUnavailableError(self._away)
                 self._is_fresh = True
-                self._now = self._tried(at)
+                try:
+                    self._now = self._look(at)
+                except RedisUnavailableError as error:
+                    # Requests that waited for the lock report the outage, instead of waiting for Redis once more.
+                    self._away = str(error)
+                    self._away_at = time.monotonic()
+                    raise
                 self._at = at
             return self._now
 
     def forget(self) -> None:
         """Have the next page look for itself: something has been written."""
         self._is_fresh = False
-
-    def _tried(self, at: float) -> Now:
-        """Look; who waited meanwhile learns that Redis is away, instead of waiting for it once more."""
-        try:
-            return self._look(at)
-        except RedisUnavailableError as error:
-            self._away, self._away_at = str(error), time.monotonic()
-            raise
 
     def _look(self, at: float) -> Now:
         if at > self._at + OLD_LOOK_SECONDS:
@@ -122,9 +122,12 @@ class Site:
         render: Callable[[Site, Iterable[Part]], Mapping[Part, str]],
     ) -> None:
         self._admin = admin if isinstance(admin, Admin) else Admin(admin)
-        self._resolver, self._bearer = resolver, bearer
-        self.token, self.paths = token, paths
-        self.pages, self.tasks = Pages(title), BackgroundTasks()
+        self._resolver = resolver
+        self._bearer = bearer
+        self.token = token
+        self.paths = paths
+        self.pages = Pages(title)
+        self.tasks = BackgroundTasks()
         self.last = LastSample(self._admin)
         self.live = Live(lambda parts: render(self, parts), FRESH_SECONDS)
 
