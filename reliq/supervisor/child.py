@@ -1,4 +1,9 @@
-"""The agreement between a supervisor and its processes: a plan, exit codes, the time of a stop, the environment."""
+"""
+A worker process as its supervisor sees it: its start, its signs of life, its end, and its files.
+
+A handler may hold the GIL, and its process then gives no sign of life: the supervisor compares the CPU time of its threads
+to find the handler.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ from reliq.supervisor.status import ProcessStatusView, Row
 from reliq.worker.slots import CANCEL_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from reliq.handlers.handler import Handler
     from reliq.supervisor.plan import ChildPlan
@@ -44,6 +49,21 @@ METRICS_FOLDER = "metrics"
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 #: A folder is not swept in its first minute: it may not be locked yet.
 YOUNG_SECONDS = 60.0
+#: A thread that computes has at least a twentieth of the time between two looks, on a busy machine too.
+LEAST_SHARE = 0.05
+#: A process starts again after 1 s; one that dies at its start waits twice as long each time, up to 60 s.
+RESTART_SECONDS = 1.0
+SLOWEST_RESTART_SECONDS = 60.0
+#: A handler has 1 s beyond its timeout, in which its own process may end it.
+HARD_LIMIT_SECONDS = 1.0
+#: At most 1 s of silence counts between two looks: the supervisor may have been paused together with its children.
+LONGEST_GAP_SECONDS = 1.0
+#: The supervisor begins to compare the threads of a process after 0.75 s of silence.
+LOOK_CLOSER_SECONDS = 0.75
+#: A process has 0.1 s to stand still: one that waits for a disk may take longer, and a supervisor has more to do.
+STOPPED_SECONDS = 0.1
+#: The signals by which a process ends itself; all others are sent from outside.
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS)
 
 
 class Folder:
@@ -85,7 +105,8 @@ class Folder:
 
     def _make(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._made, self._lock = self.path.lstat(), _locked(self.path)
+        self._made = self.path.lstat()
+        self._lock = _lock(self.path)
 
     def remove(self) -> None:
         """Remove the folder with its content."""
@@ -94,7 +115,7 @@ class Folder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _locked(path: Path) -> int:
+def _lock(path: Path) -> int:
     """Lock a folder against systemd-tmpfiles and other workers; return the lock's descriptor, -1 if it is taken."""
     if fcntl is None:
         return -1
@@ -116,17 +137,13 @@ def _sweep(parent: Path) -> None:
     """Remove the folders of workers that were killed."""
     for path in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is another user's, or has gone meanwhile
-            known = path.lstat()
-            if path.is_symlink() or known.st_uid != os.geteuid() or time.time() - known.st_mtime < YOUNG_SECONDS:
+            stat = path.lstat()
+            if path.is_symlink() or stat.st_uid != os.geteuid() or time.time() - stat.st_mtime < YOUNG_SECONDS:
                 continue
-            held = _locked(path)
-            if held >= 0:
+            descriptor = _lock(path)
+            if descriptor >= 0:
                 shutil.rmtree(path, ignore_errors=True)
-                _close(held)
-
-
-#: A thread that computes has at least a twentieth of the time between two looks, on a busy machine too.
-LEAST_SHARE = 0.05
+                _close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +166,7 @@ def activities(pid: int) -> dict[int, Activity]:
         threads = psutil.Process(pid).threads()
     except (psutil.Error, NotImplementedError):
         return {}
-    return {one.id: Activity(one.user_time + one.system_time, _waits(pid, one.id)) for one in threads}
-
-
-def gil_holders(
-    before: Mapping[int, Activity], after: Mapping[int, Activity], threads: Iterable[int], seconds: float
-) -> set[int]:
-    """
-    Return those of `threads` that may hold the GIL, by their activity within `seconds`.
-
-    A thread that computes holds it. Where none computes, one that sleeps does, and it does not wait for the GIL.
-    """
-    mine = set(threads)
-    burnt = {one: after[one].seconds - before[one].seconds for one in after if one in before}
-    most = max(burnt, key=burnt.__getitem__, default=0)
-    if burnt.get(most, 0.0) >= LEAST_SHARE * seconds:
-        return {most} & mine or mine
-    return {one for one in mine if one in burnt and after[one].waits == before[one].waits} or mine
+    return {thread.id: Activity(thread.user_time + thread.system_time, _waits(pid, thread.id)) for thread in threads}
 
 
 def _waits(pid: int, thread: int) -> int:
@@ -178,7 +179,7 @@ def _waits(pid: int, thread: int) -> int:
 
 
 class OrphanKiller:
-    """Starts the guard, and names to it each process that begins and ends; its input ends with this process."""
+    """Starts the guard, and sends it the number of each process that begins or ends; its input ends with this process."""
 
     def __init__(self) -> None:
         # Isolated and without site, it imports nothing of the user's, and is small.
@@ -190,15 +191,15 @@ class OrphanKiller:
             text=True,
             start_new_session=True,
         )
-        self._process.wait()  # the guard is its child, which nobody waits for
+        self._process.wait()  # the guard is its child, and is not waited for
 
     def began(self, pid: int) -> None:
         """Have the guard watch a process."""
-        self._tell(f"+{pid}\n")
+        self._send(f"+{pid}\n")
 
     def ended(self, pid: int) -> None:
         """Have the guard watch a process no more."""
-        self._tell(f"-{pid}\n")
+        self._send(f"-{pid}\n")
 
     def close(self) -> None:
         """End the guard's input: the supervisor itself has ended its children."""
@@ -206,25 +207,11 @@ class OrphanKiller:
             with suppress(OSError):
                 self._process.stdin.close()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._process.stdin is not None:
-            with suppress(OSError):  # somebody has killed it
+            with suppress(OSError):  # the guard was killed
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
-
-
-#: A process starts again after 1 s; one that dies at its start waits twice as long each time, up to 60 s.
-RESTART_SECONDS, SLOWEST_RESTART_SECONDS = 1.0, 60.0
-#: A handler has 1 s beyond its timeout, in which its own process may end it.
-HARD_LIMIT_SECONDS = 1.0
-#: At most 1 s of silence counts between two looks: the supervisor may have been paused together with its children.
-LONGEST_GAP_SECONDS = 1.0
-#: The supervisor begins to compare the threads of a process after 0.75 s of silence.
-LOOK_CLOSER_SECONDS = 0.75
-#: A process has 0.1 s to stand still: one that waits for a disk may take longer, and a supervisor has more to do.
-STOPPED_SECONDS = 0.1
-#: The signals by which a process ends itself; all others are sent from outside.
-CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS)
 
 
 @dataclass(slots=True)
@@ -249,19 +236,36 @@ class HeartbeatMonitor:
 
     def hear(self, beat: float, now: float, pid: int) -> float:
         """Note the last sign of life; return the seconds since the last call, as far as the supervisor was awake."""
-        gap, self._heard_at = min(now - self._heard_at, LONGEST_GAP_SECONDS), now
+        gap = min(now - self._heard_at, LONGEST_GAP_SECONDS)
+        self._heard_at = now
         if beat != self.beat:
-            self.beat, self.seconds, self.since, self.helped_at = beat, 0.0, beat, 0.0
+            self.beat = beat
+            self.since = beat
+            self.seconds = 0.0
+            self.helped_at = 0.0
             self._before = {}
         else:
             self.seconds += gap
         if self.seconds > LOOK_CLOSER_SECONDS and not self._before:
-            self._before, self._looked_at = activities(pid), now
+            self._before = activities(pid)
+            self._looked_at = now
         return gap
 
     def gil_holders(self, pid: int, threads: set[int], now: float) -> set[int]:
-        """Return those of `threads` that may hold the GIL."""
-        return gil_holders(self._before, activities(pid), threads, max(0.0, now - self._looked_at))
+        """
+        Return those of `threads` that may hold the GIL, by their activity since the silence began.
+
+        A thread that computes holds it. Where none computes, a thread that sleeps does, and it does not wait for the GIL.
+        """
+        before = self._before
+        after = activities(pid)
+        burnt = {thread: after[thread].seconds - before[thread].seconds for thread in after if thread in before}
+        busiest = max(burnt, key=burnt.__getitem__, default=0)
+        if burnt.get(busiest, 0.0) >= LEAST_SHARE * max(0.0, now - self._looked_at):
+            return {busiest} & threads or threads
+        return {
+            thread for thread in threads if thread in burnt and after[thread].waits == before[thread].waits
+        } or threads
 
 
 @dataclass(slots=True)
@@ -280,7 +284,7 @@ class Child:
         is_killed: the supervisor has killed the process.
         is_helped: the supervisor is about to renew its leases, or does so.
         end_reason: why the supervisor has ended the process, in one word; empty when it ended by itself.
-        charged: the rows whose messages pay for its end; None when nobody knows, and all that had started pay.
+        charged: the rows whose messages pay for its end; None when that is unknown, and all that had started pay.
     """
 
     number: int
@@ -316,7 +320,7 @@ class Child:
         """Start a process with `plan`; its standard input stays open as long as the supervisor lives."""
         path = self.folder / f"board-{self.number}"
         figures = str(self.folder / METRICS_FOLDER) if plan.metrics else ""
-        self.board = ProcessStatusView(path, [one.queue.name for one in self.handlers], plan.concurrency)
+        self.board = ProcessStatusView(path, [handler.queue.name for handler in self.handlers], plan.concurrency)
         self.pulse.note(None)
         command, environment = command_of("reliq.supervisor.main")
         if figures:
@@ -401,12 +405,14 @@ class Child:
     def is_half_lease_over(self, overran: Sequence[Row]) -> bool:
         """Say whether half of the shortest lease among `overran` has passed since a timeout was over."""
         queues = {row.queue for row in overran}
-        shortest = min((one.lease_seconds for one in self.handlers if one.queue.name in queues), default=math.inf)
+        leases = [handler.lease_seconds for handler in self.handlers if handler.queue.name in queues]
+        shortest = min(leases, default=math.inf)
         return self.overrun_seconds + HARD_LIMIT_SECONDS > shortest / 2
 
     def gil_holders(self, now: float) -> list[Row]:
         """Return the rows whose handlers may hold the GIL, or overran their timeouts."""
-        rows, late = self.rows(is_silent=True), self.overran(now)
+        rows = self.rows(is_silent=True)
+        late = self.overran(now)
         threads = self.silence.gil_holders(self.pid, {row.thread for row in rows}, now)
         return [row for row in rows if row.thread in threads or row in late]
 
@@ -423,7 +429,9 @@ class Child:
 
     def kill(self, reason: str, charged: list[Row] | None = None) -> None:
         """Kill the process, and note why and which rows pay for it."""
-        self.end_reason, self.charged, self.is_killed = reason, charged, True
+        self.end_reason = reason
+        self.charged = charged
+        self.is_killed = True
         self.signal(signal.SIGKILL)
 
     def why(self, returncode: int) -> str:
@@ -440,7 +448,8 @@ class Child:
 
     def collect(self) -> subprocess.Popen[str] | None:
         """Return the dead process, and kill whatever its handlers have started: all of it is in the process's group."""
-        process, self.process = self.process, None
+        process = self.process
+        self.process = None
         if process is None:
             return None
         with suppress(OSError):  # nothing of the group is left
@@ -478,4 +487,4 @@ class Child:
     @property
     def _async(self) -> set[str]:
         """The queues whose handlers are coroutines."""
-        return {one.queue.name for one in self.handlers if one.is_async}
+        return {handler.queue.name for handler in self.handlers if handler.is_async}

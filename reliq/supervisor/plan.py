@@ -1,4 +1,4 @@
-"""The agreement between a supervisor and its processes: a plan, exit codes, the time of a stop, the environment."""
+"""The agreement between a supervisor and its processes: a plan, exit codes, and the time of a stop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
 
 EXIT_CRASHED = 1
-
-
 #: The default of --stall: a handler may hold the interpreter for 30 s where others run beside it.
 STALL_SECONDS = 30.0
-
-
 #: A stop may take 10 s beyond its grace, to settle and to leave the lifespan.
 STOP_MARGIN_SECONDS = 10.0
 
