@@ -1,4 +1,8 @@
-"""The end of a supervisor or of one of its processes, which no thread of the application can hold up."""
+"""
+The program of a worker process: it works as the plan on its standard input says, and ends when its supervisor is gone.
+
+`leave` ends a supervisor or one of its processes; no thread of the application can hold that up.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,12 @@ if TYPE_CHECKING:
     from reliq.worker.slots import HandlerCall
 
 
+logger = logging.getLogger("reliq.child")
+
+#: The stop-watch looks twice a second whether a stop has begun.
+STOP_LOOK_SECONDS = 0.5
+#: Running handlers have 5 s when the supervisor is gone: its guard ends what is left 3 s later.
+ALONE_SECONDS = 5.0
 #: The functions of atexit have 3 s to flush logs, spans and reports of errors.
 ATEXIT_SECONDS = 3.0
 
@@ -54,14 +64,6 @@ def _finish() -> None:
             stream.flush()
 
 
-logger = logging.getLogger("reliq.child")
-
-#: The stop-watch looks twice a second whether a stop has begun.
-STOP_LOOK_SECONDS = 0.5
-#: Running handlers have 5 s when the supervisor is gone: its guard ends what is left 3 s later.
-ALONE_SECONDS = 5.0
-
-
 def main() -> int:
     """Work as the plan on standard input says; return the exit code."""
     handle_signal(signal.SIGINT, _pass)  # the supervisor speaks for the terminal
@@ -69,10 +71,18 @@ def main() -> int:
     stack_requests = SignalNotes()
     handle_signal(signal.SIGUSR1, stack_requests.note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor has held it back until now
-    _let_threads_print()
+    # A buffer of texts loses lines and writes freed memory when threads fill it at once: gh-119506, before Python 3.12.4.
+    # So texts are handed on at once to the buffer of bytes, which many threads may fill.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # it is none where its descriptor is closed
+            stream.reconfigure(write_through=True)
     plan = ChildPlan.of(sys.stdin.readline())
     find_modules(plan.folder)
-    supervisor = _take_standard_input()
+    # Programs that handlers start get an empty standard input, not the supervisor's.
+    supervisor = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     alone = threading.Event()
     threading.Thread(
         target=_notice_its_end, args=(supervisor, alone), name="reliq-supervisor-watch", daemon=True
@@ -95,17 +105,6 @@ def main() -> int:
         return EXIT_CRASHED
     finally:
         limiter.flush()
-
-
-def _let_threads_print() -> None:
-    """
-    Have texts handed on at once to the buffer of bytes, which many threads may fill.
-
-    A buffer of texts loses lines and writes freed memory when threads fill it at once: gh-119506, before Python 3.12.4.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # it is none where its descriptor is closed
-            stream.reconfigure(write_through=True)
 
 
 def _pass(_number: int, _frame: FrameType | None) -> None:
@@ -143,15 +142,6 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes, alon
         _report_unfinished(consumer, Path(plan.report))
 
 
-def _take_standard_input() -> int:
-    """Return what was standard input; programs that handlers start get an empty one, not the supervisor's."""
-    supervisor = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    return supervisor
-
-
 def _notice_its_end(supervisor: int, alone: threading.Event) -> None:
     """Notice when the supervisor is gone, for its pipe ends with it; a process that still starts ends at once."""
     while os.read(supervisor, 4096):
@@ -187,7 +177,7 @@ def _report_unfinished(consumer: Consumer, path: Path) -> None:
         if not held.abandoned
     ]
     half = path.with_suffix(".half")
-    with suppress(OSError):  # somebody has cleaned up the folder
+    with suppress(OSError):  # the folder was cleaned up
         half.write_text(json.dumps(rows))
         half.replace(path)
 
@@ -206,18 +196,18 @@ def stacks(consumer: Consumer) -> str:
     parts = []
     for thread in threading.enumerate():
         ident = thread.ident or 0
-        frame, run = frames.get(ident), of_thread.get(ident)
-        where = f" on {_named(run)}" if run else ""
-        parts.append(f"thread {thread.name}{where}\n{''.join(traceback.format_stack(frame))}")
-    for one in running:
-        if one.task is not None:
-            awaited = [(frame, frame.f_lineno) for frame in awaiting(one.task)]
+        run = of_thread.get(ident)
+        where = f" on {_describe_call(run)}" if run else ""
+        parts.append(f"thread {thread.name}{where}\n{''.join(traceback.format_stack(frames.get(ident)))}")
+    for run in running:
+        if run.task is not None:
+            awaited = [(frame, frame.f_lineno) for frame in awaiting(run.task)]
             lines = "".join(traceback.StackSummary.extract(awaited).format())
-            parts.append(f"task on {_named(one)}\n{lines}")
+            parts.append(f"task on {_describe_call(run)}\n{lines}")
     return "\n".join(parts)
 
 
-def _named(run: HandlerCall) -> str:
+def _describe_call(run: HandlerCall) -> str:
     """Return the queue and the id that a call works on; of a batch the first id, and how many more there are."""
     more = f" and {len(run.deliveries) - 1} more" if len(run.deliveries) > 1 else ""
     return f"{run.handler.queue.name} {printable(run.deliveries[0].delivery.id)}{more}"

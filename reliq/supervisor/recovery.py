@@ -1,4 +1,4 @@
-"""The first process of a container inherits orphans: somebody must collect those that have died."""
+"""Settles for worker processes the leases of a silent process, the messages of a dead process, and orphans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import time
 from collections import defaultdict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.keys import Keys
@@ -24,7 +24,7 @@ from reliq.wire_format import Held, read_count
 from reliq.worker.claims import ServedQueues
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from reliq.consumer import Consumer
     from reliq.handlers.handler import Handler
@@ -33,6 +33,17 @@ if TYPE_CHECKING:
     from reliq.supervisor.child import Child
 
 
+logger = logging.getLogger(__name__)
+
+#: The leases of a silent process are renewed after a third of the shortest, as it would itself, at most twice a second.
+RENEW_PART = 3
+SHORTEST_RENEWAL_SECONDS = 0.5
+#: A message that was held, but not started, by a process that died goes back unspent twice.
+FREE_RELEASES = 2
+#: The last 10,000 such messages are remembered.
+REMEMBERED_LIMIT = 10_000
+#: A call is tried for 1 s while Redis is away: other processes may wait for the same help.
+CALL_SECONDS = 1.0
 #: The number of a container's first process.
 FIRST_PROCESS = 1
 
@@ -46,10 +57,6 @@ def reap_orphans(own: Collection[int]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-#: A call is tried for 1 s while Redis is away: other processes may wait for the same help.
-CALL_SECONDS = 1.0
-
-
 class Leases:
     """
     The leases of a consumer's queues, each shard by its keys; every method may raise ReliqError.
@@ -59,7 +66,8 @@ class Leases:
     """
 
     def __init__(self, consumer: Consumer) -> None:
-        self._consumer, self._served = consumer, ServedQueues(consumer.handlers)
+        self._consumer = consumer
+        self._served = ServedQueues(consumer.handlers)
         self.call_seconds = CALL_SECONDS
 
     @property
@@ -79,8 +87,21 @@ class Leases:
         return self._handler(name).queue.known_shards.keys(number)
 
     def held(self, keys: Keys, lane: str) -> list[Claimed]:
-        """Return the messages of a shard that are held by the consumer that claims as `lane`."""
-        return list(self._held(keys, lane))
+        """Return the messages of a shard that the consumer holds that claims as `lane`; each call reads a part of unack."""
+        client = self._client()
+        is_keyed = self._served.is_keyed(keys.name)
+        at = 0
+        claimed = []
+        while rows := client.run(commands.held(keys, at), for_seconds=self.call_seconds):
+            ids = [id for id, _ in rows]
+            words = client.run(commands.state_words(keys, ids))
+            counts = client.run(commands.retries_left(keys, ids))
+            for id, word, left in zip(ids, words, counts, strict=True):
+                number, key = read_count(left)
+                if isinstance(word, Held) and word.lane == lane and number is not None:
+                    claimed.append(Claimed(id, word.nonce, number, word.deaths, key=key if is_keyed or key else None))
+            at += BATCH_LIMIT
+        return claimed
 
     def extend(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
         """Extend the leases of these messages of a shard to a whole one from now."""
@@ -89,7 +110,7 @@ class Leases:
             self._client().run(transitions.extend(keys, piece, lease_ms=lease_ms), for_seconds=self.call_seconds)
 
     def end(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
-        """Have the leases of these messages of a shard be over now: who held them is dead, and they pay for it."""
+        """End the leases of these messages of a shard now: their process is dead, and they pay for it."""
         for piece in _pieces(claimed):
             self._client().run(transitions.extend(keys, piece, lease_ms=1), for_seconds=self.call_seconds)
 
@@ -99,22 +120,10 @@ class Leases:
             self._client().run(transitions.release(keys, piece), for_seconds=self.call_seconds)
 
     def hand_on(self, names: Sequence[str]) -> None:
-        """Have others look at every shard of queues: a token that a dead process took, or its watch, is nobody's."""
+        """Have others look at every shard of queues: a wake token or a watch of a dead process wakes no other."""
         shards = self.shards(names)
         requests = [commands.drop_watch(keys) for keys in shards]
         self._client().run_all(requests + [token for keys in shards for token in commands.push_wake_token(keys)])
-
-    def _held(self, keys: Keys, lane: str) -> Iterator[Claimed]:
-        """Yield the messages in unack whose receipts are of `lane`; each call reads a bounded part of it."""
-        at, client, is_keyed = 0, self._client(), self._served.is_keyed(keys.name)
-        while rows := client.run(commands.held(keys, at), for_seconds=self.call_seconds):
-            ids = [id for id, _ in rows]
-            words, lefts = client.run(commands.state_words(keys, ids)), client.run(commands.retries_left(keys, ids))
-            for id, word, left in zip(ids, words, lefts, strict=True):
-                number, key = read_count(left)
-                if isinstance(word, Held) and word.lane == lane and number is not None:
-                    yield Claimed(id, word.nonce, number, word.deaths, key=key if is_keyed or key else None)
-            at += BATCH_LIMIT
 
     def _handler(self, name: str) -> Handler:
         (handler,) = self._consumer.chosen([name])
@@ -131,21 +140,12 @@ def _pieces(claimed: Sequence[Claimed]) -> list[Sequence[Claimed]]:
     return [claimed[at : at + BATCH_LIMIT] for at in range(0, len(claimed), BATCH_LIMIT)]
 
 
-logger = logging.getLogger(__name__)
-
-#: The leases of a silent process are renewed after a third of the shortest, as it would itself, at most twice a second.
-RENEW_PART, SHORTEST_RENEWAL_SECONDS = 3, 0.5
-#: A message that was held, but not started, by a process that died goes back unspent twice.
-FREE_RELEASES = 2
-#: The last 10,000 such messages are remembered.
-REMEMBERED_LIMIT = 10_000
-
-
 class Recovery:
     """Settles for worker processes what they cannot: leases are extended, or messages given back unspent."""
 
     def __init__(self, consumer: Consumer, concurrency: int) -> None:
-        self._leases, self._concurrency = Leases(consumer), concurrency
+        self._leases = Leases(consumer)
+        self._concurrency = concurrency
         self._released: dict[tuple[str, str], int] = {}  # (queue, id) -> how often; the latest at last
 
     def help(self, child: Child) -> None:
@@ -155,12 +155,13 @@ class Recovery:
         Messages that wait behind the only handler of a process are given back once their own leases, as the process
         knows them, are over: then it starts them no more.
         """
-        silence, shortest = child.silence, min(one.lease_seconds for one in child.handlers)
+        silence = child.silence
+        shortest = min(handler.lease_seconds for handler in child.handlers)
         if silence.seconds - silence.helped_at < max(SHORTEST_RENEWAL_SECONDS, shortest / RENEW_PART):
             return
         silence.helped_at = silence.seconds
         late = child.overran(time.monotonic())
-        lease_of = {one.queue.name: one.lease_seconds for one in child.handlers}
+        lease_of = {handler.queue.name: handler.lease_seconds for handler in child.handlers}
 
         def settle(keys: Keys, claimed: list[Claimed]) -> None:
             waiting: list[Claimed] = []
@@ -173,8 +174,11 @@ class Recovery:
 
     def give_back(self, child: Child, pid: int) -> None:
         """Release, unspent, what a dead process reports; without a report, all messages that do not pay for its end."""
+        by_shard: dict[tuple[str, int], list[Claimed]] | None
         try:
-            by_shard = _cut_off(child.report.read_text())
+            by_shard = defaultdict(list)
+            for row in json.loads(child.report.read_text()):
+                by_shard[row.pop("queue"), row.pop("shard")].append(Claimed(**row))
             child.report.unlink()
         except FileNotFoundError:
             by_shard = None
@@ -183,14 +187,17 @@ class Recovery:
             by_shard = None
         if by_shard is None:
             self._of_each(child, lambda keys, claimed: self._release(child, keys, claimed))
-            with suppress(ReliqError):  # who looks now and then finds the rest
+            with suppress(ReliqError):  # workers that look now and then find the rest
                 self._leases.hand_on([one.queue.name for one in child.handlers])
             return
 
         def release(keys: Keys) -> None:
             self._leases.release(keys, of_shard[keys])
             logger.warning(
-                "process %d ended before its handlers; given back to %s: %s", pid, keys.name, _named(of_shard[keys])
+                "process %d ended before its handlers; given back to %s: %s",
+                pid,
+                keys.name,
+                _format_ids(of_shard[keys]),
             )
 
         of_shard = {self._leases.shard(*where): claimed for where, claimed in by_shard.items()}
@@ -226,7 +233,7 @@ class Recovery:
             logger.warning(
                 "%s: processes died one after another that held these, which had not started; their leases will end: %s",
                 name,
-                _named(suspects),
+                _format_ids(suspects),
             )
         self._leases.release(keys, [one for one in innocent if one not in suspects])
         # Nothing of a dead process can come late. What dies again keeps its lease, lest it end one process after another;
@@ -271,14 +278,5 @@ class Recovery:
                 logger.exception("%s: what a process held could not be settled, its leases will end", keys.name)
 
 
-def _cut_off(report: str) -> dict[tuple[str, int], list[Claimed]]:
-    """Return the receipts in a child's report, by queue and number of the shard."""
-    by_shard: dict[tuple[str, int], list[Claimed]] = defaultdict(list)
-    rows: list[dict[str, Any]] = json.loads(report)
-    for row in rows:
-        by_shard[row.pop("queue"), row.pop("shard")].append(Claimed(**row))
-    return by_shard
-
-
-def _named(claimed: Sequence[Claimed]) -> str:
+def _format_ids(claimed: Sequence[Claimed]) -> str:
     return printable(join_first([one.id for one in claimed]))

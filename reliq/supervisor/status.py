@@ -1,4 +1,5 @@
-"""The board of a worker process: memory, shared with its supervisor, that says what the process runs.
+"""
+The board of a worker process: memory, shared with its supervisor, that says what the process runs.
 
 A handler may hold the interpreter, and its process then says nothing more: the board was written before. From it the
 supervisor knows since when the process is silent, what had started, and under which names its leases stand in Redis.
@@ -35,8 +36,16 @@ logger = logging.getLogger(__name__)
 #: A process gives a sign of life, and clears what has ended, four times a second.
 BOARD_SECONDS = 0.25
 
-_BEAT, _COUNT = struct.Struct("<d"), struct.Struct("<I")
-_COUNT_AT, _HUNG_COUNT_AT, _LEAVES_AT, _LEAVE_ASKED_AT, _MUST_STAY_AT = 8, 12, 16, 17, 18
+#: The collector looks at the young objects when there are 10,000 more of them; Python's own threshold is 700.
+COLLECT_AFTER = 10_000
+
+_BEAT = struct.Struct("<d")
+_COUNT = struct.Struct("<I")
+_COUNT_AT = 8
+_HUNG_COUNT_AT = 12
+_LEAVES_AT = 16
+_LEAVE_ASKED_AT = 17
+_MUST_STAY_AT = 18
 _ROWS_AT = 64
 _ROW = struct.Struct("<ddqHH480s")  # since when (0: nothing), until when, thread, queue, bytes of the id, the id
 _TIMES = struct.Struct("<dd")  # the first two of a row
@@ -129,16 +138,18 @@ class ProcessStatus:
     def __init__(self, path: Path, consumer: Consumer, handlers: Sequence[Handler], concurrency: int) -> None:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency, len(handlers)))
-        self._consumer, self._concurrency = consumer, concurrency
+        self._consumer = consumer
+        self._concurrency = concurrency
         self._facts = {
-            one.queue.name: _HandlerFacts(at, one.is_batch, not one.is_async or concurrency == 1)
-            for at, one in enumerate(sorted(handlers, key=lambda one: one.queue.name))
+            handler.queue.name: _HandlerFacts(at, handler.is_batch, not handler.is_async or concurrency == 1)
+            for at, handler in enumerate(sorted(handlers, key=lambda handler: handler.queue.name))
         }
         self._lanes: dict[str, str] = {}
         self._cells: dict[int, _Cell] = {}
         self._hung: list[HandlerCall] = []
         self._stepping: HandlerCall | None = None
-        self._loop_thread, self._step_at = 0, _step_at(concurrency)
+        self._loop_thread = 0
+        self._step_at = _step_at(concurrency)
         self._lock = threading.Lock()
 
     def keep_up(self) -> None:
@@ -156,25 +167,31 @@ class ProcessStatus:
         queue = run.deliveries[0].queue
         if queue not in self._lanes:
             self._note_lanes()
-        facts, cell = self._facts[queue], self._cells.get(run.thread) or self._new_cell(run.thread)
+        facts = self._facts[queue]
+        cell = self._cells.get(run.thread) or self._new_cell(run.thread)
         if facts.is_alone:
-            raw, until = _raw_id(facts, run), run.timeout_at or 0.0
+            raw = _raw_id(facts, run)
+            until = run.timeout_at or 0.0
             with self._lock:
-                cell.run, cell.timeout_at = run, until
+                cell.run = run
+                cell.timeout_at = until
                 _ROW.pack_into(
                     self._memory, cell.place, run.started_at, until, cell.thread, facts.number, len(raw), raw
                 )
         elif cell.run is None:
-            cell.run, self._loop_thread = run, cell.thread
+            cell.run = run
+            self._loop_thread = cell.thread
             _ROW.pack_into(self._memory, cell.place, run.started_at, 0.0, cell.thread, _COROUTINES, 0, b"")
 
     def steps(self, run: HandlerCall | None) -> HandlerCall | None:
         """Write which coroutine takes a step in the event loop, None after the step; return the coroutine before."""
-        before, self._stepping = self._stepping, run
+        before = self._stepping
+        self._stepping = run
         if run is None:
             _TIMES.pack_into(self._memory, self._step_at, 0.0, 0.0)
             return before
-        facts, until = self._facts[run.handler.queue_name], run.timeout_at or 0.0
+        facts = self._facts[run.handler.queue_name]
+        until = run.timeout_at or 0.0
         raw = _raw_id(facts, run)
         _ROW.pack_into(
             self._memory, self._step_at, time.monotonic(), until, self._loop_thread, facts.number, len(raw), raw
@@ -194,7 +211,8 @@ class ProcessStatus:
         if self._memory[_LEAVE_ASKED_AT]:
             self._consumer.leave()
         self._memory[_LEAVES_AT] = self._consumer.is_leaving
-        now, running = time.monotonic(), self._consumer.running()
+        now = time.monotonic()
+        running = self._consumer.running()
         self._note_hung([run for run in running if run.handler.is_async and run.hangs])
         going_on = set(running)
         for cell in list(self._cells.values()):
@@ -213,7 +231,8 @@ class ProcessStatus:
         """Write the times of `cell`, unless it has begun something else since."""
         with self._lock:
             if cell.run is known:
-                cell.run, cell.timeout_at = known if started_at else None, timeout_at
+                cell.run = known if started_at else None
+                cell.timeout_at = timeout_at
                 _TIMES.pack_into(self._memory, cell.place, started_at, timeout_at)
 
     def _note_hung(self, hung: list[HandlerCall]) -> None:
@@ -224,7 +243,8 @@ class ProcessStatus:
         self._hung = hung
         for at, run in enumerate(hung):
             facts = self._facts[run.handler.queue_name]
-            raw, until = _raw_id(facts, run), run.timeout_at or 0.0
+            raw = _raw_id(facts, run)
+            until = run.timeout_at or 0.0
             place = _hung_at(self._concurrency) + at * _ROW.size
             _ROW.pack_into(self._memory, place, run.started_at, until, 0, facts.number, len(raw), raw)
         _COUNT.pack_into(self._memory, _HUNG_COUNT_AT, len(hung))
@@ -254,7 +274,8 @@ class ProcessStatusView:
         path.write_bytes(bytes(size))  # a page that a full disk has no room for kills each process that writes to it
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), size)
-        self._queues, self._concurrency = sorted(queues), concurrency
+        self._queues = sorted(queues)
+        self._concurrency = concurrency
 
     @property
     def beat(self) -> float:
@@ -296,9 +317,9 @@ class ProcessStatusView:
         (hung,) = _COUNT.unpack_from(self._memory, _HUNG_COUNT_AT)
         places = [_ROWS_AT + at * _ROW.size for at in range(count)]
         places += [_hung_at(self._concurrency) + at * _ROW.size for at in range(hung)]
-        found = [row for place in places if (row := self._row(place))]
+        rows = [row for place in places if (row := self._row(place))]
         step = self._row(_step_at(self._concurrency)) if is_silent else None
-        return found if step is None else [step, *(row for row in found if row.queue)]
+        return rows if step is None else [step, *(row for row in rows if row.queue)]
 
     def _row(self, place: int) -> Row | None:
         started_at, until, thread, number, length, raw = _ROW.unpack_from(self._memory, place)
@@ -306,10 +327,6 @@ class ProcessStatusView:
             return None
         queue = "" if number == _COROUTINES else self._queues[number]
         return Row(thread, queue, raw[:length].decode("utf-8", "surrogateescape"), started_at, until)
-
-
-#: The collector looks at the young objects when there are 10,000 more of them; Python's own threshold is 700.
-COLLECT_AFTER = 10_000
 
 
 def spare_the_collector() -> None:
@@ -341,7 +358,7 @@ def watch(
     Args:
         board: a file of `board_bytes(concurrency)` bytes, for what the handlers of `queues` run.
         pulse: a file for the signs that the process claims.
-        figures: a file for the numbers of metrics; None: nobody asks for them.
+        figures: a file for the numbers of metrics; None keeps none.
         error_text: log the texts of exceptions, too.
     """
     handlers = consumer.chosen(queues)
@@ -353,8 +370,8 @@ def watch(
         metrics = ProcessMetrics([handler.queue.name for handler in handlers], figures)
         consumer.observers.append(metrics)
         Sampler(consumer.stats, sign.note, metrics.sample).start()
-    noted = ProcessStatus(board, consumer, handlers, concurrency)
-    consumer.before_call = noted.begins
+    status = ProcessStatus(board, consumer, handlers, concurrency)
+    consumer.before_call = status.begins
     if concurrency > 1:  # else `begins` names the only coroutine
-        consumer.note_step = noted.steps
-    threading.Thread(target=noted.keep_up, name="reliq-board", daemon=True).start()
+        consumer.note_step = status.steps
+    threading.Thread(target=status.keep_up, name="reliq-board", daemon=True).start()

@@ -1,4 +1,8 @@
-"""The datagrams by which a worker or a relay tells the service manager, such as systemd, how it is: sd_notify(3)."""
+"""
+The supervisor of `reliq worker`: it starts, watches and replaces processes, and stops them after a signal.
+
+`ServiceManager` notifies systemd that a worker or a relay is ready, alive or stopping: sd_notify(3).
+"""
 
 from __future__ import annotations
 
@@ -35,81 +39,21 @@ if TYPE_CHECKING:
     from reliq.supervisor.status import Row
 
 
+logger = logging.getLogger(__name__)
+
 #: A start that goes on as it should asks every 5 s for 30 s more: Redis may be away for long.
-EXTEND_EVERY_SECONDS, EXTEND_SECONDS = 5.0, 30.0
+EXTEND_EVERY_SECONDS = 5.0
+EXTEND_SECONDS = 30.0
 #: Two signs of life are sent within the time after which the manager restarts a service.
 SIGNS = 2
 #: A worker that has stopped needs a few seconds more, to end what atexit has and to remove its files.
 EXIT_SECONDS = 5.0
-
-
-class ServiceManager:
-    """
-    Tells the service manager, if there is one, that the process is ready, alive or stopping.
-
-    Its variables leave the environment: a program that a handler starts must not speak for the worker.
-    """
-
-    def __init__(self) -> None:
-        self._address = _address(os.environ.pop("NOTIFY_SOCKET", ""))
-        self._every = _watchdog_seconds(os.environ.pop("WATCHDOG_USEC", ""), os.environ.pop("WATCHDOG_PID", "")) / SIGNS
-        self._is_ready = False
-        self._extended_at = self._alive_at = float("-inf")
-
-    def look(self, pulses: Sequence[Pulse]) -> None:
-        """Tell what is due: once that every process has started, until then that a healthy start takes longer."""
-        if not self._address:
-            return
-        now = time.monotonic()
-        if not self._is_ready:
-            self._tell_start(pulses, now)
-        if self._every and now - self._alive_at >= self._every and self._send("WATCHDOG=1"):
-            self._alive_at = now
-
-    def stop(self, seconds: float) -> None:
-        """Tell that the worker stops, and that this may take `seconds`: the manager then kills it no earlier."""
-        if self._address:
-            self._send("STOPPING=1", _extension(seconds + EXIT_SECONDS), "STATUS=stopping")
-
-    def _tell_start(self, pulses: Sequence[Pulse], now: float) -> None:
-        waits_for = health.ready(pulses, lambda: True)
-        if not waits_for:
-            self._is_ready = self._send("READY=1", f"STATUS=processes: {len(pulses)}")
-        elif now - self._extended_at >= EXTEND_EVERY_SECONDS and not health.live(pulses):
-            self._extended_at = now
-            self._send(_extension(EXTEND_SECONDS), f"STATUS={waits_for}")
-
-    def _send(self, *lines: str) -> bool:
-        """Send one datagram and say whether it was taken; a manager that takes none does not hold the worker up."""
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as spoken:
-            spoken.setblocking(False)
-            spoken.sendto("\n".join(lines).encode(), self._address)
-            return True
-        return False
-
-
-def _address(text: str) -> str:
-    """Return the address of a socket: a path, or a name in Linux's own namespace, which begins with @; else nothing."""
-    return "\0" + text[1:] if text.startswith("@") else text if text.startswith("/") else ""
-
-
-def _watchdog_seconds(microseconds: str, pid: str) -> float:
-    """Return after how long without a sign of life this process is restarted, 0.0 for never."""
-    is_meant = not pid or pid == str(os.getpid())
-    return int(microseconds) / 1e6 if is_meant and microseconds.isdecimal() else 0.0
-
-
-def _extension(seconds: float) -> str:
-    return f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}"
-
-
-logger = logging.getLogger(__name__)
-
 #: A worker gives up when each of its processes has crashed four times in a row at its start.
 START_TRIES = 4
 EXIT_NO_START = 1
 #: The supervisor looks at its processes ten times a second, and once a second at their memory.
-WATCH_SECONDS, MEMORY_SECONDS = 0.1, 1.0
+WATCH_SECONDS = 0.1
+MEMORY_SECONDS = 1.0
 #: A process that is awake and has not done what it owes for 5 s is ended.
 COMPLAINT_SECONDS = 5.0
 #: A process that starts is told to stop once a second: Python drops an exception that a signal raises within a `__del__`.
@@ -117,7 +61,58 @@ AGAIN_SECONDS = 1.0
 #: A killed process ends within 5 s, unless the system itself holds it.
 KILL_SECONDS = 5.0
 #: The messages of the last dead processes are given back within 2 s (0.5 s after a second signal), or when their leases end.
-GIVE_BACK_SECONDS, HASTY_SECONDS = 2.0, 0.5
+GIVE_BACK_SECONDS = 2.0
+HASTY_SECONDS = 0.5
+
+
+class ServiceManager:
+    """
+    Notifies the service manager, if there is one, that the process is ready, alive or stopping.
+
+    Its variables leave the environment: a program that a handler starts must not speak for the worker.
+    """
+
+    def __init__(self) -> None:
+        # A path, or a name in Linux's own namespace, which begins with @.
+        address = os.environ.pop("NOTIFY_SOCKET", "")
+        self._address = "\0" + address[1:] if address.startswith("@") else address if address.startswith("/") else ""
+        microseconds = os.environ.pop("WATCHDOG_USEC", "")
+        is_meant = os.environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        self._sign_seconds = int(microseconds) / 1e6 / SIGNS if is_meant and microseconds.isdecimal() else 0.0
+        self._is_ready = False
+        self._extended_at = self._alive_at = float("-inf")
+
+    def look(self, pulses: Sequence[Pulse]) -> None:
+        """Send what is due: once that every process has started, until then that a healthy start takes longer."""
+        if not self._address:
+            return
+        now = time.monotonic()
+        if not self._is_ready:
+            reason = health.ready(pulses, lambda: True)
+            if not reason:
+                self._is_ready = self._send("READY=1", f"STATUS=processes: {len(pulses)}")
+            elif now - self._extended_at >= EXTEND_EVERY_SECONDS and not health.live(pulses):
+                self._extended_at = now
+                self._send(_extension(EXTEND_SECONDS), f"STATUS={reason}")
+        if self._sign_seconds and now - self._alive_at >= self._sign_seconds and self._send("WATCHDOG=1"):
+            self._alive_at = now
+
+    def stop(self, seconds: float) -> None:
+        """Notify that the worker stops, and that this may take `seconds`: the manager then kills it no earlier."""
+        if self._address:
+            self._send("STOPPING=1", _extension(seconds + EXIT_SECONDS), "STATUS=stopping")
+
+    def _send(self, *lines: str) -> bool:
+        """Send one datagram and say whether it was taken; a manager that takes none does not hold the worker up."""
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto("\n".join(lines).encode(), self._address)
+            return True
+        return False
+
+
+def _extension(seconds: float) -> str:
+    return f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}"
 
 
 class Supervisor:
@@ -149,12 +144,15 @@ class Supervisor:
     ) -> None:
         self.observers: list[Observer] = []
         self._plan = replace(plan, handlers=fingerprint(consumer.handlers))
-        self._max_memory, self._stall = max_memory, stall
+        self._max_memory = max_memory
+        self._stall = stall
         self._handlers = consumer.chosen(plan.queues) if consumer.handlers else []
-        self._folder, self._numbers = Folder(), count()
+        self._folder = Folder()
+        self._numbers = count()
         self.children = [self._place() for _ in range(processes)]
         self._leaving: list[Child] = []  # they finish what they run; others have their places
-        self._recovery, self._background = Recovery(consumer, plan.concurrency), Background("reliq-recovery")
+        self._recovery = Recovery(consumer, plan.concurrency)
+        self._background = Background("reliq-recovery")
         self._has_worked = False  # some process has come through its start
         self._guard: OrphanKiller | None = None
         self._signals = SignalNotes()
@@ -165,7 +163,8 @@ class Supervisor:
         """Keep the children running until a signal, or until all are done; return the exit code."""
         for number in (*STOPS, signal.SIGHUP, signal.SIGUSR1):
             handle_signal(number, self._signals.note)
-        manager, self._guard = ServiceManager(), OrphanKiller()
+        manager = ServiceManager()
+        self._guard = OrphanKiller()
         try:
             while not self._stopping and not all(child.done for child in self.children):
                 self._look()
@@ -197,7 +196,8 @@ class Supervisor:
         """Return the processes that run now, this one included, by a label that a successor takes over."""
         places = {str(at): child.pid for at, child in enumerate(self.children)}
         leaving = {f"leaving-{at}": child.pid for at, child in enumerate(self._leaving)}
-        return {"supervisor": os.getpid(), **{label: pid for label, pid in {**places, **leaving}.items() if pid}}
+        running = {label: pid for label, pid in (places | leaving).items() if pid}
+        return {"supervisor": os.getpid(), **running}
 
     def pulses(self) -> Sequence[Pulse]:
         """Return the pulse of each child that is to run."""
@@ -232,7 +232,9 @@ class Supervisor:
     def _replace(self, child: Child) -> None:
         """Put the place of a successor where `child` was."""
         place = self._place()
-        place.started_at, place.failures, place.crashes = child.started_at, child.failures, child.crashes
+        place.started_at = child.started_at
+        place.failures = child.failures
+        place.crashes = child.crashes
         if child.process is None:  # a process that dies again and again before it claims leaves an old pulse
             place.pulse = child.pulse
         self.children[self.children.index(child)] = place
@@ -268,14 +270,14 @@ class Supervisor:
         now = time.monotonic()
         child.hear(now)
         self._has_worked = self._has_worked or child.has_worked
-        overran, silent = child.overran(now), child.silence.seconds
+        overran = child.overran(now)
         if self._plan.concurrency == 1 and overran:
             self._end(child, "overran", "its handler overran its timeout", overran)
         elif self._plan.concurrency > 1 and self._ends_for_its_neighbours(child, overran, now):
             return
         elif child.complained > COMPLAINT_SECONDS:
             self._end(child, "hung", child.pulse.complaint(now))
-        elif silent and not child.is_helped:
+        elif child.silence.seconds and not child.is_helped:
             child.is_helped = True
             self._background.put(lambda: self._help(child))
 
@@ -340,11 +342,12 @@ class Supervisor:
             self._guard.began(child.pid)
 
     def _reap(self, child: Child) -> None:
-        """Have the messages of a dead process given back, and say what its end means for the worker."""
+        """Have the messages of a dead process given back, and replace it or end the worker."""
         process = child.collect()
         if process is None:
             return
-        code, has_reported = process.returncode, child.report.exists()
+        code = process.returncode
+        has_reported = child.report.exists()
         child.note_work()
         self._has_worked = self._has_worked or child.has_worked
         self._background.put(lambda: self._recover(child, process.pid))
@@ -360,7 +363,9 @@ class Supervisor:
             level = logging.INFO if reason == "jobs" else logging.WARNING
             logger.log(level, "process %d ended with %d (%s); starting another", process.pid, code, reason)
             child.note_end(code)
-            self._give_up_if_none_starts()
+            if all(other.crashes >= START_TRIES for other in self.children):
+                logger.error("no process has come through its start in %d tries; giving up, see above why", START_TRIES)
+                self._exit_code = EXIT_NO_START
         if child in self._leaving:
             self._leaving.remove(child)
             if child.pulse.path is not None:
@@ -375,12 +380,6 @@ class Supervisor:
         except Exception:
             logger.exception("process %d: its messages could not be given back; their leases will end", pid)
         child.remove_files()
-
-    def _give_up_if_none_starts(self) -> None:
-        """End the worker when every process has crashed at its start, again and again."""
-        if all(one.crashes >= START_TRIES for one in self.children):
-            logger.error("no process has come through its start in %d tries; giving up, see above why", START_TRIES)
-            self._exit_code = EXIT_NO_START
 
     def _look_at_memory(self) -> None:
         """Have each process replaced that has grown over --max-memory."""
@@ -398,11 +397,12 @@ class Supervisor:
         for child in self._all:
             with self._guarded(child):
                 child.signal(signal.SIGTERM)
-        asked, told_at = self._asked, time.monotonic()
-        until = told_at + self._plan.grace + STOP_MARGIN_SECONDS - GIVE_BACK_SECONDS
+        asked = self._asked
+        signalled_at = time.monotonic()
+        until = signalled_at + self._plan.grace + STOP_MARGIN_SECONDS - GIVE_BACK_SECONDS
         while time.monotonic() < until:
-            if time.monotonic() >= told_at + AGAIN_SECONDS:
-                told_at += AGAIN_SECONDS
+            if time.monotonic() >= signalled_at + AGAIN_SECONDS:
+                signalled_at += AGAIN_SECONDS
                 for child in self._all:
                     if not child.has_worked:
                         child.signal(signal.SIGTERM)

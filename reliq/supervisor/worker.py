@@ -1,4 +1,8 @@
-"""`reliq worker --reload`: a changed source stops the worker as a deploy does, and the same command begins anew."""
+"""
+The command `reliq worker`, once its options are read: it loads the consumer, and runs a supervisor and its endpoint.
+
+With --reload, a changed source stops the worker as a deploy does, and the same command begins anew.
+"""
 
 import logging
 import os
@@ -8,9 +12,9 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -39,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 #: Imported modules that lie elsewhere are looked at ten times a second.
 LOOK_MS = 100
+#: The class of an exception that a module raised at its import -> the advice for the user.
+_CURES = {"AppRegistryNotReady": "; the worker's module must call django.setup() before it imports models"}
 #: Modules that were installed do not change while one develops.
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -66,12 +72,14 @@ class Reloader:
             raise_interrupt=False,
         )
         next(self._watch)
-        self._changed, self._watches = threading.Event(), False
+        self._changed = threading.Event()
+        self._watches = False
         self._stop: Callable[[], bool] = lambda: True
 
     def watch(self, stop: Callable[[], bool]) -> None:
         """Have `stop` called, once, when a source has changed since this process began; it says whether it stops it."""
-        self._stop, self._watches = stop, True
+        self._stop = stop
+        self._watches = True
         threading.Thread(target=self._notice, name="reliq-reload", daemon=True).start()
 
     def exit_code(self, code: int) -> int:
@@ -98,12 +106,6 @@ class Reloader:
                 return
 
 
-def reloaded(work: Callable[[Reloader], int]) -> int:
-    """Run a worker until it is to end, and begin it anew after each change of a source; return its exit code."""
-    reloader = Reloader()
-    return reloader.exit_code(work(reloader))
-
-
 def _changed_since(moment: float) -> set[str]:
     """Return the files of imported modules that were written after a moment in unix seconds, installed ones aside."""
     changed = set()
@@ -114,12 +116,6 @@ def _changed_since(moment: float) -> set[str]:
     return changed
 
 
-#: Port and address of the page of figures, and whether those of queues are on it.
-Page = tuple[int, str, bool]
-#: The class of what a module raised at its import -> what helps.
-_CURES = {"AppRegistryNotReady": "; the worker's module must call django.setup() before it imports models"}
-
-
 def serve(
     plan: ChildPlan,
     processes: int,
@@ -127,30 +123,55 @@ def serve(
     url: str | None,
     max_memory: int | None,
     stall: float,
-    page: Page | None,
+    page: tuple[int, str, bool] | None,
     reload: bool,
 ) -> NoReturn:
-    """Run the processes of a plan until a signal, and leave with its exit code, whatever threads the module has begun."""
-    _prepare_process()
+    """
+    Run the processes of a plan until a signal, and leave with its exit code, whatever threads the module has begun.
+
+    Args:
+        page: port and address of the metrics, and whether those of queues are on it; None serves none.
+    """
+    for number in STOPS:  # a container's first process ignores a signal for which it has no handler
+        handle_signal(number, end_at_once)
+    handle_signal(signal.SIGUSR1, lambda *_: None)  # its default is to end the process
+    _fill_standard_streams()
+    # glibc gives threads heaps of their own, up to eight for each core, and each keeps what it once took (mallopt(3)).
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     find_modules(plan.folder)
 
-    def work(reloader: Reloader | None = None) -> int:
-        found = _loaded(plan.consumer)
-        _configure_logging(plan.log_level, plan.log_format)
-        _use_url(found, url)
-        handlers = found.chosen(plan.queues)
-        if plan.log_format != "json":
-            where = found.connection(handlers).name
-            _print_handlers(
-                handlers, f"{pluralize(processes, 'process', 'processes')} of {plan.concurrency} on {where}"
+    def work(reloader: Reloader | None) -> int:
+        consumer = _loaded(plan.consumer)
+        if not configure_logging(plan.log_level, plan.log_format) and plan.log_format != "auto":
+            logger.warning(
+                "--log-format %s does nothing: the application has configured logging itself", plan.log_format
             )
-        supervisor = Supervisor(found, plan, processes=processes, max_memory=max_memory, stall=stall)
+        _use_url(consumer, url)
+        handlers = consumer.chosen(plan.queues)
+        if plan.log_format != "json":
+            count = pluralize(processes, "process", "processes")
+            _print_handlers(handlers, f"{count} of {plan.concurrency} on {consumer.connection(handlers).name}")
+        supervisor = Supervisor(consumer, plan, processes=processes, max_memory=max_memory, stall=stall)
         if reloader is not None:
             reloader.watch(supervisor.stop)
-        with _served(supervisor, found, handlers, page):
+        if page is None:
+            return supervisor.run()
+        port, host, with_queues = page
+        endpoint, observer = serving.of_children(
+            port,
+            host,
+            connection=consumer.connection(handlers),
+            queues=[handler.queue.keys for handler in handlers],
+            folder=lambda: supervisor.folder / METRICS_FOLDER,
+            pulses=supervisor.pulses,
+            pids=supervisor.pids,
+            with_queues=with_queues,
+        )
+        supervisor.observers.append(observer)
+        with endpoint:
             return supervisor.run()
 
-    def ended(reloader: Reloader | None = None) -> int:
+    def exit_code(reloader: Reloader | None = None) -> int:
         try:
             return work(reloader)
         except ConfigurationError as error:
@@ -159,23 +180,10 @@ def serve(
         except typer.Exit as end:
             return end.exit_code
 
-    leave(reloaded(ended) if reload else ended())
-
-
-def _prepare_process() -> None:
-    """Let signals end this process before it serves; set up its standard streams and its children's environment."""
-    for number in STOPS:  # a container's first process ignores a signal for which it has no handler
-        handle_signal(number, end_at_once)
-    handle_signal(signal.SIGUSR1, lambda *_: None)  # its default is to end the process
-    _fill_standard_streams()
-    # glibc gives threads heaps of their own, up to eight for each core, and each keeps what it once took (mallopt(3)).
-    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
-
-
-def _configure_logging(level: str, form: str) -> None:
-    """Configure logging unless the application has; say so when --log-format does nothing."""
-    if not configure_logging(level, form) and form != "auto":
-        logger.warning("--log-format %s does nothing: the application has configured logging itself", form)
+    if reload:
+        reloader = Reloader()
+        leave(reloader.exit_code(exit_code(reloader)))
+    leave(exit_code())
 
 
 def _loaded(place: str) -> Consumer:
@@ -204,32 +212,11 @@ def _fill_standard_streams() -> None:
             say("standard error is closed: nothing that this worker logs is seen; leave out 2>&-")
 
 
-def _served(
-    supervisor: Supervisor, found: Consumer, handlers: list[Handler], page: Page | None
-) -> AbstractContextManager[Any]:
-    """Return the endpoint of the parent, if there is a port, and have the children keep figures where it finds them."""
-    if page is None:
-        return nullcontext()
-    port, host, with_queues = page
-    endpoint, processes = serving.of_children(
-        port,
-        host,
-        connection=found.connection(handlers),
-        queues=[handler.queue.keys for handler in handlers],
-        folder=lambda: supervisor.folder / METRICS_FOLDER,
-        pulses=supervisor.pulses,
-        pids=supervisor.pids,
-        with_queues=with_queues,
-    )
-    supervisor.observers.append(processes)
-    return endpoint
-
-
-def _use_url(found: Consumer, url: str | None) -> None:
+def _use_url(consumer: Consumer, url: str | None) -> None:
     """Let --url say where Redis is; one that contradicts the code is refused."""
     if url is None:
         return
-    named = [found.target, *(handler.queue.target for handler in found.handlers)]
+    named = [consumer.target, *(handler.queue.target for handler in consumer.handlers)]
     if any(target is not None and target != url for target in named):
         raise ConfigurationError("--url contradicts the Redis that the code names; leave one of them out")
     check_url(url)
