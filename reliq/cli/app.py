@@ -117,22 +117,22 @@ def root(
         say(f"reliq {distribution.VERSION}")
         raise typer.Exit
     if ctx.invoked_subcommand in (WORKER, "config"):
-        found = ctx.meta[FOUND] = settings_found(options_of(Commands.load(WORKER)))
-        ctx.default_map = {WORKER: {name: one.value for name, one in found.items() if name != URL}}
+        settings = ctx.meta[FOUND] = settings_found(options_of(Commands.load(WORKER)))
+        ctx.default_map = {WORKER: {name: setting.value for name, setting in settings.items() if name != URL}}
 
 
 def _with_values(words: list[str]) -> list[str]:
     """Return --burst of `reliq worker` with a value: Typer knows no option with one that may be left out."""
-    return ["--burst=true" if one == "--burst" else one for one in words] if words[:1] == [WORKER] else words
+    return ["--burst=true" if word == "--burst" else word for word in words] if words[:1] == [WORKER] else words
 
 
-def _told(error: Any) -> str:
+def _describe_wrong_usage(error: Any) -> str:
     """Return what a person used wrongly, and how it is used; or where the value came from that is wrong."""
     what = " ".join(error.format_message().split()).rstrip(".")
     name = getattr(getattr(error, "param", None), "name", "")
-    found = error.ctx.meta.get(FOUND, {}).get(name) if error.ctx else None
-    if found and error.ctx.get_parameter_source(name).name == "DEFAULT_MAP":
-        return f"{what}; it comes from {found.origin}"
+    setting = error.ctx.meta.get(FOUND, {}).get(name) if error.ctx else None
+    if setting and error.ctx.get_parameter_source(name).name == "DEFAULT_MAP":
+        return f"{what}; it comes from {setting.origin}"
     return f"{what}; see {error.ctx.command_path if error.ctx else 'reliq'} --help"
 
 
@@ -149,7 +149,7 @@ def main() -> None:
         if "NoArgs" in type(error).__name__:
             error.show()
         else:
-            complain(_told(error))
+            complain(_describe_wrong_usage(error))
         sys.exit(EXIT_USAGE)
     except typer.Abort:
         sys.exit(EXIT_FAILED)

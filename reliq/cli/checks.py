@@ -1,7 +1,5 @@
-"""`reliq check`: a queue's own fsck."""
+"""Commands that check a queue or a Redis: `check`, `doctor`, `acl` and `scripts`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +13,6 @@ from reliq.text import format_missing, pluralize
 
 if TYPE_CHECKING:
     from reliq.admin.check import CheckReport
-    from reliq.admin.doctor import Finding
 
 
 def check(
@@ -34,20 +31,17 @@ def check(
 
     Example: reliq check orders --repair
     """
-    with _progress() as progress:
-        report = admin.check(queue, repair=repair, progress=progress)
+    with console(stderr=True).status("") as status:
+        report = admin.check(
+            queue,
+            repair=repair,
+            progress=lambda what, looked_at: status.update(f"reading {what}: {pluralize(looked_at, 'id')} looked at"),
+        )
     if json:
         print_json(report)
     else:
         _print_check(report, repair=repair)
     raise typer.Exit(0 if report.is_sound else 1)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int], None]]:
-    """Show on a terminal what is being read; elsewhere nothing."""
-    with console(stderr=True).status("") as status:
-        yield lambda what, looked_at: status.update(f"reading {what}: {pluralize(looked_at, 'id')} looked at")
 
 
 def _print_check(report: "CheckReport", *, repair: bool) -> None:
@@ -86,21 +80,17 @@ def doctor(
 
     Example: reliq doctor --role consumer --queue orders
     """
-    found = admin.doctor(roles=role or (), queue=queue)
+    findings = admin.doctor(roles=role or (), queue=queue)
     if json:
-        print_json(found)
+        print_json(findings)
     else:
-        for one in found:
-            _print(one)
+        for finding in findings:
+            say(f"{finding.verdict:8} {finding.name}: {finding.what}")
+            for label, text in (("means", finding.means), ("mend", finding.mend)):
+                if text:
+                    say(f"{'':9}{label}: {text}")
     fatal = {"bad", "warning", "unknown"} if strict else {"bad"}
-    raise typer.Exit(1 if any(one.verdict in fatal for one in found) else 0)
-
-
-def _print(finding: "Finding") -> None:
-    say(f"{finding.verdict:8} {finding.name}: {finding.what}")
-    for label, text in (("means", finding.means), ("mend", finding.mend)):
-        if text:
-            say(f"{'':9}{label}: {text}")
+    raise typer.Exit(1 if any(finding.verdict in fatal for finding in findings) else 0)
 
 
 class Server(StrEnum):

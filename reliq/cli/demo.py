@@ -44,8 +44,11 @@ from reliq.worker.engine import check_server
 #: The share of the jobs by mood; the rest are good. At least 20 are slow, so that some run when a process is killed.
 SHARES: dict[Mood, float] = {"slow": 0.04, "flaky": 0.1, "poison": 0.01}
 LEAST_SLOW = 20
-LATE_SHARE, LATEST_SECONDS = 0.3, 3.0
-PROCESSES, CONCURRENCY = 2, 16
+#: The share of the jobs that are scheduled for later, by up to LATEST_SECONDS.
+LATE_SHARE = 0.3
+LATEST_SECONDS = 3.0
+PROCESSES = 2
+CONCURRENCY = 16
 #: The demo fails after 300 s.
 DEMO_SECONDS = 300.0
 LOOK_SECONDS = 0.05
@@ -157,14 +160,14 @@ def _work(log: Path, journal: Path, signals: SignalNotes, console: Console) -> b
     supervisor = Supervisor(consumer, plan, processes=PROCESSES)
     over = threading.Event()
 
-    def tell() -> bool | None:
+    def run_story() -> bool | None:
         try:
             return _story(supervisor, journal, signals, over, console)
         finally:
             supervisor.stop()
 
     with ThreadPoolExecutor(1) as threads:
-        story = threads.submit(tell)
+        story = threads.submit(run_story)
         try:
             code = supervisor.run()
         finally:
@@ -204,7 +207,8 @@ def _story(
     runs = read_journal(journal)
     again = killed_runs(runs, killed)
     done = Counter(number for (_, number, _), last in runs.items() if last == "done")
-    acked, dead = counts.totals.get("acked", 0), counts.totals.get("dead", 0)
+    acked = counts.totals.get("acked", 0)
+    dead = counts.totals.get("dead", 0)
     lost = max(counts.missing, published - len(done) - dead - counts.alive)
     say = partial(console.print, soft_wrap=True)
     if killed:

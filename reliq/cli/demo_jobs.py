@@ -15,7 +15,9 @@ from reliq import Consumer, Job, Queue
 Mood = Literal["good", "slow", "flaky", "poison"]
 #: `reliq demo` sets this variable to its folder. Each run of a handler writes its start and its end to the journal there.
 FOLDER_VARIABLE = "RELIQ_DEMO_FOLDER"
-JOURNAL, LOG = "journal", "log"
+#: Names of files in the folder.
+JOURNAL = "journal"
+LOG = "log"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,6 @@ def run_errand(errand: Errand, job: Job[Errand]) -> None:
         _write(errand, job, outcome)
 
 
-def _write(errand: Errand, job: Job[Errand], what: str) -> None:
+def _write(errand: Errand, job: Job[Errand], event: str) -> None:
     if _journal is not None:
-        os.write(_journal, f"{os.getpid()} {errand.number} {job.attempt} {what}\n".encode())
+        os.write(_journal, f"{os.getpid()} {errand.number} {job.attempt} {event}\n".encode())

@@ -32,7 +32,7 @@ class CommandInfo(NamedTuple):
 
 def options_of(command: Any) -> dict[str, bool]:
     """Return the names of a command's arguments and options, each with whether it may be given again."""
-    return {str(one.name): bool(getattr(one, "multiple", False)) for one in command.params}
+    return {str(option.name): bool(getattr(option, "multiple", False)) for option in command.params}
 
 
 def in_paragraphs(text: str) -> str:
@@ -69,20 +69,20 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
     """Return a command that takes the options of each parameter that is annotated with `OptionsOf` in its place."""
     made: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     options: list[Parameter] = []
-    for one in signature(function, eval_str=True).parameters.values():
-        marks = [mark for mark in getattr(one.annotation, "__metadata__", ()) if isinstance(mark, OptionsOf)]
-        own = signature(marks[0].make).parameters if marks else {one.name: one}
+    for parameter in signature(function, eval_str=True).parameters.values():
+        marks = [mark for mark in getattr(parameter.annotation, "__metadata__", ()) if isinstance(mark, OptionsOf)]
+        own = signature(marks[0].make).parameters if marks else {parameter.name: parameter}
         options += own.values()
         if marks:
-            made[one.name] = marks[0].make, list(own)
+            made[parameter.name] = (marks[0].make, list(own))
 
     def run(**given: Any) -> None:
-        values = {name: make(**{one: given.pop(one) for one in names}) for name, (make, names) in made.items()}
+        values = {name: make(**{option: given.pop(option) for option in names}) for name, (make, names) in made.items()}
         function(**given, **values)
 
     run.__doc__ = function.__doc__
-    run.__annotations__ = {one.name: one.annotation for one in options}
-    run.__signature__ = Signature([one.replace(kind=Parameter.KEYWORD_ONLY) for one in options])  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    run.__signature__ = Signature([option.replace(kind=Parameter.KEYWORD_ONLY) for option in options])  # type: ignore[attr-defined]
     return run if made else function
 
 
@@ -109,17 +109,18 @@ class LazyGroup(PlainGroup):
     def load(cls, name: str) -> Any:
         """Return a command that can run, from its module."""
         place = cls.places[name]
-        found = getattr(import_module(f"reliq.cli.{place.module}"), place.attribute)
-        if not isinstance(found, typer.Typer):
-            return command_of(name, found)
-        found.info.cls = PlainGroup
-        for one in found.registered_commands:
-            one.cls, one.help = PlainCommand, in_paragraphs(getdoc(one.callback) or "")
-            one.name = one.name or getattr(one.callback, "__name__", "")
-            one.callback = with_options(one.callback) if one.callback else None
-        return typer.main.get_command(found)
+        group = getattr(import_module(f"reliq.cli.{place.module}"), place.attribute)
+        if not isinstance(group, typer.Typer):
+            return command_of(name, group)
+        group.info.cls = PlainGroup
+        for command in group.registered_commands:
+            command.cls = PlainCommand
+            command.help = in_paragraphs(getdoc(command.callback) or "")
+            command.name = command.name or getattr(command.callback, "__name__", "")
+            command.callback = with_options(command.callback) if command.callback else None
+        return typer.main.get_command(group)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command that can run and the words that are left."""
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, self.load(name) if found and name else None, rest
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, self.load(name) if listed and name else None, rest

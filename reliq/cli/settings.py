@@ -15,7 +15,8 @@ from reliq.errors import ConfigurationError
 
 #: The environment of this process as it began, before a command changes it.
 ENVIRONMENT = dict(os.environ)
-FILE, TABLE = "pyproject.toml", "reliq"
+FILE = "pyproject.toml"
+TABLE = "reliq"
 VARIABLE_PREFIX = "RELIQ_"
 #: Kubernetes puts the address of a Service named `reliq-metrics` into RELIQ_METRICS_PORT, as text of this form.
 _SERVICE_LINK = "tcp://"
@@ -58,15 +59,16 @@ def settings_found(options: Mapping[str, bool]) -> dict[str, Setting]:
         ConfigurationError: the file cannot be read, or its table has something else.
     """
     path, table = _table()
-    given = {name.replace("-", "_"): value for name, value in table.items()}
-    if strange := sorted(given.keys() - options):
-        raise ConfigurationError(
-            f"[tool.{TABLE}] of {path} has no setting {spelled(strange[0])!r}{_hint(strange[0], options)}"
-        )
-    found = {name: Setting(value, str(path)) for name, value in given.items()}
-    found |= {name: Setting(os.environ[variable(name)], variable(name)) for name in options if _is_set(name)}
-    texts = {name: one for name, one in found.items() if options[name] and isinstance(one.value, str)}
-    return found | {name: one._replace(value=one.value.split()) for name, one in texts.items()}
+    settings = {name.replace("-", "_"): Setting(value, str(path)) for name, value in table.items()}
+    if unknown := sorted(settings.keys() - options):
+        near = get_close_matches(unknown[0], options, 1)
+        hint = f"is it {spelled(near[0])!r}?" if near else "`reliq config` lists those that there are"
+        raise ConfigurationError(f"[tool.{TABLE}] of {path} has no setting {spelled(unknown[0])!r}; {hint}")
+    settings |= {name: Setting(os.environ[variable(name)], variable(name)) for name in options if _is_set(name)}
+    for name, (value, origin) in settings.items():
+        if options[name] and isinstance(value, str):
+            settings[name] = Setting(value.split(), origin)
+    return settings
 
 
 def take_url(ctx: typer.Context, url: str | None) -> str | None:
@@ -86,10 +88,10 @@ def take_url(ctx: typer.Context, url: str | None) -> str | None:
 
 def misspelled(names: Collection[str]) -> dict[str, str]:
     """Return the variables of the environment that are no setting, but nearly one: name -> the one that is meant."""
-    known = [variable(name) for name in names]
-    strange = [name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name not in known]
-    near = {name: get_close_matches(name, known, 1, cutoff=0.85) for name in strange}
-    return {name: found[0] for name, found in near.items() if found}
+    variables = [variable(name) for name in names]
+    unknown = [name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name not in variables]
+    near = {name: get_close_matches(name, variables, 1, cutoff=0.85) for name in unknown}
+    return {name: matches[0] for name, matches in near.items() if matches}
 
 
 def _is_set(name: str) -> bool:
@@ -153,16 +155,13 @@ def _opened(path: str, flags: int) -> int:
 def _check_owner(path: Path, status: os.stat_result) -> None:
     """Raise ConfigurationError when another user than root and the one who runs reliq could have written a file."""
     if status.st_uid not in (0, os.geteuid()):
-        why, remedy = f"{path} belongs to user {status.st_uid}", "change the owner"
+        why = f"{path} belongs to user {status.st_uid}"
+        remedy = "change the owner"
     elif status.st_mode & stat.S_IWOTH:
-        why, remedy = f"every user can write to {path}", "chmod o-w"
+        why = f"every user can write to {path}"
+        remedy = "chmod o-w"
     else:
         return
     raise ConfigurationError(
         f"[tool.{TABLE}] is not used, as {why}: {remedy}, or set RELIQ_ variables and delete the table"
     )
-
-
-def _hint(name: str, names: Collection[str]) -> str:
-    near = get_close_matches(name, names, 1)
-    return f"; is it {spelled(near[0])!r}?" if near else "; `reliq config` lists those that there are"

@@ -1,4 +1,4 @@
-"""The screen of `reliq watch`: a moment as lines that fit the terminal, whatever its size."""
+"""`reliq watch`: a screen of queues, workers and failures that fits any terminal, or a line for each look over a pipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from reliq.schedule import TICK_LATE_SECONDS
 from reliq.text import format_duration, format_number, format_rate, pluralize, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
 
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -37,14 +37,26 @@ if TYPE_CHECKING:
 WIDE = 150
 #: The workers and the failures have at least this many lines each, with their titles.
 LEAST_LINES = 4
-#: A message that has been due for this many seconds is shown as late, and as very late.
-YELLOW_SECONDS, RED_SECONDS = 10.0, 60.0
-SLOT_WIDTH, LATE_WIDTH, INDENT = 38, 7, 2
+#: A message that has been due for this many seconds is shown as late.
+YELLOW_SECONDS = 10.0
+#: A message that has been due for this many seconds is shown as very late.
+RED_SECONDS = 60.0
+SLOT_WIDTH = 38
+LATE_WIDTH = 7
+INDENT = 2
+#: The shortest --interval.
+LEAST_SECONDS = 0.1
 #: A picture beside the numbers has at least this many columns.
 LEAST_PICTURE = 24
 SPARKS = "▁▂▃▄▅▆▇█"
-STATE_STYLES = {"ready": "yellow", "waiting": "cyan", "pending": "blue", "leased": "green", "backoff": "magenta"}
-STATE_STYLES |= {"retry": "red"}
+STATE_STYLES = {
+    "ready": "yellow",
+    "waiting": "cyan",
+    "pending": "blue",
+    "leased": "green",
+    "backoff": "magenta",
+    "retry": "red",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,9 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Give rich the lines that fit."""
         for line in self.lines(options.max_width, options.height or console.height):
-            line.plain = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line.plain)
+            line.plain = "".join(
+                character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line.plain
+            )
             line.truncate(options.max_width, overflow="ellipsis")
             line.no_wrap = True
             yield line
@@ -77,7 +91,8 @@ class Screen:
         room = height - len(head)
         queues = _queues(self.moment, width, max(LEAST_LINES, room - 2 * LEAST_LINES))
         room -= len(queues)
-        workers, failures = _workers(self.moment.overview.workers, width, room), _failures(self.moment)
+        workers = _workers(self.moment.overview.workers, width, room)
+        failures = _failures(self.moment)
         gap = [Text()] if len(workers) + LEAST_LINES + 3 <= room else []
         room -= 3 * len(gap)
         failures = failures[: max(LEAST_LINES, room - len(workers))]
@@ -102,8 +117,8 @@ class Screen:
             second.append(f", Redis uses {memory}")
         if overview.left_out:
             second.append(f", {pluralize(overview.left_out, 'more queue')} not shown", "yellow")
-        if some := [view.queue for view in overview.queues if view.away]:
-            second.append(f", partial: {printable(', '.join(some))}", "red")
+        if partial := [view.queue for view in overview.queues if view.away]:
+            second.append(f", partial: {printable(', '.join(partial))}", "red")
         if overview.unreadable:
             second.append(f", cannot read {printable(', '.join(overview.unreadable))}", "red")
         if self.trouble:
@@ -114,15 +129,15 @@ class Screen:
 def _periodic(crons: Sequence[CronView]) -> list[Text]:
     """Return a line of the periodic entries, what is wrong first; none where there is no entry."""
     line = Text("periodic:")
-    wrong = {one.name: f"{format_duration(one.late)} late" for one in crons if one.late > TICK_LATE_SECONDS}
-    wrong |= {one.name: "no worker" for one in crons if not one.is_served}
-    paused = {one.name: "paused" for one in crons if one.pause and one.name not in wrong}
-    for names, style in ((wrong, "red"), (paused, "yellow")):
-        for name, told in names.items():
-            line.append(f"  {name} {told}", style)
-    for one in crons:
-        if one.next is not None and one.name not in wrong | paused:
-            line.append(f"  {one.name} {format_when(one.next)}")
+    wrong = {cron.name: f"{format_duration(cron.late)} late" for cron in crons if cron.late > TICK_LATE_SECONDS}
+    wrong |= {cron.name: "no worker" for cron in crons if not cron.is_served}
+    paused = {cron.name: "paused" for cron in crons if cron.pause and cron.name not in wrong}
+    for remarks, style in ((wrong, "red"), (paused, "yellow")):
+        for name, remark in remarks.items():
+            line.append(f"  {name} {remark}", style)
+    for cron in crons:
+        if cron.next is not None and cron.name not in wrong | paused:
+            line.append(f"  {cron.name} {format_when(cron.next)}")
     return [line] if crons else []
 
 
@@ -153,28 +168,21 @@ def _queues(moment: QueueSample, width: int, most: int) -> list[Text]:
         views = [view for view in views if view in worst]
     lines = [title]
     for view in views:
-        numbers, trends = _numbers(view, states, width), moment.trends
-        lines += _stacked(view, numbers, trends, width) if stacked else _in_line(view, numbers, trends, named, width)
+        numbers = _numbers(view, states, width)
+        if stacked:
+            picture = _picture(view, moment.trends, max(0, width - cell_len(view.queue) - INDENT))
+            lines.append(Text.assemble((view.queue, "bold"), " " * INDENT, picture))
+            lines.append(Text.assemble(" " * INDENT, numbers))
+            continue
+        numbers = Text.assemble((set_cell_size(view.queue, named), "bold"), numbers)
+        if width < WIDE:
+            lines += [numbers, Text.assemble(" " * INDENT, _picture(view, moment.trends, width - INDENT))]
+        else:
+            picture = _picture(view, moment.trends, width - numbers.cell_len - INDENT)
+            lines.append(Text.assemble(numbers, " " * INDENT, picture))
     if hidden := len(moment.overview.queues) - len(views):
         lines.append(Text(f"and {pluralize(hidden, 'more queue')}, less late than these", "dim"))
     return lines
-
-
-def _in_line(view: QueueView, told: Text, trends: Mapping[str, RateHistory], named: int, width: int) -> list[Text]:
-    """Return a queue's name and numbers, and its picture beside them or below."""
-    numbers = Text.assemble((set_cell_size(view.queue, named), "bold"), told)
-    if width < WIDE:
-        return [numbers, Text.assemble(" " * INDENT, _picture(view, trends, width - INDENT))]
-    return [Text.assemble(numbers, " " * INDENT, _picture(view, trends, width - numbers.cell_len - INDENT))]
-
-
-def _stacked(view: QueueView, numbers: Text, trends: Mapping[str, RateHistory], width: int) -> list[Text]:
-    """Return a queue's name and picture, and its numbers below."""
-    picture = _picture(view, trends, max(0, width - cell_len(view.queue) - INDENT))
-    return [
-        Text.assemble((view.queue, "bold"), " " * INDENT, picture),
-        Text.assemble(" " * INDENT, numbers),
-    ]
 
 
 def _cell(name: str, width: int) -> int:
@@ -184,11 +192,13 @@ def _cell(name: str, width: int) -> int:
 
 def _numbers(view: QueueView, states: Sequence[str], width: int) -> Text:
     late = "-" if view.late is None else format_duration(view.late if view.late >= 1 else 0)
-    style = "bold red" if (view.late or 0) >= RED_SECONDS else "yellow" if (view.late or 0) >= YELLOW_SECONDS else ""
+    seconds = view.late or 0.0
+    style = "bold red" if seconds >= RED_SECONDS else "yellow" if seconds >= YELLOW_SECONDS else ""
     line = Text(f"{late:>{LATE_WIDTH}}", style)
     sizes = _sizes(view) | {"dead": view.dead}
-    for state, number in ((state, sizes[state]) for state in (*states, "dead")):
-        line.append(f"{_short(number):>{_cell(state, width)}}", "dim" if not number else STATE_STYLES.get(state, "red"))
+    for state in (*states, "dead"):
+        style = STATE_STYLES.get(state, "red") if sizes[state] else "dim"
+        line.append(f"{_short(sizes[state]):>{_cell(state, width)}}", style)
     if view.rates is not None:
         rates = (view.rates.arrived, view.rates.acked, view.rates.failed)
         for column, per_second in zip(("in/s", "acked/s", "failed/s"), rates, strict=True):
@@ -237,7 +247,7 @@ def _spark(numbers: Sequence[float], width: int) -> str:
     """Return the last `width` numbers as a line of blocks, the highest of them the tallest."""
     last = list(numbers)[-width:]
     top = max(last, default=0.0)
-    blocks = [SPARKS[min(len(SPARKS) - 1, int(one / top * len(SPARKS)))] if top else SPARKS[0] for one in last]
+    blocks = [SPARKS[min(len(SPARKS) - 1, int(number / top * len(SPARKS)))] if top else SPARKS[0] for number in last]
     return "".join(blocks).rjust(width)
 
 
@@ -251,26 +261,27 @@ def _workers(workers: Sequence[Worker] | None, width: int, most: int) -> list[Te
         return [*lines, Text("unknown" if workers is None else "no worker is alive", "bold red")]
     now = time.time()
     columns = max(1, (width - 2) // SLOT_WIDTH)
-    for one in workers:
+    for worker in workers:
         if len(lines) > most:
             break
-        line = Text(printable(f"{one.host} pid {one.pid}"), "bold")
-        line.append(f"  {one.busy} of {one.slots} busy, up {format_duration(max(0.0, now - one.started))}", "not bold")
-        line.append(f", claimed {format_duration(max(0.0, now - one.last_claim))} ago", "not bold")
+        up = format_duration(max(0.0, now - worker.started))
+        line = Text(printable(f"{worker.host} pid {worker.pid}"), "bold")
+        line.append(f"  {worker.busy} of {worker.slots} busy, up {up}", "not bold")
+        line.append(f", claimed {format_duration(max(0.0, now - worker.last_claim))} ago", "not bold")
         lines.append(line)
-        slots = [_slot(slot, now) for slot in one.running[: columns * most]]
+        slots = [_slot(job, now) for job in worker.running[: columns * most]]
         rows = [slots[at : at + columns] for at in range(0, len(slots), columns)]
         lines += [Text("  ").append_text(Text().join(row)) for row in rows]
     return lines
 
 
-def _slot(slot: RunningJob, now: float) -> Text:
-    took = format_duration(max(0.0, now - slot.started))
+def _slot(job: RunningJob, now: float) -> Text:
+    took = format_duration(max(0.0, now - job.started))
     room = SLOT_WIDTH - len(took) - 3
-    what = printable(f"{slot.queue} {slot.id}")
-    if len(what) > room:
-        what = what[: room - 1] + "…"
-    return Text.assemble((f"{took:>{len(took)}} ", "green"), what.ljust(SLOT_WIDTH - len(took) - 1))
+    name = printable(f"{job.queue} {job.id}")
+    if len(name) > room:
+        name = name[: room - 1] + "…"
+    return Text.assemble((f"{took} ", "green"), name.ljust(SLOT_WIDTH - len(took) - 1))
 
 
 # ---- failures ---------------------------------------------------------------
@@ -279,25 +290,21 @@ def _slot(slot: RunningJob, now: float) -> Text:
 def _failures(moment: QueueSample) -> list[Text]:
     """Return what living messages fail with, then the newest abnormal ends."""
     lines = [Text("failures", "bold underline")]
-    failing, ended = list(_failing(moment.errors)), list(_ended(moment.ends))
+    failing = []
+    for failure in moment.errors:
+        share = f"{failure.count} of {failure.sampled}" if failure.count < failure.sampled else "all"
+        title = (f"retrying, {share} looked at: ", "magenta")
+        failing.append(Text.assemble(title, f"{failure.queue} ", printable(_reason(failure))))
+    ended = []
+    for failure in moment.ends:
+        if (end := failure.ended) is not None:
+            at = time.strftime("%H:%M:%S", time.gmtime(end.at))
+            title = (f"{at} {printable(end.kind):<9} ", "red")
+            ended.append(Text.assemble(title, f"{failure.queue} ", printable(f"{end.id}  {_reason(failure)}")))
     if not failing and not ended:
         return [*lines, Text("none", "dim")]
     half = max(1, LEAST_LINES - 2)
     return [*lines, *failing[:half], *ended, *failing[half:]]
-
-
-def _failing(failures: Iterable[Failure]) -> Iterable[Text]:
-    for one in failures:
-        share = f"{one.count} of {one.sampled}" if one.count < one.sampled else "all"
-        yield Text.assemble((f"retrying, {share} looked at: ", "magenta"), f"{one.queue} ", printable(_reason(one)))
-
-
-def _ended(failures: Iterable[Failure]) -> Iterable[Text]:
-    for one in failures:
-        if one.ended is not None:
-            at = time.strftime("%H:%M:%S", time.gmtime(one.ended.at))
-            said = printable(f"{one.ended.id}  {_reason(one)}")
-            yield Text.assemble((f"{at} {printable(one.ended.kind):<9} ", "red"), f"{one.queue} ", said)
 
 
 def _reason(failure: Failure) -> str:
@@ -305,9 +312,6 @@ def _reason(failure: Failure) -> str:
     if not failure.error or failure.reason not in ("failed", "rejected"):
         return f"{failure.reason}: {failure.error}" if failure.error else failure.reason
     return failure.error
-
-
-LEAST_SECONDS = 0.1
 
 
 def watch(
@@ -331,7 +335,8 @@ def watch(
     seconds = duration(interval)
     if seconds < LEAST_SECONDS:
         raise ConfigurationError(f"interval must be at least {LEAST_SECONDS} seconds, not {interval}")
-    watcher, interrupts = admin.watch(queues or ()), Interrupts()
+    watcher = admin.watch(queues or ())
+    interrupts = Interrupts()
     from reliq.consumer import STOPS, handle_signal  # noqa: PLC0415  completion does not wait for it
 
     before = {number: handle_signal(number, interrupts.handle_signal) for number in STOPS}
@@ -386,7 +391,8 @@ def show(watcher: Watcher, place: str, seconds: float, interrupts: Interrupts) -
                 live.update(Screen(moment, place, seconds, trouble), refresh=True)
             time.sleep(seconds)
             try:
-                moment, trouble = watcher.look(), ""
+                moment = watcher.look()
+                trouble = ""
             except ReliqError as error:
                 trouble = str(error)
     finally:
@@ -397,26 +403,27 @@ def show(watcher: Watcher, place: str, seconds: float, interrupts: Interrupts) -
 def _write(watcher: Watcher, seconds: float, *, json: bool) -> None:
     moment = watcher.look()
     while True:
-        print_json(_told(moment)) if json else say(line_of(moment))
+        if json:
+            overview = moment.overview
+            print_json(
+                {
+                    "at": round(time.time(), 3),
+                    "queues": overview.queues,
+                    "unreadable": overview.unreadable,
+                    "left_out": overview.left_out,
+                    "workers": overview.workers,
+                    "ends": moment.ends,
+                    "errors": moment.errors,
+                }
+            )
+        else:
+            say(line_of(moment))
         sys.stdout.flush()
         time.sleep(seconds)
         try:
             moment = watcher.look()
         except ReliqError as error:
             complain(error)
-
-
-def _told(moment: QueueSample) -> dict[str, object]:
-    overview = moment.overview
-    return {
-        "at": round(time.time(), 3),
-        "queues": overview.queues,
-        "unreadable": overview.unreadable,
-        "left_out": overview.left_out,
-        "workers": overview.workers,
-        "ends": moment.ends,
-        "errors": moment.errors,
-    }
 
 
 def line_of(moment: QueueSample) -> str:
@@ -430,14 +437,18 @@ def line_of(moment: QueueSample) -> str:
         if name != "waiting" or any(view.lines for view in views)
     }
     sums["unack"] -= sums["backoff"]
-    said = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"queues={len(views)}", f"late={format_duration(late)}"]
-    said += [f"{'leased' if name == 'unack' else name}={number}" for name, number in sums.items()]
+    words = [
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        f"queues={len(views)}",
+        f"late={format_duration(late)}",
+    ]
+    words += [f"{'leased' if name == 'unack' else name}={number}" for name, number in sums.items()]
     for name, of in (("in/s", "arrived"), ("acked/s", "acked"), ("failed/s", "failed")):
-        said.append(f"{name}={format_rate(sum(getattr(view.rates, of) for view in views if view.rates))}")
-    busy, slots = (sum(getattr(one, name) for one in workers or ()) for name in ("busy", "slots"))
-    said += ["workers=?", "busy=?"] if workers is None else [f"workers={len(workers)}", f"busy={busy}/{slots}"]
+        words.append(f"{name}={format_rate(sum(getattr(view.rates, of) for view in views if view.rates))}")
+    busy, slots = (sum(getattr(worker, name) for worker in workers or ()) for name in ("busy", "slots"))
+    words += ["workers=?", "busy=?"] if workers is None else [f"workers={len(workers)}", f"busy={busy}/{slots}"]
     if paused := [view.queue for view in views if view.pause is not None]:
-        said.append(f"paused={','.join(paused)}")
+        words.append(f"paused={','.join(paused)}")
     if moment.ends and (end := moment.ends[0].ended) is not None:
-        said.append(f"last={moment.ends[0].queue}/{end.id} {end.kind} {describe_end(end)}".rstrip())
-    return printable(" ".join(said))
+        words.append(f"last={moment.ends[0].queue}/{end.id} {end.kind} {describe_end(end)}".rstrip())
+    return printable(" ".join(words))

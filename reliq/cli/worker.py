@@ -1,4 +1,4 @@
-"""`reliq config`: the settings of the worker, and where each comes from."""
+"""`reliq worker`, and `reliq config`: the settings of the worker, and where each comes from."""
 
 import re
 from importlib import import_module
@@ -39,15 +39,16 @@ def config(ctx: typer.Context, json: Json = False) -> None:
 
 def in_force(ctx: typer.Context) -> dict[str, Setting]:
     """Return every setting of the worker by the name of its option, as a worker that is given no option has it."""
-    command, found = command_of("worker", worker), ctx.meta[FOUND]
-    given = {name: setting.value for name, setting in found.items()}
-    values = command.make_context("worker", [], ctx.parent, default_map={"consumer": "", **given}).params
+    command = command_of("worker", worker)
+    settings = ctx.meta[FOUND]
+    defaults = {"consumer": "", **{name: setting.value for name, setting in settings.items()}}
+    values = command.make_context("worker", [], ctx.parent, default_map=defaults).params
     if values[URL]:
         from reliq.redis.url import check_url  # noqa: PLC0415  completion does not wait for it
 
-        values[URL] = " ".join(check_url(one).shown for one in values[URL].split())
+        values[URL] = " ".join(check_url(url).shown for url in values[URL].split())
     return {
-        spelled(name): Setting(values[name], found[name].origin if name in found else "default")
+        spelled(name): Setting(values[name], settings[name].origin if name in settings else "default")
         for name in options_of(command)
     }
 
