@@ -86,12 +86,12 @@ _TITLES = {
 
 def _pages(entries: str, named: set[str]) -> list[str]:
     """Return the pages of a group: those that it names, and what is in a folder beside them."""
-    found = []
+    pages = []
     for entry in entries.split():
         folder = entry.removesuffix("*")
         written = sorted(f"{folder}{page.stem}" for page in (_DOCS / folder).glob("*.md"))
-        found += [page for page in written if page not in named] if entry.endswith("*") else [entry]
-    return found
+        pages += [page for page in written if page not in named] if entry.endswith("*") else [entry]
+    return pages
 
 
 def _titled(entry: str) -> str:

@@ -52,6 +52,6 @@ def faults(site: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    found = list(faults(Path(sys.argv[1]).resolve()))
-    sys.stdout.write("\n".join(found or ["Every page fits a desk and a telephone."]) + "\n")
-    sys.exit(bool(found))
+    sentences = list(faults(Path(sys.argv[1]).resolve()))
+    sys.stdout.write("\n".join(sentences or ["Every page fits a desk and a telephone."]) + "\n")
+    sys.exit(bool(sentences))

@@ -32,7 +32,7 @@ CONNECT = "ConnectError at shop/payments.py:88"
 CHANCE = random.Random(4)
 
 
-def some(**fields: Any) -> SimpleNamespace:
+def record(**fields: Any) -> SimpleNamespace:
     """Return an object with these fields."""
     return SimpleNamespace(**fields)
 
@@ -107,7 +107,7 @@ def event(after: float, kind: str, *fields: Any) -> SimpleNamespace:
     """Return an event of a message's story; `fields` are attempt, by, reason, raised, error and took."""
     rest = (None, "", "", "", "", None)
     names = ("attempt", "by", "reason", "raised", "error", "took")
-    return some(at=BEGAN + after, kind=kind, **dict(zip(names, (*fields, *rest[len(fields) :]), strict=True)))
+    return record(at=BEGAN + after, kind=kind, **dict(zip(names, (*fields, *rest[len(fields) :]), strict=True)))
 
 
 STORY = [
@@ -133,7 +133,7 @@ MESSAGE = MessageView(
     taken_seconds=3300.0,
 )
 GROUPS = [
-    some(reason=reason, raised=raised, count=count, newest=NOW - age, example=id)
+    record(reason=reason, raised=raised, count=count, newest=NOW - age, example=id)
     for reason, raised, count, age, id in (
         ("failed", CONNECT, 74, 340, "order-4711"),
         ("rejected", "Reject at shop/jobs.py:14", 19, 3000, made_ids(2)[1]),
@@ -142,7 +142,8 @@ GROUPS = [
     )
 ]
 LETTERS = [
-    some(id=group.example, when=group.newest, attempt=13, reason=group.reason, raised=group.raised) for group in GROUPS
+    record(id=group.example, when=group.newest, attempt=13, reason=group.reason, raised=group.raised)
+    for group in GROUPS
 ]
 FILTER = dict.fromkeys(("reason", "text", "error", "header", "older", "newer"), "") | {"raised": None}
 WORKERS = [
@@ -193,7 +194,7 @@ PICTURES = {
             "view": ORDERS,
             "history": HOURS["orders"],
             "running": RUNNING,
-            "failures": [some(reason="failed", raised=CONNECT, count=31, sampled=40)],
+            "failures": [record(reason="failed", raised=CONNECT, count=31, sampled=40)],
         },
         1060,
     ),
@@ -215,7 +216,7 @@ PICTURES = {
             "of": 106,
             "filter": FILTER,
             "reasons": DEATH_REASONS,
-            "page": some(items=LETTERS, after="more", looked=None, of=None),
+            "page": record(items=LETTERS, after="more", looked=None, of=None),
             "show_bodies": False,
         },
         900,

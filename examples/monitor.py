@@ -47,7 +47,8 @@ def main() -> None:
     if shutil.which("prometheus") is None:
         missing("the program prometheus", "apt-get install prometheus (on Debian)")
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else None
-    metrics_port, port = free_port(), free_port()
+    metrics_port = free_port()
+    port = free_port()
     worker = ["worker", "reliq.cli.demo_jobs:consumer", "--processes", "2", "--metrics-port", str(metrics_port)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reliq-")))

@@ -1,5 +1,5 @@
 """
-The reference of the API: a list of names in a page of docs/reference becomes what their docstrings say.
+The reference of the API: names that a page of docs/reference lists are replaced by their docstrings.
 
 The page has lines such as "- `reliq.Queue`"; behind the name of an alias, which has no docstring, stands what it means.
 Docstrings are plain text with `code` and the sections Args, Attributes, Raises, Returns and Example.
@@ -9,7 +9,6 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
@@ -22,8 +21,8 @@ _CODE = re.compile(r"`([^`]+)`")
 _SPECIAL = re.compile(r"[*|\\]|_(?!\w)")
 _ITEM = re.compile(r"    ([\w, *]+): (.*)")
 
-#: Attributes and methods by which the parts of the package reach each other.
-OURS = {
+#: Attributes and methods that only other parts of the package use.
+INTERNAL = {
     "reliq.Consumer": "around_calls, chosen, connection, deliveries, engine, error_hooks, handlers, "
     "is_leaving, leave, longest_grace, periodic, redis, running, ticked_beside, unfinished",
     "reliq.Counts": "sum",
@@ -34,32 +33,27 @@ OURS = {
     "reliq.admin.LetterFilter": "tester, letter_tester, of_letters, span",
     "reliq.settings.Limits": "parse_rate, read, fields, declared",
 }
-#: A class whose methods are told elsewhere -> the options of its directive.
-TOLD_ELSEWHERE = {
+#: A class whose methods another page documents -> the options of its directive.
+DOCUMENTED_ELSEWHERE = {
     "reliq.admin.Admin": ["members:", "inherited-members: Reader"],
     "reliq.admin.AsyncAdmin": ["members: aclose"],
 }
-#: What no user makes: how it is made is nobody's business.
+#: Classes that no user constructs: their arguments are left out.
 NOT_MADE = {"reliq.Job", "reliq.Received", "reliq.admin.Watcher", "reliq.Observer"}
 
 
-def found(path: str) -> Any:
-    """Import what a dotted path names."""
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
 def _directive(path: str, meaning: str) -> list[str]:
-    """Return the directive that tells what one name is."""
-    value = found(path)
+    """Return the directive that documents one name."""
+    module, _, name = path.rpartition(".")
+    value = getattr(importlib.import_module(module), name)
     if inspect.isclass(value):
         kind = "exception" if issubclass(value, Exception) else "class"
         inherited = (
             "show-inheritance:" if kind == "exception" else "inherited-members: object, dict, tuple, Struct, Protocol"
         )
-        options = list(TOLD_ELSEWHERE.get(path, ["members:", inherited]))
-        if path in OURS:
-            options.append(f"exclude-members: {OURS[path]}")
+        options = list(DOCUMENTED_ELSEWHERE.get(path, ["members:", inherited]))
+        if path in INTERNAL:
+            options.append(f"exclude-members: {INTERNAL[path]}")
         return [f".. auto{kind}:: {path}", *(f"   :{option}" for option in options)]
     if inspect.isfunction(value):
         return [f".. autofunction:: {path}"]
@@ -73,7 +67,7 @@ def _entry(match: re.Match[str]) -> str:
 
 
 def _fill_page(_app: Sphinx, page: str, text: list[str]) -> None:
-    """Put what docstrings say in the place of the names of a page."""
+    """Replace the names on a page by directives that fill in their docstrings."""
     if page.startswith("docs/reference/api"):
         text[0] = ENTRY.sub(_entry, text[0])
 
@@ -121,12 +115,12 @@ def _rewrite(_app: Sphinx, _what: str, _name: str, _value: object, _options: obj
 
 
 def _sign(_app: Sphinx, _what: str, name: str, *_rest: object) -> tuple[str, str] | None:
-    """Leave out the arguments of what no user makes."""
+    """Leave out the arguments of a class that no user constructs."""
     return ("", "") if name in NOT_MADE else None
 
 
 def _resolve(_app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.TextElement) -> nodes.Node | None:
-    """Link a type to the public name of it that is told about; leave any other as text."""
+    """Link a type to its documented public name; leave any other as text."""
     if node.get("refdomain") != "py":
         return None
     name = node["reftarget"].rpartition(".")[2]

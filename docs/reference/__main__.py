@@ -1,11 +1,10 @@
 """
-Write the pages of this folder that commands tell themselves: `python docs/reference`, after a change of a command.
+Write the reference of commands and settings from the commands: `python docs/reference`, after a change of a command.
 
 A test compares. The API needs no such step: its pages are filled from docstrings when the site is built.
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,59 +58,42 @@ queue = ["orders", "mails"]
 """
 
 
-def _loaded(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield a command, or those of its group, each with how it is called."""
-    command = Commands.load(name)
-    for part, one in getattr(command, "commands", {"": command}).items():
-        yield f"reliq {name} {part}".rstrip(), one
-
-
-def _is_argument(one: Any) -> bool:
-    return bool(one.param_type_name == "argument")
-
-
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _spelling(one: Any) -> str:
-    """Return an option with what follows it, or the name of an argument."""
-    if _is_argument(one):
-        name = (one.metavar or one.name.upper()) + ("…" if one.nargs == -1 else "")
-        return name if one.required else f"[{name}]"
-    value = one.metavar or ("N" if isinstance(one.default, int | float) else one.name.upper())
-    names = ", ".join(one.opts + one.secondary_opts)
-    return names if one.is_flag else f"{names}{value}" if value.startswith("[") else f"{names} {value}"
+def _spelling(option: Any) -> str:
+    """Return an option with its value, or the name of an argument."""
+    if option.param_type_name == "argument":
+        name = (option.metavar or option.name.upper()) + ("…" if option.nargs == -1 else "")
+        return name if option.required else f"[{name}]"
+    value = option.metavar or ("N" if isinstance(option.default, int | float) else option.name.upper())
+    names = ", ".join(option.opts + option.secondary_opts)
+    return names if option.is_flag else f"{names}{value}" if value.startswith("[") else f"{names} {value}"
 
 
-def _default(one: Any) -> str:
-    """Return the default of an option as one would type it; nothing where it is not to be seen in the help."""
-    value = one.default
-    if _is_argument(one) or one.is_flag or not one.show_default or value in (None, "", (), []) or callable(value):
+def _default(option: Any) -> str:
+    """Return the default of an option as a user types it; nothing where the help does not show it."""
+    value = option.default
+    is_shown = option.param_type_name != "argument" and not option.is_flag and option.show_default
+    if not is_shown or value in (None, "", (), []) or callable(value):
         return ""
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
-def _by_default(one: Any) -> str:
-    return f" Default: {_default(one)}." if _default(one) else ""
-
-
-def _told(text: str) -> str:
-    """Return a help text as Markdown: its examples are code."""
-    told = re.sub(r"^Example: (.+)$", r"Example: `\1`", text.strip(), flags=re.MULTILINE)
-    return told.replace("\\[", "[")
-
-
-def _command(called: str, command: Any) -> str:
-    """Return the section of one command."""
-    shown = [one for one in command.params if not one.hidden]
-    usage = " ".join([called, *(_spelling(one) for one in shown if _is_argument(one))])
-    lines = [f"### {called}", "", f"`{usage}`", "", _told(command.help or ""), ""]
-    if shown:
-        lines += ["| option | what it is |", "| --- | --- |"]
-        lines += [f"| `{_cell(_spelling(one))}` | {_cell(one.help or '')}{_by_default(one)} |" for one in shown]
-        lines.append("")
-    return "\n".join(lines)
+def _format_command(usage: str, command: Any) -> str:
+    """Return the section of one command; examples of its help text are code."""
+    options = [option for option in command.params if not option.hidden]
+    arguments = [_spelling(option) for option in options if option.param_type_name == "argument"]
+    text = re.sub(r"^Example: (.+)$", r"Example: `\1`", (command.help or "").strip(), flags=re.MULTILINE)
+    rows = [f"### {usage}", "", f"`{' '.join([usage, *arguments])}`", "", text.replace("\\[", "["), ""]
+    if options:
+        rows += ["| option | what it is |", "| --- | --- |"]
+        for option in options:
+            default = f" Default: {_default(option)}." if _default(option) else ""
+            rows.append(f"| `{_cell(_spelling(option))}` | {_cell(option.help or '')}{default} |")
+        rows.append("")
+    return "\n".join(rows)
 
 
 def cli() -> str:
@@ -119,16 +101,19 @@ def cli() -> str:
     parts = [CLI.rstrip(), ""]
     for panel, names in SUMMARIES.items():
         parts += [f"## {panel}", ""]
-        parts += [_command(called, command) for name in names for called, command in _loaded(name)]
+        for name in names:
+            command = Commands.load(name)
+            for part, subcommand in getattr(command, "commands", {"": command}).items():
+                parts.append(_format_command(f"reliq {name} {part}".rstrip(), subcommand))
     return "\n".join(parts).rstrip() + "\n"
 
 
 def settings() -> str:
     """Return the page of settings."""
     rows = [
-        f"| `{spelled(one.name)}` | `{variable(one.name)}` | {_default(one)} | {_cell(one.help)} |"
-        for one in Commands.load(WORKER).params
-        if not one.hidden
+        f"| `{spelled(option.name)}` | `{variable(option.name)}` | {_default(option)} | {_cell(option.help)} |"
+        for option in Commands.load(WORKER).params
+        if not option.hidden
     ]
     head = ["| in `pyproject.toml` | in the environment | default | what it is |", "| --- | --- | --- | --- |"]
     return SETTINGS + "\n".join(["## Settings of the worker", "", *head, *rows, ""]) + OTHERS
@@ -137,5 +122,5 @@ def settings() -> str:
 PAGES = {"cli.md": cli, "settings.md": settings}
 
 if __name__ == "__main__":
-    for name, made in PAGES.items():
-        (HERE / name).write_text(made(), "utf-8")
+    for name, make in PAGES.items():
+        (HERE / name).write_text(make(), "utf-8")

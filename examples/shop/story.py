@@ -55,7 +55,8 @@ def main() -> None:
     threading.Thread(target=mail_server.serve_forever, daemon=True).start()
     with ExitStack() as stack:
         stack.enter_context(a_private_redis(appendonly="yes"))
-        folder, port = stack.enter_context(tempfile.TemporaryDirectory()), str(free_port())
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        port = str(free_port())
         os.environ |= {
             "SHOP_DATABASE": f"sqlite:///{folder}/shop.db",
             "SHOP_MAIL_HOOK": f"http://127.0.0.1:{mail_server.server_port}",
@@ -81,7 +82,10 @@ def tell(shop: httpx.Client) -> None:
     until(lambda: CLOSING.counts().totals.get("published") == len(orders), "the relay has moved the outbox")
     for number in orders[::3]:
         print(f"Order {number} is {shop.post(f'/orders/{number}/payment').json()['state']}.")
-    until(lambda: sum(shop.get(f"/orders/{one}").json()["state"] == "closed" for one in orders) == 4, "four are closed")
+    until(
+        lambda: sum(shop.get(f"/orders/{number}").json()["state"] == "closed" for number in orders) == 4,
+        "four are closed",
+    )
     for number in orders:
         print(f"In the end order {number} is {shop.get(f'/orders/{number}').json()['state']}.")
     Admin().run_cron(REPORTS.name, "nightly_report")

@@ -174,13 +174,18 @@ def laid_out() -> list[dict[str, Any]]:
         place = {"h": 1, "w": COLUMNS, "x": 0, "y": y}
         made.append({"id": len(made) + 1, "type": "row", "title": title, "collapsed": False, "panels": []})
         made[-1]["gridPos"] = place
-        x, y, tallest = 0, y + 1, 0
+        x = 0
+        y += 1
+        tallest = 0
         for panel in panels:
             if x + panel.width > COLUMNS:
-                x, y, tallest = 0, y + tallest, 0
+                x = 0
+                y += tallest
+                tallest = 0
             place = {"h": panel.height, "w": panel.width, "x": x, "y": y}
             made.append(built(panel, len(made) + 1, place))
-            x, tallest = x + panel.width, max(tallest, panel.height)
+            x += panel.width
+            tallest = max(tallest, panel.height)
         y += tallest
     return made
 
@@ -209,7 +214,7 @@ def dashboard() -> dict[str, Any]:
     runbook = {"type": "link", "title": "Runbook", "icon": "doc", "url": "${runbook}", "targetBlank": True}
     runbook |= {"tooltip": "What to do about each alert", "tags": [], "asDropdown": False, "includeVars": False}
     return {
-        "annotations": {"list": [built_in, *(annotation(*one) for one in ANNOTATIONS)]},
+        "annotations": {"list": [built_in, *(annotation(*fields) for fields in ANNOTATIONS)]},
         "description": "Queues, handlers, workers and Redis of reliq. What to do about each alert is in RUNBOOK.md.",
         "editable": True,
         "fiscalYearStartMonth": 0,
@@ -220,7 +225,7 @@ def dashboard() -> dict[str, Any]:
         "refresh": "30s",
         "schemaVersion": 39,
         "tags": ["reliq"],
-        "templating": {"list": [source | {"skipUrlSync": False}, *(variable(**one) for one in VARIABLES)]},
+        "templating": {"list": [source | {"skipUrlSync": False}, *(variable(**fields) for fields in VARIABLES)]},
         "time": {"from": "now-1h", "to": "now"},
         "timepicker": {},
         "timezone": "browser",

@@ -143,8 +143,8 @@ class Reliq:
         """Return the first message that `published` finds; raise AssertionError, which shows the others, for none."""
         __tracebackhide__ = True
         check_keywords("Reliq.assert_published", match, _MATCH_KEYWORDS)
-        if found := self.published(queue, body, **match):
-            return found[0]
+        if matching := self.published(queue, body, **match):
+            return matching[0]
         asked = {"body": body, **match}
         wanted = ", ".join(f"{name}={asked[name]!r}" for name in _MATCH_KEYWORDS if asked.get(name) is not None)
         raise AssertionError(f"no message in {queue.name!r} with {wanted}: {format_messages(self.published(queue))}")
@@ -153,8 +153,8 @@ class Reliq:
         """Raise AssertionError, which shows them, when `published` finds messages."""
         __tracebackhide__ = True
         check_keywords("Reliq.refute_published", match, _MATCH_KEYWORDS)
-        if found := self.published(queue, body, **match):
-            raise AssertionError(f"expected no such message in {queue.name!r}, and {format_messages(found)}")
+        if matching := self.published(queue, body, **match):
+            raise AssertionError(f"expected no such message in {queue.name!r}, and {format_messages(matching)}")
 
     def perform(
         self, consumer: Consumer, queue: Queue[B], body: B, *, state: Any = None, **options: Unpack[JobOptions]

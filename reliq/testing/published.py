@@ -132,9 +132,9 @@ def keys_of(client: Client, pattern: str = "*") -> list[str]:
     return list(unique)
 
 
-def format_messages(found: list[Published[Any]]) -> str:
+def format_messages(published: list[Published[Any]]) -> str:
     """Format messages for a failed assertion."""
-    if not found:
+    if not published:
         return "there is none"
-    more = [f"… and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return "\n  ".join([f"there are {len(found)}:", *map(str, found[:SHOWN]), *more])
+    more = [f"… and {len(published) - SHOWN} more"] if len(published) > SHOWN else []
+    return "\n  ".join([f"there are {len(published)}:", *map(str, published[:SHOWN]), *more])

@@ -45,8 +45,8 @@ def find_server() -> Path:
         ConfigurationError: there is neither.
     """
     for name in SERVER_NAMES:
-        if found := shutil.which(name):
-            return Path(found)
+        if path := shutil.which(name):
+            return Path(path)
     return bundled_server()
 
 
