@@ -71,7 +71,9 @@ def fingerprint(handlers: Sequence[Handler]) -> str:
     """Return a text that differs when reliq, or the handlers that a supervisor and its processes must agree on, differ."""
     from hashlib import sha256  # noqa: PLC0415  a command's --help needs none
 
-    rows = sorted((one.queue.name, one.is_async, one.is_batch, one.settings.lease) for one in handlers)
+    rows = sorted(
+        (handler.queue.name, handler.is_async, handler.is_batch, handler.settings.lease) for handler in handlers
+    )
     return sha256(repr((VERSION, rows)).encode()).hexdigest()
 
 

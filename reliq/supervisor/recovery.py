@@ -167,8 +167,8 @@ class Recovery:
             waiting: list[Claimed] = []
             if self._concurrency == 1 and silence.seconds > lease_of[keys.name] + SHORTEST_RENEWAL_SECONDS:
                 waiting = self._give_back_waiting(child, keys, claimed)
-            given_up = [*waiting, *(one for one in claimed if child.has_started(late, keys.name, one.id))]
-            self._leases.extend(keys, [one for one in claimed if one not in given_up])
+            given_up = [*waiting, *(message for message in claimed if child.has_started(late, keys.name, message.id))]
+            self._leases.extend(keys, [message for message in claimed if message not in given_up])
 
         self._of_each(child, settle)
 
@@ -188,7 +188,7 @@ class Recovery:
         if by_shard is None:
             self._of_each(child, lambda keys, claimed: self._release(child, keys, claimed))
             with suppress(ReliqError):  # workers that look now and then find the rest
-                self._leases.hand_on([one.queue.name for one in child.handlers])
+                self._leases.hand_on([handler.queue.name for handler in child.handlers])
             return
 
         def release(keys: Keys) -> None:
@@ -208,7 +208,7 @@ class Recovery:
 
         def waiting() -> list[Claimed]:
             rows = child.rows()
-            return [one for one in claimed if not child.has_started(rows, keys.name, one.id)]
+            return [message for message in claimed if not child.has_started(rows, keys.name, message.id)]
 
         if not waiting():
             return []
@@ -225,9 +225,11 @@ class Recovery:
         One that was held by several processes that died of unknown causes keeps its lease, and pays when that ends.
         """
         name = keys.name
-        innocent = [one for one in claimed if not child.is_charged(name, one.id)]
+        innocent = [message for message in claimed if not child.is_charged(name, message.id)]
         suspects = (
-            [] if child.end_reason else [one for one in innocent if self._releases_of(name, one.id) > FREE_RELEASES]
+            []
+            if child.end_reason
+            else [message for message in innocent if self._releases_of(name, message.id) > FREE_RELEASES]
         )
         if suspects:
             logger.warning(
@@ -235,11 +237,11 @@ class Recovery:
                 name,
                 _format_ids(suspects),
             )
-        self._leases.release(keys, [one for one in innocent if one not in suspects])
+        self._leases.release(keys, [message for message in innocent if message not in suspects])
         # Nothing of a dead process can come late. What dies again keeps its lease, lest it end one process after another;
         # but a key does not wait for it.
-        paying = [one for one in claimed if one not in innocent or one in suspects]
-        self._leases.end(keys, [one for one in paying if not one.deaths or one.key is not None])
+        paying = [message for message in claimed if message not in innocent or message in suspects]
+        self._leases.end(keys, [message for message in paying if not message.deaths or message.key is not None])
 
     def _releases_of(self, name: str, id: str) -> int:
         """Return how many processes, this one included, have died that held the message and had not started it."""
@@ -268,7 +270,7 @@ class Recovery:
             except ReliqError as error:
                 is_away = isinstance(error, RedisUnavailableError)
                 is_over = is_away and not self._leases.has_many_servers
-                queues = ", ".join(dict.fromkeys(one.name for one in (shards[at:] if is_over else [keys])))
+                queues = ", ".join(dict.fromkeys(shard.name for shard in (shards[at:] if is_over else [keys])))
                 logger.warning("%s: what a process held could not be settled, its leases will end: %s", queues, error)
                 if is_over:
                     return
@@ -279,4 +281,4 @@ class Recovery:
 
 
 def _format_ids(claimed: Sequence[Claimed]) -> str:
-    return printable(join_first([one.id for one in claimed]))
+    return printable(join_first([message.id for message in claimed]))
