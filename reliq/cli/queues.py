@@ -161,12 +161,12 @@ def _print_queues(views: "Sequence[QueueView]") -> None:
 
 def describe_pause(pause: Pause, now: float) -> str:
     """Return who paused a queue, when, why and until when."""
-    said = "paused" + (f" by {pause.by}" if pause.by else "")
+    text = "paused" + (f" by {pause.by}" if pause.by else "")
     if pause.at is not None:
-        said += f" {format_duration(max(0.0, now - pause.at))} ago"
+        text += f" {format_duration(max(0.0, now - pause.at))} ago"
     if pause.until is not None:
-        said += f", for {format_duration(max(0.0, pause.until - now))} more"
-    return said + (f": {pause.reason}" if pause.reason else "")
+        text += f", for {format_duration(max(0.0, pause.until - now))} more"
+    return text + (f": {pause.reason}" if pause.reason else "")
 
 
 def pause(

@@ -69,7 +69,9 @@ def queue(context: RequestContext) -> Response:
 
 def keys(context: RequestContext) -> Response:
     """Show the keys of a queue's messages and its limits; one key, the largest, or all of them page by page."""
-    admin, query, queue = context.admin, context.query, context.queue
+    admin = context.admin
+    query = context.query
+    queue = context.queue
     key = query.text("key")
     page = admin.key_page(queue, after=query.text("after") or None) if query.text("every") == "1" else None
     try:
@@ -138,7 +140,9 @@ def message(context: RequestContext) -> Response:
 
 def messages(context: RequestContext) -> Response:
     """Show the messages of a state, or those of them that a search finds."""
-    admin, query, queue = context.admin, context.query, context.queue
+    admin = context.admin
+    query = context.query
+    queue = context.queue
     state = context.path["state"]
     where = context.filter(query)
     after = query.text("after") or None
@@ -164,7 +168,9 @@ def messages(context: RequestContext) -> Response:
 
 def dead(context: RequestContext) -> Response:
     """Show why messages died, and the letters that are meant."""
-    admin, query, queue = context.admin, context.query, context.queue
+    admin = context.admin
+    query = context.query
+    queue = context.queue
     where = context.letter_filter(query)
     after = query.text("after") or None
     looks_further = query.text("further") == "1"

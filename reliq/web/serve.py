@@ -63,8 +63,10 @@ class LimitedConnection(H11Protocol):
         super().connection_made(transport)
         self._expect_head()
         if len(self.connections) > CONNECTIONS_LIMIT:
-            idle = [one for one in self.connections if isinstance(one, LimitedConnection) and not one.is_answering]
-            min(idle, key=lambda one: one.opened_at, default=self).transport.abort()
+            idle = [
+                other for other in self.connections if isinstance(other, LimitedConnection) and not other.is_answering
+            ]
+            min(idle, key=lambda other: other.opened_at, default=self).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Read a piece of a request."""
