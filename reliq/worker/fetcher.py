@@ -1,4 +1,4 @@
-"""The bodies of what was claimed: which are read next, and what can start when they have come."""
+"""The fetcher of a worker: claims messages of every queue that has room, reads their bodies, and waits for work."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from reliq.worker.slots import HeldDelivery, Inflight
     from reliq.worker.upkeep import Heartbeat
 
+logger = logging.getLogger(__name__)
+
 
 class Read(NamedTuple):
     """The first deliveries of those that wait in a shard, the call that reads their bodies, and the bytes expected."""
@@ -63,8 +65,10 @@ class BodyReader:
         submit: Callable[[list[HeldDelivery]], None],
         settle: Callable[[list[HeldDelivery], Outcome], None],
     ) -> None:
-        self._inflight, self._backoff = inflight, backoff
-        self._submit, self._settle = submit, settle
+        self._inflight = inflight
+        self._backoff = backoff
+        self._submit = submit
+        self._settle = settle
         self._max_body = {handler.queue.name: handler.queue.settings.max_body for handler in handlers}
         self._largest = dict.fromkeys(self._max_body, 0)
         for name, max_body in self._max_body.items():
@@ -81,10 +85,11 @@ class BodyReader:
 
     def next_reads(self) -> list[Read]:
         """Return the next reads: the first bodies of each shard, as many as fit; those first whose sizes are known."""
-        rest, reads = READ_BYTES, []
+        rest = READ_BYTES
+        reads: list[Read] = []
         for places in (self._sized, self._unread):
             for keys, held in list(places.items()):
-                waiting = places[keys] = [one for one in held if not one.settling]
+                waiting = places[keys] = [delivery for delivery in held if not delivery.settling]
                 if not waiting:
                     del places[keys]
                 elif rest > 0 and not (self._backoff.until and self._backoff.waits(keys)):
@@ -117,27 +122,32 @@ class BodyReader:
             self._submit(sorted(deliveries, key=attrgetter("must_start"), reverse=True))
 
     def _unsized_read(self, keys: Keys, waiting: list[HeldDelivery], _room: int) -> Read:
-        group, name = waiting[:BATCH_LIMIT], keys.name
-        size = min(INLINE_BYTES, len(group) * (self._largest[name] or INLINE_BYTES))
-        return Read(keys, waiting, group, size, transitions.bodies(keys, _ids(group), max_body=self._max_body[name]))
+        group = waiting[:BATCH_LIMIT]
+        size = min(INLINE_BYTES, len(group) * (self._largest[keys.name] or INLINE_BYTES))
+        request = transitions.bodies(keys, _ids(group), max_body=self._max_body[keys.name])
+        return Read(keys, waiting, group, size, request)
 
     def _sized_read(self, keys: Keys, waiting: list[HeldDelivery], room: int) -> Read:
         group = next(chunked_by_size(waiting, attrgetter("size"), room, BATCH_LIMIT))
-        return Read(keys, waiting, group, sum(one.size for one in group), commands.bodies(keys, _ids(group)))
+        return Read(keys, waiting, group, sum(held.size for held in group), commands.bodies(keys, _ids(group)))
 
     def _filled(self, keys: Keys, group: list[HeldDelivery], answer: list[FoundBody]) -> list[HeldDelivery]:
         """Give deliveries their bodies; return those that have one, end those without, and have large ones read next."""
-        name, bare, now = keys.name, keys.bare, time.monotonic()
-        max_body, largest = self._max_body[name], self._largest[name]
-        filled, gone, sized = [], [], []
-        for held, found in zip(group, answer, strict=True):
-            if found is None:
+        name = keys.name
+        now = time.monotonic()
+        max_body = self._max_body[name]
+        largest = self._largest[name]
+        filled = []
+        gone = []
+        sized = []
+        for held, body in zip(group, answer, strict=True):
+            if body is None:
                 gone.append(held)
-            elif isinstance(found, int):
-                held.size = found
+            elif isinstance(body, int):
+                held.size = body
                 sized.append(held)
             else:
-                held.delivery = transitions.delivery(held.delivery.claimed, found, max_body=max_body, bare=bare)
+                held.delivery = transitions.delivery(held.delivery.claimed, body, max_body=max_body, bare=keys.bare)
                 held.held_since = now
                 largest = max(largest, len(held.delivery.value))
                 filled.append(held)
@@ -158,8 +168,6 @@ class BodyReader:
 def _ids(group: list[HeldDelivery]) -> list[str]:
     return [held.delivery.claimed.id for held in group]
 
-
-logger = logging.getLogger(__name__)
 
 #: Every queue is polled this often, which bounds the delay after a lost wake token or a publish from Go.
 POLL_SECONDS = 1.0
@@ -198,15 +206,21 @@ class Fetcher:
         settle: Callable[[list[HeldDelivery], Outcome], None],
         heartbeat: Heartbeat,
     ) -> None:
-        self._client, self._inflight, self._scheduler, self._heartbeat = client, inflight, scheduler, heartbeat
-        self._served, self._lanes = served, {handler.queue.name: token() for handler in served.handlers}
+        self._client = client
+        self._served = served
+        self._inflight = inflight
+        self._scheduler = scheduler
+        self._heartbeat = heartbeat
+        self._lanes = {handler.queue.name: token() for handler in served.handlers}
         self._claims: dict[Keys, QueueClaims] = {}
         self._queues: list[QueueClaims] = []
         self._tokens: WakeTokens | None = None
         self._served_at = float("-inf")  # when the shards were last taken up
-        self._name, self._poll_jitter = token(), PollJitter(heartbeat.workers)
+        self._name = token()
+        self._poll_jitter = PollJitter(heartbeat.workers)
         self._poke_key = served.handlers[0].queue.keys.lane(f"{self._name}.poke")
-        self._order, self._backoff = FairOrder(), QueueBackoff("fetcher", client.observers)
+        self._order = FairOrder()
+        self._backoff = QueueBackoff("fetcher", client.observers)
         self._reader = BodyReader(served.handlers, inflight, self._backoff, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
         self._held_slots_logged = False  # the log has said who holds all slots
@@ -218,11 +232,12 @@ class Fetcher:
         if self._served.has_changed or time.monotonic() - self._served_at >= POLL_SECONDS:
             self._serve()
         waits = self._backoff.waits
-        queues = [one for one in self._queues if not waits(one.keys)] if self._backoff.until else self._queues
+        queues = [queue for queue in self._queues if not waits(queue.keys)] if self._backoff.until else self._queues
         if self._tokens is not None:
-            self._tokens.expect(one.keys for one in queues if not one.hot)
+            self._tokens.expect(queue.keys for queue in queues if not queue.hot)
             self._note_tokens(self._tokens.came(0.0))
-        hot, reads = self._hot_with_room(queues), self._reader.next_reads()
+        hot = self._hot_with_room(queues)
+        reads = self._reader.next_reads()
         if hot or reads:
             self._claim(hot, reads)
         elif not queues:
@@ -236,60 +251,60 @@ class Fetcher:
     def refusal(self) -> str:
         """Why the claims of all queues fail; empty when a claim goes well."""
         queues = self._queues
-        return self._backoff.last_error if queues and all(self._backoff.has(one.keys) for one in queues) else ""
+        return self._backoff.last_error if queues and all(self._backoff.has(queue.keys) for queue in queues) else ""
 
     def _serve(self) -> None:
         """Take up the shards that the queues have by now, leave those that they have no more, and see which have keys."""
-        self._served_at, self._served.has_changed = time.monotonic(), False
-        found = self._served.shards()
-        if found.keys() != self._claims.keys():
-            self._take_up(found)
-        for one in self._queues:
-            one.serve_keys(keyed=self._served.is_keyed(one.name))
-
-    def _take_up(self, found: dict[Keys, Handler]) -> None:
-        gone, known = self._claims.keys() - found.keys(), self._claims
-        # The claims of all shards of a queue go by one name, each with numbers of its own.
-        self._claims = {
-            keys: known.get(keys) or QueueClaims(handler, keys, self._lanes[keys.name])
-            for keys, handler in found.items()
-        }
-        self._queues = list(self._claims.values())
-        if self._tokens is None and len(found) > 1 and len({self._client.place(keys.wake) for keys in found}) > 1:
-            self._tokens = WakeTokens(self._client)
-        for keys in gone:
-            self._scheduler.forget(keys)
-            if self._tokens is not None:
-                self._tokens.forget(keys)
+        self._served_at = time.monotonic()
+        self._served.has_changed = False
+        handlers = self._served.shards()
+        if handlers.keys() != self._claims.keys():
+            gone = self._claims.keys() - handlers.keys()
+            known = self._claims
+            # The claims of all shards of a queue go by one name, each with numbers of its own.
+            self._claims = {
+                keys: known.get(keys) or QueueClaims(handler, keys, self._lanes[keys.name])
+                for keys, handler in handlers.items()
+            }
+            self._queues = list(self._claims.values())
+            if self._tokens is None and len({self._client.place(keys.wake) for keys in handlers}) > 1:
+                self._tokens = WakeTokens(self._client)
+            for keys in gone:
+                self._scheduler.forget(keys)
+                if self._tokens is not None:
+                    self._tokens.forget(keys)
+        for queue in self._queues:
+            queue.serve_keys(keyed=self._served.is_keyed(queue.name))
 
     def _hot_with_room(self, queues: list[QueueClaims]) -> list[Offer]:
         """Return the hot queues that have room; none when it is time to look at the others."""
         now = time.monotonic()
-        hot = [one for one in queues if one.hot]
+        hot = [queue for queue in queues if queue.hot]
         if not hot or now - self._polled_at >= POLL_SECONDS:
             return []
         if self._tokens is None and len(hot) < len(queues) and now - self._glanced_at >= GLANCE_SECONDS:
             return []
-        found = self._inflight.wait_for_capacity(hot, 0.0)
-        return [offer for offer in zip(hot, found, strict=True) if offer[0].is_to_be_asked(offer[1])]
+        capacities = self._inflight.wait_for_capacity(hot, 0.0)
+        return [offer for offer in zip(hot, capacities, strict=True) if offer[0].is_to_be_asked(offer[1])]
 
     def _look_around(self, queues: list[QueueClaims]) -> None:
         """Find out which queues have work, claim of it, or wait for some; first for a slot, if all are taken."""
-        found = self._inflight.wait_for_capacity(queues, POLL_SECONDS / 2 if self._tokens is None else 0.0)
-        offers = list(zip(queues, found, strict=True))
-        reached = [(one, capacity) for one, capacity in offers if one.has_room(capacity) or capacity.crowded]
-        self._log_held_slots([one.name for one, capacity in reached if one.starves(capacity)])
+        capacities = self._inflight.wait_for_capacity(queues, POLL_SECONDS / 2 if self._tokens is None else 0.0)
+        offers = list(zip(queues, capacities, strict=True))
+        reached = [(queue, capacity) for queue, capacity in offers if queue.has_room(capacity) or capacity.crowded]
+        self._log_held_slots([queue.name for queue, capacity in reached if queue.starves(capacity)])
         self._find_hot(reached)
         if hot := [offer for offer in reached if offer[0].is_to_be_asked(offer[1])]:
             self._claim(hot, [])
         elif self._tokens is not None:
-            self._wait_for_tokens(self._tokens, [one for one, capacity in offers if not one.can_claim(capacity)])
-        elif opened := [one for one, capacity in offers if one.has_room(capacity)]:
-            self._wait(opened, [one for one, capacity in offers if not one.can_claim(capacity)])
+            self._wait_for_tokens(self._tokens, [queue for queue, capacity in offers if not queue.can_claim(capacity)])
+        elif opened := [queue for queue, capacity in offers if queue.has_room(capacity)]:
+            self._wait(opened, [queue for queue, capacity in offers if not queue.can_claim(capacity)])
 
     def _log_held_slots(self, waiting: list[str]) -> None:
         """Log once which queue holds the slots when none has come free for long while messages wait in others."""
-        runs, until = self._inflight.runs() if waiting else [], time.monotonic() - HELD_SECONDS
+        runs = self._inflight.runs() if waiting else []
+        until = time.monotonic() - HELD_SECONDS
         is_held = len(runs) >= self._inflight.concurrency and all(run.started_at <= until for run in runs)
         if is_held and not self._held_slots_logged:
             ((name, slots),) = Counter(run.handler.queue.name for run in runs).most_common(1)
@@ -314,13 +329,15 @@ class Fetcher:
             self._tokens.close()
             self._tokens = None
         requests: list[Any] = []
-        for one in self._queues:
+        for queue in self._queues:
             # Others look at a shard of many but rarely while they believe that it is watched.
-            watches = self._scheduler.watches(one.keys) or (one.is_watched_here and self._served.is_sharded(one.name))
+            watches = self._scheduler.watches(queue.keys) or (
+                queue.is_watched_here and self._served.is_sharded(queue.name)
+            )
             if watches:
-                requests.append(commands.drop_watch(one.keys))
-            if watches or one.hot:
-                requests += commands.push_wake_token(one.keys)
+                requests.append(commands.drop_watch(queue.keys))
+            if watches or queue.hot:
+                requests += commands.push_wake_token(queue.keys)
         with suppress(ReliqError):
             self._client.run_all(requests)
 
@@ -330,23 +347,23 @@ class Fetcher:
         is_time = now - self._polled_at >= POLL_SECONDS
         if is_time:
             self._polled_at = now
-        for one, capacity in offers:
-            poll = is_time and one.look_at <= now
-            one.must_poll = one.must_poll or poll
-            if poll or (one.waits_for_suspect and one.suspect_has_ended(capacity)):
-                one.hot = True
+        for queue, capacity in offers:
+            poll = is_time and queue.look_at <= now
+            queue.must_poll = queue.must_poll or poll
+            if poll or (queue.waits_for_suspect and queue.suspect_has_ended(capacity)):
+                queue.hot = True
         if self._tokens is None:
-            self._glance([one for one, _ in offers])
+            self._glance([queue for queue, _ in offers])
 
     def _glance(self, queues: list[QueueClaims]) -> None:
         """Now and then, while others are hot, see whether a token has come for those that are not."""
-        cold = [one for one in queues if not one.hot]
+        cold = [queue for queue in queues if not queue.hot]
         if len(cold) in (0, len(queues)) or time.monotonic() - self._glanced_at < GLANCE_SECONDS:
             return
         self._glanced_at = time.monotonic()
-        tokens = self._client.run_all([commands.wake_token_at_once(one.keys) for one in cold])
-        for one, token_there in zip(cold, tokens, strict=True):
-            one.hot = token_there is True
+        tokens = self._client.run_all([commands.wake_token_at_once(queue.keys) for queue in cold])
+        for queue, token_there in zip(cold, tokens, strict=True):
+            queue.hot = token_there is True
 
     def _wait_for_tokens(self, tokens: WakeTokens, others: list[QueueClaims]) -> None:
         """Wait for a token of any shard, the time to look at some, or until there is room for one of `others`."""
@@ -364,23 +381,25 @@ class Fetcher:
         """Note that shards have work; where there is no room for it, another process gets the token."""
         heard = [self._claims[keys] for keys in came if keys in self._claims]
         if heard and self._tokens is not None:
-            for one in heard:
-                one.hot = True
-            found = self._inflight.wait_for_capacity(heard, 0.0)
+            for queue in heard:
+                queue.hot = True
+            capacities = self._inflight.wait_for_capacity(heard, 0.0)
             self._tokens.pass_on(
-                one.keys for one, capacity in zip(heard, found, strict=True) if not one.has_room(capacity)
+                queue.keys for queue, capacity in zip(heard, capacities, strict=True) if not queue.has_room(capacity)
             )
 
     def _wait(self, opened: list[QueueClaims], others: list[QueueClaims]) -> None:
         """Wait in Redis for a token of `opened`, the time to look at all, or until there is room for one of `others`."""
         rest = max(SHORTEST_WAIT_SECONDS, POLL_SECONDS - (time.monotonic() - self._polled_at))
-        request = commands.first_wake_token(self._poke_key, [one.keys for one in opened], rest)
+        request = commands.first_wake_token(self._poke_key, [queue.keys for queue in opened], rest)
         # In an idle second the look at every queue, and what else is due, go along with the wait: one round trip for all.
-        looked = [one for one in opened if one.look_at <= time.monotonic()] if self._idle else []
-        looks, all_seen = [one.look(self._name) for one in looked], self._idle and len(opened) == len(self._queues)
-        along = (
-            self._heartbeat.soon() if self._idle else self._served.key_checks() if self._served.must_check_keys else []
-        )
+        looked = [queue for queue in opened if queue.look_at <= time.monotonic()] if self._idle else []
+        looks = [queue.look(self._name) for queue in looked]
+        all_seen = self._idle and len(opened) == len(self._queues)
+        if self._idle:
+            along = self._heartbeat.soon()
+        else:
+            along = self._served.key_checks() if self._served.must_check_keys else []
         if not self._inflight.watch(others):
             return
         began = time.monotonic()
@@ -390,8 +409,8 @@ class Fetcher:
             self._inflight.unwatch()
         if isinstance(woken, RedisRefusedError):  # the error of a common wait does not name the queue at fault
             time.sleep(rest)
-            for one in opened:
-                one.hot = True
+            for queue in opened:
+                queue.hot = True
             return
         if isinstance(woken, Exception):
             raise woken
@@ -399,16 +418,16 @@ class Fetcher:
         now = time.monotonic()  # the wait was for all of them: a glance at the others is too soon, but in a rush
         self._glanced_at = 0.0 if woken is not None and now - began < RUSH_SECONDS else now
         self._note_looks(looked, answers[: len(looks)], all_seen=all_seen)
-        for one in opened:
-            one.hot = one.hot or one.keys.wake == woken
+        for queue in opened:
+            queue.hot = queue.hot or queue.keys.wake == woken
 
     def _note_looks(self, queues: list[QueueClaims], answers: list[Any], *, all_seen: bool) -> None:
         """Update queues from the answers of looks, if any were made; a look that failed is made again at the next poll."""
         at = time.monotonic()
-        for one, answer in zip(queues, answers, strict=False):
+        for queue, answer in zip(queues, answers, strict=False):
             if not isinstance(answer, Exception):
-                self._note(one, answer, at)
-                one.looked(answer)
+                self._note(queue, answer, at)
+                queue.looked(answer)
         if all_seen and not any(isinstance(answer, Exception) for answer in answers):
             self._polled_at = at
 
@@ -417,7 +436,8 @@ class Fetcher:
         asked = shared_out(hot, self._order) if len(hot) > 1 else hot
         if len(hot) == 1:  # rounds without claims do not count
             self._order.order([hot[0][0].name])
-        requests, sent_at = [one.claim(part, self._name) for one, part in asked], time.monotonic()
+        requests = [queue.claim(part, self._name) for queue, part in asked]
+        sent_at = time.monotonic()
         key_checks = self._served.key_checks() if self._served.must_check_keys else []
         answers = self._client.run_all([*(read.request for read in reads), *requests, *key_checks])
         failures = self._claimed(asked, answers[len(reads) :], sent_at)
@@ -432,22 +452,23 @@ class Fetcher:
         """Update queues from the answers of claims; return those that failed."""
         at = min(time.monotonic(), sent_at + REPLY_LAG_SECONDS)
         failures: list[tuple[Keys, Exception]] = []
-        for (one, _), answer in zip(asked, answers, strict=False):
+        for (queue, _), answer in zip(asked, answers, strict=False):
             if isinstance(answer, Exception):
-                failures.append((one.keys, answer))
+                failures.append((queue.keys, answer))
                 continue
-            self._note(one, answer, at)
-            self._served.must_check_keys |= not (answer.claimed or answer.behind or one.must_poll or one.keyed)
-            one.answered(answer)
-            self._order.took(one.name, len(answer.claimed) / one.handler.batch, one.handler.settings.weight)
-            self._reader.add(deliveries_of(answer.claimed, one.handler, sent_at, one.keys))
+            self._note(queue, answer, at)
+            self._served.must_check_keys |= not (answer.claimed or answer.behind or queue.must_poll or queue.keyed)
+            queue.answered(answer)
+            self._order.took(queue.name, len(answer.claimed) / queue.handler.batch, queue.handler.settings.weight)
+            self._reader.add(deliveries_of(answer.claimed, queue.handler, sent_at, queue.keys))
         return failures
 
-    def _note(self, one: QueueClaims, answer: ClaimAnswer, at: float) -> None:
+    def _note(self, queue: QueueClaims, answer: ClaimAnswer, at: float) -> None:
         """Take over when a shard is due, and who watches it."""
         if self._backoff.until:
-            self._backoff.over(one.keys)
-        self._scheduler.note(one.keys, answer, at)
-        one.is_watched_here, one.look_at = answer.promote_in_ms != NOT_WATCHING, 0.0
-        if not one.is_watched_here and self._served.is_sharded(one.name):
-            one.look_at = self._poll_jitter.next(at)
+            self._backoff.over(queue.keys)
+        self._scheduler.note(queue.keys, answer, at)
+        queue.is_watched_here = answer.promote_in_ms != NOT_WATCHING
+        queue.look_at = 0.0
+        if not queue.is_watched_here and self._served.is_sharded(queue.name):
+            queue.look_at = self._poll_jitter.next(at)
