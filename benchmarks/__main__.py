@@ -14,7 +14,7 @@ import redis
 
 from benchmarks.catalogue import PEERS, Peer
 from benchmarks.runner import PeerError, run
-from reliq.testing.server import EmbeddedRedis
+from benchmarks.server import private_server
 
 COLUMNS = {
     "drain, 1 process": ("drain 1",),
@@ -40,8 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     peers = [peer for peer in PEERS if not options.peers or peer.module.removesuffix(".mjs") in options.peers]
     results: Results = {}
-    server = EmbeddedRedis(port=None, options={"save": "", "appendonly": "no"})
-    with server, redis.Redis.from_url(server.url) as client:
+    with private_server() as server, redis.Redis.from_url(server.url) as client:
         version = client.info("server")["redis_version"]
         for number in range(options.rounds):
             first = number % len(peers)

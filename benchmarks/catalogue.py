@@ -103,7 +103,7 @@ PEERS = (
         module="docket",
         backlog=("XLEN bench:stream", "ZCARD bench:queue"),
         guarantee="at least once; acked after the task; redelivered after 5 minutes",
-        settings="looks for due tasks every 10 ms (its default is 250); results not kept",
+        settings="looks for due tasks every 250 ms, its default; results not kept",
         requirements=("pydocket==0.27.0", "hiredis"),
         slots=64,
         drained=5000,

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from reliq.testing.server import EmbeddedRedis
+from benchmarks.server import private_server
 
 HERE = Path(__file__).parents[1]
 
@@ -28,8 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     other = options.tree.resolve()
     results: dict[Path, list[dict[str, float]]] = {other: [], HERE: []}
-    server = EmbeddedRedis(port=None, options={"save": "", "appendonly": "no"})
-    with server:
+    with private_server() as server:
         for number in range(options.rounds + 1):
             for tree in (other, HERE) if number % 2 else (HERE, other):
                 figures = run_round(tree, server.url)

@@ -1,6 +1,7 @@
 """docket: Redis streams and an event loop; acked after the task returned."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from docket import Docket
 
@@ -22,9 +23,13 @@ def _docket():
     return Docket(name="bench", url=kit.URL, execution_ttl=timedelta(0))
 
 
+async def _publish(docket, task, body):
+    await docket.add(task)(body)  # each call of `add` makes a new id
+
+
 async def one(count):
     async with _docket() as docket:
-        return await kit.aone(docket.add(handle), count)
+        return await kit.aone(partial(_publish, docket, handle), count)
 
 
 async def late(rate, seconds, lead):
@@ -35,10 +40,10 @@ async def late(rate, seconds, lead):
 
 async def slow(count):
     async with _docket() as docket:
-        await kit.aslowly(docket.add(note), count)
+        await kit.aslowly(partial(_publish, docket, note), count)
 
 
 def work(processes):
     place = ("--tasks", f"{__name__}:tasks", "--docket", "bench", "--url", kit.URL)
-    looks = ("--minimum-check-interval", "10ms", "--scheduling-resolution", "10ms", "--logging-level", "ERROR")
-    kit.run("-m", "docket", "worker", *place, "--concurrency", str(kit.SLOTS), *looks, processes=processes)
+    options = ("--concurrency", str(kit.SLOTS), "--logging-level", "ERROR")
+    kit.run("-m", "docket", "worker", *place, *options, processes=processes)
