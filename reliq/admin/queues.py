@@ -410,7 +410,7 @@ class QueueView:
         backoff: how many of unack wait after a failure, drawn from a sample when there are many; the others are
             leased by a worker.
         late: for how many seconds the first message that waits has been due; None when it is unknown, as in Go's layout.
-        oldest: state -> the same; empty in Go's layout.
+        oldest: state -> the same; in Go's layout without ready and retry, unless they are empty.
         rates: None when they were not asked for.
         workers, slots, busy: worker processes that claim from it, how many handlers they run at once, and how many
             of those are busy with this queue; None while the Redis of the worker registry is away.
@@ -565,7 +565,7 @@ def _view(
 
 def _late(snapshot: QueueSnapshot) -> float | None:
     """Return for how long the first message has been due; None when nothing is known to be late and a message has no age."""
-    has_unknown = snapshot.keys.bare or any(
+    has_unknown = any(
         size and state not in snapshot.oldest
         for state, size in (("ready", snapshot.counts.ready), ("retry", snapshot.counts.retry))
     )

@@ -91,7 +91,7 @@ UNACK = Spec(
 OLDEST = Spec(
     "reliq_oldest_seconds",
     "gauge",
-    "How long ago the first message of a state was due; of unack, how long ago its lease or wait ended. Absent in Go's layout.",
+    "How long ago the first message of a state was due; of unack, how long ago its lease or wait ended. In Go's layout ready and retry have none.",
     ("queue", "state"),
 )
 KEYS = Spec(

@@ -110,7 +110,7 @@ class QueueSnapshot:
     One queue at one moment.
 
     Attributes:
-        oldest: state -> seconds since its first message was due; empty in Go's layout, whose bodies have no due time.
+        oldest: state -> seconds since its first message was due; bodies in Go's layout say none for ready and retry.
         backoff: how many of unack wait after a nack.
         overdue: how many pending messages are due.
         crons: its periodic entries.
@@ -267,12 +267,10 @@ class QueueLook:
 
     def snapshot(self, now_ms: float) -> QueueSnapshot:
         """Return the state that was seen; in an empty state nothing is late."""
-        oldest: dict[str, float] = {}
-        if not self.keys.bare:
-            oldest = {place: max(0.0, (now_ms - due) / 1000) for place, due in self._due_ms.items()}
-            for place in ("pending", "unack", "ready", "retry"):
-                if not getattr(self._counts, place):
-                    oldest.setdefault(place, 0.0)
+        oldest = {place: max(0.0, (now_ms - due) / 1000) for place, due in self._due_ms.items()}
+        for place in ("pending", "unack", "ready", "retry"):
+            if not getattr(self._counts, place):
+                oldest.setdefault(place, 0.0)
         return QueueSnapshot(
             self.keys,
             self._counts,
