@@ -12,7 +12,7 @@ from reliq.cli.options import Json, Url, Yes
 from reliq.cli.output import confirm, console, print_json, print_table
 
 if TYPE_CHECKING:
-    from reliq.bench import Bench
+    from reliq.admin.bench import Bench
 
 
 def bench(
@@ -31,7 +31,7 @@ def bench(
 
     Example: reliq bench --url redis://127.0.0.1:6379/0 --quick
     """
-    measures = import_module("reliq.bench")
+    measures = import_module("reliq.admin.bench")
     parts = [part.strip() for part in only.split(",")] if only else []
     benchmark: Bench = measures.Bench(url, only=parts, messages=measures.QUICK if quick else measures.FULL)
     if others := benchmark.in_use():

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from reliq.admin import calls
-from reliq.bench import remove_queue
+from reliq.admin.bench import remove_queue
 from reliq.cli.demo_jobs import ERRANDS, FOLDER_VARIABLE, JOURNAL, LOG, Errand, Mood, consumer
 from reliq.cli.output import console as terminal
 from reliq.consumer import SignalNotes, handle_signal

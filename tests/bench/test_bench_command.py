@@ -13,7 +13,7 @@ import pytest
 import redis
 from waiting import eventually
 
-from reliq.bench import Bench
+from reliq.admin.bench import Bench
 from reliq.errors import ConfigurationError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -107,7 +107,7 @@ def test_bench_with_a_killed_worker_fails_with_the_reason_and_leaves_no_key(star
 
 
 def _workers(ours: psutil.Process) -> list[psutil.Process]:
-    return [child for child in ours.children() if "reliq.bench" in child.cmdline()]
+    return [child for child in ours.children() if "reliq.admin.bench" in child.cmdline()]
 
 
 def test_bench_on_a_redis_in_use_asks_and_leaves_other_keys_alone(started, client: redis.Redis):

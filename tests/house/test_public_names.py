@@ -13,7 +13,7 @@ import reliq
 #: Packages whose names are imported when they are first used.
 LAZY = ("reliq", "reliq.admin", "reliq.testing")
 #: Modules that only run, operate or measure, and their libraries.
-BESIDE_PUBLISHERS = {"admin", "bench", "cli", "consumer", "metrics", "outbox", "supervisor", "testing", "web"}
+BESIDE_PUBLISHERS = {"admin", "cli", "consumer", "metrics", "outbox", "supervisor", "testing", "web"}
 BESIDE_PUBLISHERS |= {"tracing", "worker"}
 LIBRARIES = {"cronsim", "opentelemetry", "prometheus_client", "psutil", "rich", "starlette", "typer", "uvicorn"}
 

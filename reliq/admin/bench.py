@@ -250,7 +250,7 @@ class Bench:
     @contextmanager
     def _workers(self, kind: str, number: int) -> Iterator[Workers]:
         """Run worker processes within the block, once all are ready; see `main` for the kinds of handlers."""
-        command, environment = command_of("reliq.bench")
+        command, environment = command_of("reliq.admin.bench")
         with tempfile.TemporaryDirectory(prefix="reliq-") as folder:
             workers = Workers(Path(folder))
             try:
