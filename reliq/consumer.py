@@ -73,7 +73,7 @@ LOOK_SECONDS = 0.5
 #: systemd sends SIGHUP after SIGTERM where SendSIGHUP= is set.
 ECHO_SECONDS = 1.0
 
-_OURS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib")
+_OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 

@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
 
+import reliq
 from reliq import Consumer, Job, Queue
-from reliq.consumer import load_consumer
+from reliq.consumer import load_consumer, traceback_of_module
 from reliq.errors import ConfigurationError
 
 ORDERS = Queue("orders", str)
@@ -212,6 +214,18 @@ def test_an_error_of_the_application_ends_its_worker_with_its_own_traceback(tmp_
     raising = {"handlers": [], "library": ["broken_lib.py"]}.get(name, ["broken_app.py"])
     assert {str(tmp_path / file) for file in raising} <= set(files)
     assert name == "django" or all(file.startswith(str(tmp_path)) for file in files)
+
+
+def test_the_traceback_of_a_module_installed_beside_reliq_is_complete():
+    ours = Path(reliq.__file__).parent
+    sources = {str(ours / "inner.py"): "run()", str(ours.parent / "shop.py"): "raise ValueError('of the shop')"}
+    inner, shop = (compile(source, file, "exec") for file, source in sources.items())
+
+    with pytest.raises(ValueError, match="of the shop") as caught:
+        exec(inner, {"run": lambda: exec(shop)})
+
+    text = "\n".join(traceback_of_module(caught.value))
+    assert [file in text for file in sources] == [False, True]
 
 
 class Animal:
