@@ -1,5 +1,11 @@
 """Figures for Prometheus: of queues, asked of Redis at each scrape, and of processes, fed by events."""
 
-from reliq.metrics.process import PublishMetrics
+from typing import TYPE_CHECKING
 
-__all__ = ["PublishMetrics"]
+from reliq.distribution import lazy_names
+
+if TYPE_CHECKING:
+    from reliq.metrics.process import PublishMetrics as PublishMetrics
+
+if not TYPE_CHECKING:  # `Admin` needs snapshots alone, and not the Prometheus client
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {"reliq.metrics.process": "PublishMetrics"})

@@ -11,7 +11,7 @@ import pytest
 import reliq
 
 #: Packages whose names are imported when they are first used.
-LAZY = ("reliq", "reliq.admin", "reliq.testing")
+LAZY = ("reliq", "reliq.admin", "reliq.metrics", "reliq.testing")
 #: Modules that only run, operate or measure, and their libraries.
 BESIDE_PUBLISHERS = {"admin", "cli", "consumer", "metrics", "outbox", "supervisor", "testing", "web"}
 BESIDE_PUBLISHERS |= {"tracing", "worker"}
@@ -49,9 +49,17 @@ def test_public_names_of_a_package_are_those_that_type_checkers_see(name):
 
 
 def test_package_alone_imports_no_module_of_its_names():
-    ours = {name for name in imported_by("import reliq, reliq.admin, reliq.testing") if name.startswith("reliq.")}
+    names = imported_by("import reliq, reliq.admin, reliq.metrics, reliq.testing")
 
-    assert ours == {"reliq.admin", "reliq.testing", "reliq.distribution"}
+    ours = {"reliq.admin", "reliq.metrics", "reliq.testing", "reliq.distribution"}
+    assert {name for name in names if name.startswith("reliq.")} == ours
+
+
+def test_operators_and_tests_import_no_prometheus_client():
+    """Its import decides where an application's own metrics are kept, by an environment that may not be set yet."""
+    names = imported_by("from reliq.admin import Admin; from reliq.testing import Reliq")
+
+    assert {name for name in names if name.startswith("prometheus_client")} == set()
 
 
 def test_publisher_imports_nothing_that_only_runs_or_operates():
