@@ -8,7 +8,6 @@ publish, in whatever process. Nothing else in reliq uses tracing: without `instr
 from __future__ import annotations
 
 import functools
-import inspect
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -41,7 +40,8 @@ def instrument(*consumers: Consumer, tracer_provider: TracerProvider | None = No
     if not _publishers:
         for name in ("publish", "apublish", "publish_many", "apublish_many"):
             original = getattr(Queue, name)
-            traced = (_many if name.endswith("many") else _one)(tracer, original)
+            make = _many if name.endswith("many") else _one
+            traced = make(tracer, original, is_async=name.startswith("a"))
             _publishers[name] = original
             setattr(Queue, name, functools.wraps(original)(traced))
     for consumer in consumers:
@@ -120,7 +120,7 @@ def _headers(queue: Queue[Any], headers: Mapping[str, str] | None) -> dict[str, 
     return {**context, **(headers or {})}
 
 
-def _one(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
+def _one(tracer: Tracer, original: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
     """Return `publish` or `apublish` with a span."""
 
     def publish(self: Queue[Any], body: Any, *, headers: Mapping[str, str] | None = None, **options: Any) -> Any:
@@ -135,10 +135,10 @@ def _one(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
             span.set_attribute("messaging.message.id", receipt.id)
             return receipt
 
-    return apublish if inspect.iscoroutinefunction(original) else publish
+    return apublish if is_async else publish
 
 
-def _many(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
+def _many(tracer: Tracer, original: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
     """Return `publish_many` or `apublish_many` with a span."""
 
     def publish_many(self: Queue[Any], items: Iterable[Any], **options: Any) -> Any:
@@ -153,7 +153,7 @@ def _many(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
             span.set_attribute("messaging.batch.message_count", result.published)
             return result
 
-    return apublish_many if inspect.iscoroutinefunction(original) else publish_many
+    return apublish_many if is_async else publish_many
 
 
 def _carrying(queue: Queue[Any], items: Iterable[Any]) -> Iterator[Outgoing[Any]]:

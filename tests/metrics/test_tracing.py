@@ -84,6 +84,33 @@ def test_async_publishes_and_those_of_bare_bodies_are_traced(published, url):
     assert [span["name"] for span in published()] == ["publish bare"] * 2 + ["publish q"] * 2
 
 
+def test_async_publishes_are_traced_though_a_plain_function_wraps_them(monkeypatch, url, environment):
+    """As another instrumentation may: what it returns is awaited all the same."""
+    import traced
+
+    for name in ("apublish", "apublish_many"):
+        original = getattr(Queue, name)
+        monkeypatch.setattr(
+            Queue, name, lambda self, *given, _original=original, **rest: _original(self, *given, **rest)
+        )
+    made, exporter = traced.provider()
+    instrument(tracer_provider=made)
+
+    async def publish():
+        queue = Queue("q", int, url=url)
+        await queue.apublish(1)
+        await queue.apublish_many([2, 3])
+        await queue.aclose()
+
+    try:
+        asyncio.run(publish())
+    finally:
+        uninstrument()
+        traced.TRACED.close()
+
+    assert [span["name"] for span in traced.spans_of(exporter)] == ["publish q"] * 2
+
+
 @pytest.mark.usefixtures("impatient")
 def test_failed_publish_is_an_error_span_with_its_class_only(published):
     queue = Queue("q", int, url="redis://127.0.0.1:1/0")
