@@ -35,7 +35,7 @@ _SAFE_COMPLAINT = re.compile(r"Expected `[^`]*`, got `[^`]*`|Object missing requ
 
 
 def is_model(value: object) -> bool:
-    """Say whether `value` is an instance of a pydantic model."""
+    """Return whether `value` is an instance of a pydantic model."""
     return hasattr(type(value), "model_validate_json")
 
 
@@ -119,7 +119,7 @@ class JsonBodies:
         return msgspec.to_builtins(body, enc_hook=_from_pydantic)
 
     def complaint(self, error: Exception) -> str:
-        """Say what is wrong with a body that was read, and where, without the value itself."""
+        """Describe the fault of a body that was read, and its place, without the value."""
         text = str(error) if isinstance(error, msgspec.MsgspecError) else ""
         place = _PLACE.search(text)
         complaint = _SAFE_COMPLAINT.match(text)
@@ -143,7 +143,7 @@ class ModelBodies:
         return body.model_dump(warnings=False)
 
     def complaint(self, error: Exception) -> str:
-        """Say what is wrong with a body that was read, and where, without the value itself."""
+        """Describe the fault of a body that was read, and its place, without the value."""
         if not hasattr(error, "errors"):
             return f"{type(error).__name__} at `$`"
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
@@ -226,7 +226,7 @@ def _why_refused(body: Any, error: Exception) -> str:
 
 
 def _has_model(kind: Any) -> bool:
-    """Say whether a model of pydantic is written in `kind`, as it is or within a union, a list and so on."""
+    """Return whether `kind` is a pydantic model, or has one within a union, a list and so on."""
     return _is_model_class(kind) or any(map(_has_model, get_args(kind)))
 
 

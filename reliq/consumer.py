@@ -143,7 +143,7 @@ class Consumer(Registration):
         """
         Start working in this process and return; `queues` names some of the handlers' queues, none means all.
 
-        It waits while Redis is away. A consumer that nobody stops is stopped at the end of the program.
+        It waits while Redis is away. A consumer that still runs at the end of the program is stopped there.
 
         Raises:
             ConfigurationError: there is no handler, no such queue, no Redis named, or the server is not fit.

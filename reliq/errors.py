@@ -119,7 +119,7 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
         """
         The messages that were read and not confirmed, as `Outgoing` with their ids; none in another process.
 
-        They are those of the call that failed and, of a `publish_many`, those that it had read ahead.
+        They are the messages of the failed call and, of a `publish_many`, all that it had read ahead.
         """
         return self._again(self.orders)
 

@@ -220,7 +220,7 @@ class RedisAway(Event, frozen=True, gc=False):
 
 
 class RedisBack(Event, frozen=True, gc=False):
-    """A part of the worker that could not reach Redis has reached it; `queue` is that of its `RedisAway`."""
+    """A part of the worker that could not reach Redis has reached it; `queue` is the same as in its `RedisAway`."""
 
     part: str
 
@@ -289,7 +289,7 @@ class Observer(Protocol):
 
 
 def wanting(observers: Iterable[Observer], kind: type[Event]) -> list[Observer]:
-    """Return those of `observers` that want events of `kind`."""
+    """Return the observers that want events of `kind`."""
     return [one for one in observers if issubclass(kind, getattr(one, "kinds", Event))]
 
 

@@ -153,8 +153,8 @@ class Layout:
         Return the layout of the Go original, HDT3213/delayqueue, with bare bodies.
 
         Args:
-            hash_tag: False is that of `NewQueue`; True that of `NewQueueOnCluster` and `UseHashTagKey`.
-            prefix: that of `UseCustomPrefix`, which the original leaves out of the bodies' keys.
+            hash_tag: False as by `NewQueue`; True as by `NewQueueOnCluster` and `UseHashTagKey`.
+            prefix: as by `UseCustomPrefix`, which the original leaves out of the bodies' keys.
         """
         return cls(prefix, hash_tag, bare=True)
 
@@ -275,7 +275,8 @@ class Keys:
             base + ":limits"
         )  # hash: exists when the queue is keyed; its limits, as `Limits.fields` writes them
         self.ring = base + ":ring"  # sorted set: key that may be served -> its place in the order of turns
-        self.held = base + ":held"  # sorted set of KEY, a NUL and ID: who has a place of its key; all scores are 0
+        # Sorted set of KEY, a NUL and ID: messages that count against the limit of their key; all scores are 0.
+        self.held = base + ":held"
         self.asleep = base + ":asleep"  # sorted set: key -> until when it is not served
         self.rates = base + ":rates"  # sorted set: key -> when its bucket of permits is full again, unix us
 
@@ -339,11 +340,11 @@ def of_shard(id: str, shard: int) -> str:
 
 def home(id: str, shards: int) -> int:
     """
-    Return in which of so many shards a message of this id is.
+    Return the shard of a message, its home, by its id and the number of shards.
 
-    A generated id says it; that of a periodic entry is in shard 0, where the entry is; another chosen one goes by the
-    first eight bytes of its SHA-256. What is in shard h of N is in shard h mod M of M when M divides N, so that a number
-    of shards that is doubled moves ids to new shards alone.
+    A generated id holds its shard; the id of a periodic entry is in shard 0, where the entry is; any other chosen id goes
+    by the first eight bytes of its SHA-256. An id in shard h of N is in shard h mod M of M when M divides N, so that
+    doubling the number of shards moves ids to new shards alone.
     """
     return 0 if shards == 1 else _place(id) % shards
 
@@ -354,7 +355,7 @@ def tick_id(entry: str, at: int) -> str:
 
 
 def run_id(entry: str, asked_ms: int) -> str:
-    """Return the id of the message of a run of a periodic entry that somebody asked for."""
+    """Return the id of the message of a requested run of a periodic entry."""
     return f"{_PERIODIC}{entry}.run.{asked_ms}"
 
 

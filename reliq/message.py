@@ -93,7 +93,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
         nonce: names the claim; it ends in the lease in ms.
         left: retries left, as claimed.
         deaths: how many deliveries in a row ended by their lease; after one the message is a suspect.
-        token: greater than that of each earlier delivery of the message.
+        token: greater than the token of each earlier delivery of the message.
         key: the message's key, empty without one; None when it was claimed by the rules of a queue without keys.
     """
 
@@ -246,7 +246,7 @@ class Pause:
     Why a queue is not claimed.
 
     Attributes:
-        by: who paused it, as user@host; empty when something else than reliq did.
+        by: who paused it, as user@host; empty when another program did.
         at: since when, unix seconds by the clock of that host; None when unknown.
         reason: the text that they gave; empty without one.
         until: when it ends by itself, by the same clock; None when it lasts until `resume`.
@@ -313,7 +313,7 @@ class PublishOptions(FollowUpOptions, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing(Generic[B]):
     """
-    One message for `publish_many`, with options of its own: those of `Queue.publish`, which describes them.
+    One message for `publish_many`, with its own options; `Queue.publish` describes them.
 
     Example: `queue.publish_many([Outgoing(body=order, id=f"order-{order.id}", delay=60) for order in orders])`
     """

@@ -131,14 +131,14 @@ class Redriving:
             yield self._way(one)
 
     def may_go(self, way: Way, answers: list[AskStatus], found: list[Letter]) -> bool:
-        """Say whether a letter may be published at home, as the shard has answered where it lies, if it still does."""
+        """Return whether a letter may be published at home, as the shard has answered where it lies, if it still does."""
         is_free = answers == ["free"] and [one.id for one in found] == [way.letter.id]
         if not is_free and answers != ["stale"]:
             self.left = [one for one in self.left if one is not way.letter]
         return is_free
 
     def is_there(self, way: Way, answer: PublishAnswer) -> bool:
-        """Say whether a letter is published at home, and is to be deleted where it lies."""
+        """Return whether a letter is published at home, and is to be deleted where it lies."""
         if answer.is_stale:
             return False
         self.left = [one for one in self.left if one is not way.letter]
@@ -274,7 +274,7 @@ class Control:
         """
         Cancel a message, so that it does not start or, if it runs, is not retried.
 
-        The id of a `cancelled` one is free at once, that of a `running` one after its end and its `dedup`.
+        The id of a `cancelled` message is free at once, the id of a `running` message after its end and its `dedup`.
 
         Args:
             tombstone: seconds or timedelta for which a publish of this id is refused as `tombstoned`, also one that is
@@ -656,7 +656,7 @@ class Queue(Control, Generic[B]):
             durability: who must have the messages of a call before the next is made, None for the queue's.
 
         Raises:
-            ConfigurationError, BodyError: an item is not allowed; those of earlier calls are published.
+            ConfigurationError, BodyError: an item is not allowed; the items of earlier calls are published.
             PublishFailed: Redis is away or refused; `confirmed` says how many were published before, and `rest` has the
                 others that were read: publish these and go on with `items`.
 

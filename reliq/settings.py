@@ -213,12 +213,12 @@ class Durability:
     @classmethod
     def aof(cls, *, local: bool = True, replicas: int = 0, timeout: Duration = 2.0) -> Self:
         """
-        Wait until the message is on disk (fsync): in the server's own append-only file, in those of `replicas`, or both.
+        Wait until the message is on disk (fsync): in the append-only file of the server, of `replicas`, or both.
 
         It needs Redis 7.2. With `appendfsync everysec` a confirmation takes up to a second and more.
 
         Raises:
-            ConfigurationError: nobody is to confirm, `replicas` is not 0 to 100, or `timeout` not 0.001 to 60 seconds.
+            ConfigurationError: no server is to confirm, `replicas` is not 0 to 100, or `timeout` not 0.001 to 60 seconds.
         """
         if not isinstance(local, bool):
             raise ConfigurationError(f"local must be True or False, not {_format_value(local)}")
@@ -303,7 +303,7 @@ class HandlerSettings:
         weight: this queue's share of free slots, relative to the others'.
         backoff: tenacity's wait strategy between a failure and the next delivery.
         retry_on: exceptions after which the message is delivered again; after others it is rejected.
-        reject_on: exceptions after which the message is rejected, also those of `retry_on`.
+        reject_on: exceptions after which the message is rejected, even if they are in `retry_on`.
         undecodable: `retry` a body that does not decode or is too large, with backoff, or `reject` it at once.
         batch: the most messages in one call of a handler that takes a list (1..500); None for one that takes a body.
         linger: how long a batch waits at most to be full (0..60 s); None for 0.05; only with `batch`.

@@ -92,7 +92,7 @@ def shell_command(command: str, *names: str, options: Sequence[str] = (), layout
     """
     Return a command of reliq as a person types it into a shell, for a message that names it.
 
-    A name that begins with a hyphen would be read as an option: `--` stands before the names then.
+    A name that begins with a hyphen would be read as an option: `--` precedes the names then.
     """
     from shlex import join  # noqa: PLC0415  publishers import this module and rarely call this
 

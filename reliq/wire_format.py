@@ -281,7 +281,7 @@ def check_key(key: str) -> str:
 
 
 def is_key(text: str) -> bool:
-    """Say whether a message may have such a key."""
+    """Return whether a message may have such a key."""
     is_short = 0 < len(text.encode("utf-8", "surrogatepass")) <= KEY_LIMIT
     return is_short and not any(category(one) in ("Cc", "Cs") for one in text)
 

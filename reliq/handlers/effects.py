@@ -87,7 +87,7 @@ class Effects:
         """
         Return whether the effects of this message are still to be made: False once they are committed.
 
-        It writes a row to the inbox in the transaction `tx`, so it must be that of the effects. Of two deliveries at the
+        It writes a row to the inbox in the transaction `tx`, which must be the transaction of the effects. Of two deliveries at the
         same time one waits here for the end of the other. In SQLite it must be the first statement of a transaction, or
         come after BEGIN IMMEDIATE.
 
@@ -148,7 +148,7 @@ class Effects:
         Args:
             queue: where to publish it.
             body: of the queue's type.
-            name: tells it from other follow-ups of this job; empty: it is the first, second, … that the handler
+            name: distinguishes it from other follow-ups of this job; empty: it is the first, second, … that the handler
                 publishes, so that it must publish them in the same order each time.
             options: as `Queue.publish` has them, without `id`; `dedup` is a day unless given.
 
@@ -176,7 +176,7 @@ class Effects:
         return self._inbox_keep_ms if keep is None else milliseconds(seconds("keep", keep, least=1.0))
 
     def _follow_up(self, queue: Publishes[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a follow-up: its id and incarnation are those of each delivery."""
+        """Return the options of a follow-up: its id and incarnation are the same in each delivery."""
         if "id" in options or "incarnation" in options:
             raise ConfigurationError("a follow-up has an id that is made of its job's; give name to tell several apart")
         if name and _NAME.fullmatch(name) is None:

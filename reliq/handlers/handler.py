@@ -91,9 +91,9 @@ class Job(Effects, Generic[B]):
     @property
     def token(self) -> int:
         """
-        A number above that of every earlier delivery of this message, for stores that refuse what comes late.
+        A number above the token of every earlier delivery of this message, for stores that refuse late writes.
 
-        In an ordered queue it is also above that of every earlier message of its key.
+        In an ordered queue it is also above the token of every earlier message of its key.
 
         Example: `UPDATE stock SET left = :left, token = :token WHERE item = :item AND token < :token`
         """
@@ -420,7 +420,7 @@ class RegisterBatch(Protocol[B]):
 
 
 class Options(TypedDict, total=False):
-    """The options of `Consumer.handler`; the defaults are those of `HandlerSettings`."""
+    """The options of `Consumer.handler`; `HandlerSettings` has the defaults."""
 
     lease: Duration
     timeout: Duration | None

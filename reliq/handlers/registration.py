@@ -56,7 +56,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 class PeriodicOptions(TypedDict, total=False):
-    """The options that `cron` and `every` share; the defaults are those of `Periodic`."""
+    """The options that `cron` and `every` share; `Periodic` has the defaults."""
 
     jitter: Duration
     catch_up: CatchUp
@@ -221,7 +221,7 @@ class PeriodicRegistration:
         **options: Unpack[PeriodicOptions],
     ) -> Any:
         """
-        Have a message published at each tick of a cron expression, by whichever process of the consumer comes first.
+        Publish a message at each tick of a cron expression, by the process of the consumer that comes first.
 
         With `body` it registers the entry at once. Without, it decorates the function that makes the body from the tick,
         an aware datetime in `tz`; every process may call it, more than once for a tick, so it must be quick and only
@@ -380,7 +380,7 @@ class Registration(PeriodicRegistration):
             weight: this queue's share of free slots.
             backoff: tenacity's wait strategy between a failure and the next delivery.
             retry_on: exceptions after which the message is delivered again; after others it is rejected.
-            reject_on: exceptions after which the message is rejected, also those of `retry_on`.
+            reject_on: exceptions after which the message is rejected, even if they are in `retry_on`.
             undecodable: `retry` a body that does not decode with backoff, or `reject` it at once.
 
         Raises:

@@ -160,7 +160,7 @@ def undecodable(error: BaseException, queue: str, id: str) -> UndecodableError:
 
 
 def is_final(claimed: Claimed, outcome: Outcome) -> bool:
-    """Say whether the message becomes a dead letter."""
+    """Return whether the message becomes a dead letter."""
     return outcome.kind == "reject" or (outcome.kind == "nack" and claimed.left <= 0)
 
 

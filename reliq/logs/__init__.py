@@ -36,7 +36,7 @@ LINE_KINDS_LIMIT = 1000
 HELD_IDS = 100
 #: The event of that summary, which is never held back itself.
 HELD_BACK = "held_back"
-#: The event of a line that says who changed what on the page: each of them counts.
+#: The event of an operator's change by the web page, which is never held back.
 WEB_WRITE = "web_write"
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "text", "json")
@@ -123,7 +123,7 @@ class Limiter(logging.Filter):
         self._timer: threading.Timer | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether `record` is written."""
+        """Return whether `record` is written."""
         if record.levelno < logging.INFO or (kind := _kind(record)) is None:
             return True
         over: list[_Held] = []

@@ -152,7 +152,7 @@ class Writer:
     Turns bodies and options into prepared messages, and these into calls.
 
     Attributes:
-        shards: those of the queue, as they are known.
+        shards: the shards of the queue, as they are known.
         has_lines: whether there ever was a message with a key or a priority; until then no publish checks for keys.
     """
 
@@ -312,7 +312,7 @@ class Writer:
 
 
 def has_lines(orders: Iterable[PreparedMessage]) -> bool:
-    """Say whether one of the orders has a key or a priority."""
+    """Return whether one of the orders has a key or a priority."""
     return any(order.line for order in orders)
 
 
@@ -418,7 +418,7 @@ class BulkProgress:
         return self._most is not None
 
     def is_full(self, counts: Counts) -> bool:
-        """Say whether `max_backlog` messages wait, so that the next call must wait too."""
+        """Return whether `max_backlog` messages wait, so that the next call must wait too."""
         return self._most is not None and counts.pending + counts.due >= self._most
 
     def add(self, done: list[Receipt]) -> None:

@@ -276,7 +276,7 @@ class Router:
 
     @property
     def confirmed(self) -> int:
-        """How many are published, with those of earlier calls."""
+        """How many are published, in this and earlier calls."""
         return self._confirmed + sum(receipt.status == "published" for receipt in self._receipts.values())
 
     @contextmanager
