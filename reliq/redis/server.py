@@ -1,4 +1,8 @@
-"""Connection pools: bounded, without hidden retries, with time-outs, and with replies as bytes."""
+"""
+The connections of a process to each Redis that it uses, and the pools behind them.
+
+A pool is bounded, has time-outs and no hidden retries, and returns replies as bytes.
+"""
 
 import asyncio
 import inspect
@@ -6,10 +10,10 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import redis
 import redis.asyncio
@@ -33,7 +37,6 @@ from reliq.redis.connection import (
 )
 from reliq.redis.url import (
     Address,
-    Primary,
     RedisClient,
     Target,
     address,
@@ -46,45 +49,62 @@ from reliq.redis.url import (
     weakness,
 )
 
+URL_VARIABLE = "RELIQ_URL"
 CONNECT_SECONDS = 2.0
+#: A publish tries for this many seconds while Redis is away.
+PUBLISH_SECONDS = 2.0
+#: A publish waits this many seconds for one reply: two tries that hang fit into PUBLISH_SECONDS.
+PUBLISH_TIMEOUT_SECONDS = 0.9
+#: A worker waits at most this many seconds for one reply: it blocks in Redis for one, the others are for a slow server.
+WORKER_TIMEOUT_SECONDS = 5.0
 
 
 def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: str = "") -> Any:
     """Return a pool for `target`, or for one node of it, HOST:PORT: a blocking one, or one for asyncio."""
-    theirs = settings(target)
-    if sentinel := primary(target):
-        return _sentinel_pool(sentinel, theirs, timeout_seconds, asynchronous=asynchronous)
     module: Any = redis.asyncio if asynchronous else redis
-    kind, theirs = _kind(target, theirs, node, module)
+    theirs = settings(target)
+    ours: dict[str, Any] = {
+        "retry": (AsyncRetry if asynchronous else Retry)(NoBackoff(), 0),
+        "decode_responses": False,
+        "protocol": 2,
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": min(timeout_seconds, CONNECT_SECONDS),
+        "socket_keepalive": True,
+    }
+    if sentinel := primary(target):
+        secure = "SSL" if is_secure(target) else ""
+        kind = getattr(module.sentinel, f"SentinelManaged{secure}Connection")
+        manager = module.sentinel.Sentinel(
+            sentinel.sentinels,
+            min_other_sentinels=sentinel.min_other_sentinels,
+            sentinel_kwargs=sentinel.rights | ours,
+        )
+        theirs = {name: value for name, value in theirs.items() if name not in ("host", "port")}
+        return module.sentinel.SentinelConnectionPool(
+            sentinel.service, manager, connection_class=kind, **_accepted(kind, theirs), **ours
+        )
+    if is_secure(target):
+        kind = module.SSLConnection
+        theirs.pop("path", None)
+    elif "path" in theirs:
+        kind = module.UnixDomainSocketConnection
+        del ours["socket_keepalive"]
+    else:
+        kind = module.Connection
+    if node:
+        host, _, port = node.rpartition(":")
+        theirs |= {"host": host, "port": int(port)}
     made = module.BlockingConnectionPool(
-        connection_class=kind,
-        timeout=timeout_seconds,
-        **theirs,
-        **_ours(timeout_seconds, asynchronous=asynchronous, unix="path" in theirs),
+        connection_class=kind, timeout=timeout_seconds, **_accepted(kind, theirs), **ours
     )
     return made if asynchronous else KeptPool(made)
 
 
-def ask(target: Target, timeout_seconds: float, commands: Sequence[Sequence[str]], *, node: str = "") -> list[Any]:
-    """Connect to `target`, or to one node of it, and return the replies to `commands`, a refusal in its place."""
-    made = pool(target, timeout_seconds, asynchronous=False, node=node)
-    try:
-        connection = made.get_connection()
-    except (*BROKEN, redis.ResponseError) as error:
-        raise connect_error(error, made) from error
-    try:
-        replies = []
-        for command in commands:
-            connection.send_command(*command)
-            replies += read_replies(connection, 1)[0]
-        return replies
-    finally:
-        connection.disconnect()
-
-
-def places(target: Target) -> int:
-    """Return how many connections a pool for `target` has at most."""
-    return int(settings(target)["max_connections"])
+def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what connections of `kind` do not know: blocking and asyncio ones differ in a few TLS settings."""
+    makers: list[Any] = [vars(base).get("__init__") for base in kind.__mro__]
+    known = {name for maker in makers if maker for name in inspect.signature(maker).parameters}
+    return {name: value for name, value in settings.items() if name in known or name == "max_connections"}
 
 
 def plain_client(target: Target, timeout_seconds: float, *, node: str = "") -> redis.Redis:
@@ -93,128 +113,14 @@ def plain_client(target: Target, timeout_seconds: float, *, node: str = "") -> r
     return redis.Redis(connection_pool=made.beneath if isinstance(made, KeptPool) else made)
 
 
-def _kind(target: Target, theirs: dict[str, Any], node: str, module: Any) -> tuple[type, dict[str, Any]]:
-    """Return the class of the connections, and the settings that it knows."""
-    plain = "UnixDomainSocketConnection" if "path" in theirs else "Connection"
-    kind = getattr(module, "SSLConnection" if is_secure(target) else plain)
-    if is_secure(target):
-        theirs.pop("path", None)
-    if node:
-        host, _, port = node.rpartition(":")
-        theirs |= {"host": host, "port": int(port)}
-    return kind, _accepted(kind, theirs)
+def _pools(wires: Mapping[float, Wire | AsyncWire]) -> list[Any]:
+    """Return every pool behind `wires`."""
+    return [pool for wire in wires.values() for pool in wire.pools()]
 
 
-def sentinels(one: Any) -> list[Any]:
+def _sentinels(pool: Any) -> list[Any]:
     """Return the clients by which a pool asks Sentinel; most pools have none."""
-    return one.sentinel_manager.sentinels if hasattr(one, "sentinel_manager") else []
-
-
-def _ours(timeout_seconds: float, *, asynchronous: bool, unix: bool = False) -> dict[str, Any]:
-    ours: dict[str, Any] = {
-        "retry": (AsyncRetry if asynchronous else Retry)(NoBackoff(), 0),
-        "decode_responses": False,
-        "protocol": 2,
-        "socket_timeout": timeout_seconds,
-        "socket_connect_timeout": min(timeout_seconds, CONNECT_SECONDS),
-    }
-    return ours if unix else ours | {"socket_keepalive": True}
-
-
-def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what connections of `kind` do not know: the two colours differ in a few TLS settings."""
-    makers: list[Any] = [vars(base).get("__init__") for base in kind.__mro__]
-    known = {name for maker in makers if maker for name in inspect.signature(maker).parameters}
-    return {name: value for name, value in settings.items() if name in known or name == "max_connections"}
-
-
-def _sentinel_pool(primary: Primary, settings: dict[str, Any], timeout_seconds: float, *, asynchronous: bool) -> Any:
-    """Return a pool that asks Sentinel for the primary, with sentinel clients of its own."""
-    module: Any = redis.asyncio if asynchronous else redis
-    ours = _ours(timeout_seconds, asynchronous=asynchronous)
-    secure = "SentinelManagedSSLConnection" if primary.is_secure else "SentinelManagedConnection"
-    kind = getattr(module.sentinel, secure)
-    return module.sentinel.SentinelConnectionPool(
-        primary.service,
-        module.sentinel.Sentinel(
-            primary.sentinels,
-            min_other_sentinels=primary.min_other_sentinels,
-            sentinel_kwargs=primary.rights | ours,
-        ),
-        connection_class=kind,
-        **_accepted(kind, {k: v for k, v in settings.items() if k not in ("host", "port")}),
-        **ours,
-    )
-
-
-class TransportFactory:
-    """
-    Makes the wires of one connection, which share what is known of its servers.
-
-    Args:
-        target: returns where they lead.
-    """
-
-    def __init__(self, target: Callable[[], Target]) -> None:
-        self._target = target
-        self._many: ClusterTransport | None = None
-        self._known: dict[str, tuple[ServerCheck, KnownScripts]] = {}
-
-    def blocking(self, timeout_seconds: float) -> Wire:
-        """Return a wire whose replies are awaited for `timeout_seconds`; to many servers there is one, for all of them."""
-        if self._servers is None:
-            return PooledConnection(self.pool("", timeout_seconds, asynchronous=False), *self._known_of(""))
-        if self._many is None:
-            self._many = ClusterTransport(
-                self._servers,
-                lambda name: PooledConnection(
-                    self.pool(name, SERVER_SECONDS, asynchronous=False), *self._known_of(name), name
-                ),
-            )
-        return self._many
-
-    def asynchronous(self, timeout_seconds: float, made: Collection[AsyncWire]) -> AsyncWire:
-        """As `blocking`, for an event loop that has those `made` already."""
-        if self._servers is None:
-            return AsyncPooledConnection(self.pool("", timeout_seconds, asynchronous=True), *self._known_of(""))
-        return next(iter(made), None) or AsyncClusterTransport(
-            self._servers,
-            lambda name: AsyncPooledConnection(
-                self.pool(name, SERVER_SECONDS, asynchronous=True), *self._known_of(name), name
-            ),
-        )
-
-    def close(self) -> None:
-        """Try no server any more that does not answer; one is tried again when it is used."""
-        if servers := self.__dict__.get("_servers"):  # if they were needed
-            servers.close()
-
-    @cached_property
-    def _servers(self) -> Servers | None:
-        """The servers, where there are many, with what is known of them; None where there is one."""
-        nodes = seeds(self._target())
-        return Servers(nodes, self._ask) if nodes else None
-
-    def pool(self, name: str, timeout_seconds: float, *, asynchronous: bool) -> Any:
-        """Return a pool for the server that is called so."""
-        return pool(self._target(), timeout_seconds, asynchronous=asynchronous, node=name)
-
-    def _ask(self, name: str, commands: Sequence[Sequence[str]]) -> list[Any]:
-        return ask(self._target(), SERVER_SECONDS, commands, node=name)
-
-    def _known_of(self, name: str) -> tuple[ServerCheck, KnownScripts]:
-        """Return the gate of a server and what is known of its scripts, which all of its wires share."""
-        gate = ServerCheck(in_cluster=self._servers is not None, place=name or shown(self._target()))
-        return self._known.setdefault(name, (gate, KnownScripts()))
-
-
-URL_VARIABLE = "RELIQ_URL"
-#: A publish tries for this many seconds while Redis is away.
-PUBLISH_SECONDS = 2.0
-#: A publish waits this many seconds for one reply: two tries that hang fit into PUBLISH_SECONDS.
-PUBLISH_TIMEOUT_SECONDS = 0.9
-#: A worker waits at most this many seconds for one reply: it blocks in Redis for one, the others are for a slow server.
-WORKER_TIMEOUT_SECONDS = 5.0
+    return pool.sentinel_manager.sentinels if hasattr(pool, "sentinel_manager") else []
 
 
 class LoopLocal:
@@ -232,10 +138,11 @@ class LoopLocal:
         try:
             yield
         finally:
-            wires, self.wires = self.wires, {}
-            for one in _pools(wires):
-                await one.disconnect()
-                for sentinel in sentinels(one):
+            wires = self.wires
+            self.wires = {}
+            for pool in _pools(wires):
+                await pool.disconnect()
+                for sentinel in _sentinels(pool):
                     await sentinel.aclose()
 
 
@@ -245,6 +152,8 @@ class Connection:
 
     Attributes:
         clock: what scripts take for the time there; None is Redis' own clock.
+        named: queue -> until when this process need not name it in the registry, by the monotonic clock.
+        maps: queue -> the map of its shards, until when that is believed, and whether it has keys.
     """
 
     def __init__(self, target: Target, clock: Clock | None = None) -> None:
@@ -252,14 +161,13 @@ class Connection:
         self._url = target if isinstance(target, str) else ""
         # When the owner of a client drops it, the client and this connection are freed.
         self._client = None if isinstance(target, str) else weakref.ref(target)
-        self._factory = TransportFactory(self._target)
-        #: Queue -> until when this process need not name it in the registry, by the monotonic clock.
         self.named: dict[str, float] = {}
-        #: Queue -> the map of its shards, until when that is believed, and whether it has keys.
         self.maps: dict[str, tuple[Any, float, bool]] = {}
         self._lock = threading.Lock()
         self._wires: dict[float, Wire] = {}
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLocal] = weakref.WeakKeyDictionary()
+        #: Server -> its check and what is known of its scripts, which all of its wires share.
+        self._known: dict[str, tuple[ServerCheck, KnownScripts]] = {}
 
     @classmethod
     def to(cls, target: Target | None) -> "Connection":
@@ -287,20 +195,33 @@ class Connection:
         return address(self._target())
 
     def wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Wire:
-        """Return a wire whose replies are awaited for at most `timeout_seconds`."""
-        if made := self._wires.get(timeout_seconds):
-            return made
+        """Return a wire whose replies are awaited for at most `timeout_seconds`; a Cluster has one, for all time-outs."""
+        if wire := self._wires.get(timeout_seconds):
+            return wire
         with self._lock:
             if timeout_seconds not in self._wires:
-                self._wires[timeout_seconds] = self._factory.blocking(timeout_seconds)
+                if self._servers is None:
+                    wire = self._wire_to("", timeout_seconds)
+                else:
+                    known = next(iter(self._wires.values()), None)
+                    wire = known or ClusterTransport(self._servers, lambda node: self._wire_to(node, SERVER_SECONDS))
+                self._wires[timeout_seconds] = wire
             return self._wires[timeout_seconds]
 
     def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AsyncWire:
         """Return a wire for the running event loop; its connections are closed when the loop ends."""
+        wire: AsyncWire
         with self._lock:
             wires = self._of_loop().wires
             if timeout_seconds not in wires:
-                wires[timeout_seconds] = self._factory.asynchronous(timeout_seconds, wires.values())
+                if self._servers is None:
+                    wire = self._async_wire_to("", timeout_seconds)
+                else:
+                    known = next(iter(wires.values()), None)
+                    wire = known or AsyncClusterTransport(
+                        self._servers, lambda node: self._async_wire_to(node, SERVER_SECONDS)
+                    )
+                wires[timeout_seconds] = wire
             return wires[timeout_seconds]
 
     @cached_property
@@ -317,10 +238,11 @@ class Connection:
         """Close the blocking connections; they come back when they are used again."""
         with self._lock:
             open_pools = _pools(self._wires)
-        self._factory.close()
-        for one in open_pools:
-            one.disconnect()
-            for sentinel in sentinels(one):
+        if servers := self.__dict__.get("_servers"):  # if they were needed
+            servers.close()
+        for pool in open_pools:
+            pool.disconnect()
+            for sentinel in _sentinels(pool):
                 sentinel.close()
 
     async def aclose(self) -> None:
@@ -330,16 +252,54 @@ class Connection:
         if ours:
             await ours.end.aclose()
 
+    def make_pool(self, node: str, timeout_seconds: float, *, asynchronous: bool) -> Any:
+        """Return a pool for one node, empty where there is one server."""
+        return pool(self._target(), timeout_seconds, asynchronous=asynchronous, node=node)
+
+    def _wire_to(self, node: str, timeout_seconds: float) -> PooledConnection:
+        made = self.make_pool(node, timeout_seconds, asynchronous=False)
+        return PooledConnection(made, *self._known_of(node), node)
+
+    def _async_wire_to(self, node: str, timeout_seconds: float) -> AsyncPooledConnection:
+        made = self.make_pool(node, timeout_seconds, asynchronous=True)
+        return AsyncPooledConnection(made, *self._known_of(node), node)
+
+    def _known_of(self, node: str) -> tuple[ServerCheck, KnownScripts]:
+        check = ServerCheck(in_cluster=self._servers is not None, place=node or shown(self._target()))
+        return self._known.setdefault(node, (check, KnownScripts()))
+
+    @cached_property
+    def _servers(self) -> Servers | None:
+        """The nodes of a Cluster, with what is known of them; None where there is one server."""
+        nodes = seeds(self._target())
+        return Servers(nodes, self._ask) if nodes else None
+
+    def _ask(self, node: str, commands: Sequence[Sequence[str]]) -> list[Any]:
+        """Connect to a node and return the replies to `commands`, a refusal in its place."""
+        made = pool(self._target(), SERVER_SECONDS, asynchronous=False, node=node)
+        try:
+            connection = made.get_connection()
+        except (*BROKEN, redis.ResponseError) as error:
+            raise connect_error(error, made) from error
+        try:
+            replies = []
+            for command in commands:
+                connection.send_command(*command)
+                replies += read_replies(connection, 1)[0]
+            return replies
+        finally:
+            connection.disconnect()
+
     def _of_loop(self) -> LoopLocal:
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
-            for closed in [one for one in self._loops if one.is_closed()]:  # and did not end its generators first
+            for closed in [known for known in self._loops if known.is_closed()]:  # and did not end its generators first
                 del self._loops[closed]
             self._loops[loop] = LoopLocal(self._places_to_wait())
         return self._loops[loop]
 
     def _places_to_wait(self) -> int:
-        return max(1, places(self._target()) // 2)
+        return max(1, int(settings(self._target())["max_connections"]) // 2)
 
     def _target(self) -> Target:
         client = self._client() if self._client else None
@@ -350,22 +310,30 @@ class Connection:
         return client if client is not None else self._url
 
 
-class _Shared:
-    """The connections of this process."""
+class _Connections:
+    """
+    The connections of this process.
 
-    def __init__(self) -> None:
+    Attributes:
+        only: while connections are redirected, the one that every URL and client means.
+    """
+
+    def __init__(self, only: Connection | None = None) -> None:
+        self.only = only
         self._lock = threading.Lock()
         self._by_url: dict[str, Connection] = {}
         self._by_client: weakref.WeakKeyDictionary[RedisClient, Connection] = weakref.WeakKeyDictionary()
 
-    def anew(self) -> "_Shared":
-        """Return those of a process that was forked from this one."""
-        return _Shared()
+    def anew(self) -> Self:
+        """Return the connections of a process that was forked from this one."""
+        return type(self)(self.only.anew() if self.only else None)
 
     def connection(self, target: Target) -> Connection:
         """Return the connection to `target`, which is checked when it is met for the first time."""
-        if isinstance(target, str) and (met := self._by_url.get(target)):
-            return met
+        if self.only:
+            return self.only
+        if isinstance(target, str) and (connection := self._by_url.get(target)):
+            return connection
         check_target(target)
         with self._lock:
             known: Any = self._by_url if isinstance(target, str) else self._by_client
@@ -373,29 +341,13 @@ class _Shared:
                 if why := weakness(target):
                     warnings.warn(why, InsecureWarning, stacklevel=3)
                 known[target] = Connection(target)
-            found: Connection = known[target]
-            return found
+            made: Connection = known[target]
+            return made
 
 
-class _Redirected(_Shared):
-    """One connection, whatever is named."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__()
-        self.only = connection
-
-    def connection(self, _target: Target) -> Connection:
-        """Return the only connection."""
-        return self.only
-
-    def anew(self) -> "_Shared":
-        """Return another connection to the same Redis."""
-        return _Redirected(self.only.anew())
-
-
-_shared = _Shared()
-_of_parents: list[_Shared] = []
-#: Another one after a fork, and when connections are redirected: whoever keeps a wire asks for a new one then.
+_shared = _Connections()
+_of_parents: list[_Connections] = []
+#: Another one after a fork, and when connections are redirected: a holder of a wire asks for a new one then.
 epoch = object()
 #: Whether connections were redirected, and RELIQ_URL taken away.
 _is_withheld = False
@@ -403,9 +355,10 @@ _is_withheld = False
 
 def _start_over() -> None:
     """Leave the parent's connections to the parent; were they collected here, that would disturb them there."""
-    global _shared, epoch
+    global _shared, epoch  # noqa: PLW0603  like the connections, it belongs to the process
     _of_parents.append(_shared)
-    _shared, epoch = _shared.anew(), object()
+    _shared = _shared.anew()
+    epoch = object()
 
 
 os.register_at_fork(after_in_child=_start_over)
@@ -420,19 +373,21 @@ def redirected(connection: Connection) -> Iterator[None]:
     """
     global _shared, _is_withheld, epoch  # noqa: PLW0603  like the connections, it belongs to the process
     before = _shared
-    _shared, epoch = _Redirected(connection), object()
+    _shared = _Connections(connection)
+    epoch = object()
     _is_withheld = _is_withheld or URL_VARIABLE in os.environ
     os.environ[URL_VARIABLE] = str(connection._url)  # noqa: SLF001  with its password
     try:
         yield
     finally:
         os.environ.pop(URL_VARIABLE, None)
-        _shared, epoch = before, object()
+        _shared = before
+        epoch = object()
 
 
 def default_url() -> str:
     """Return RELIQ_URL, which must name one Redis; reliq never guesses a server."""
-    if isinstance(_shared, _Redirected):
+    if _shared.only:
         return _shared.only.name
     url = os.environ.get(URL_VARIABLE)
     if not url:
@@ -442,11 +397,6 @@ def default_url() -> str:
             + (why if _is_withheld else "")
         )
     return url
-
-
-def _pools(wires: Mapping[float, Wire | AsyncWire]) -> list[Any]:
-    """Return every pool behind `wires`."""
-    return [one for wire in wires.values() for one in wire.pools()]
 
 
 def check_slots(target: Target | None, layout: Layout) -> None:

@@ -213,7 +213,6 @@ class Primary(NamedTuple):
     service: str
     sentinels: Sequence[tuple[str, int]]
     rights: dict[str, Any]
-    is_secure: bool
     min_other_sentinels: int = 0
 
 
@@ -340,7 +339,7 @@ def primary(target: Target) -> Primary | None:
         if url.sentinels and is_secure(target):
             tls = {name: value for name, value in settings(target).items() if name.startswith("ssl_")}
             rights |= {"ssl": True, **tls}
-        return Primary(url.service, url.sentinels, rights, is_secure(target)) if url.sentinels else None
+        return Primary(url.service, url.sentinels, rights) if url.sentinels else None
     theirs: Any = None if isinstance(target, redis.RedisCluster) else target.connection_pool
     if not hasattr(theirs, "sentinel_manager"):
         return None
@@ -350,6 +349,5 @@ def primary(target: Target) -> Primary | None:
         service=theirs.service_name,
         sentinels=[(one["host"], one["port"]) for one in addresses],
         rights={k: v for k, v in manager.sentinel_kwargs.items() if k in _KEPT or k.startswith("ssl")},
-        is_secure=is_secure(target),
         min_other_sentinels=manager.min_other_sentinels,
     )

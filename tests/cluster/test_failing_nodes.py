@@ -116,7 +116,7 @@ def test_commands_go_on_while_the_topology_is_read(cluster, keys, monkeypatch):
         assert over.wait(60)
         return [None, []]
 
-    monkeypatch.setattr("reliq.redis.server.ask", hangs)
+    monkeypatch.setattr(wire._servers, "_ask", hangs)
     wire.note(wire.node_for(keys[next(iter(keys))]), redis.ConnectionError("a connection was reset"))
     assert asked.wait(60)
 
