@@ -265,7 +265,7 @@ class Keys:
         self.windows = base + ":windows"  # hash: chosen id -> for how many ms it stays taken after its end
         self.paused = base + ":paused"  # string: there while the queue is paused
         # Not every queue has the keys below.
-        self.cron = base + ":cron"  # hash: the state of the periodic entries, see reliq.redis.crons
+        self.cron = base + ":cron"  # hash: the state of the periodic entries, see reliq.schedule
         self.map = base + ":map"  # string, in shard 0 alone: how many shards the queue has
         self.epoch = base + ":epoch"  # string: the least epoch of the map that a publish to this shard must know
         self.leaving = base + ":leaving"  # hash: id on its way to another shard -> the whole message
