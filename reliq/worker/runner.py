@@ -124,9 +124,9 @@ class Failures:
             for hook in self._hooks:
                 payload = held.delivery.payload
                 body: Any = payload
-                with suppress(Exception):  # of a body that does not decode, the job has the bytes
-                    body = run.handler.codec.decode(payload)
                 try:
+                    with suppress(Exception):  # of a body that does not decode, the job has the bytes
+                        body = run.handler.codec.decode(payload)
                     hook(self._job_of(held, run, body), error, is_final(held.delivery.claimed, outcome))
                 except BaseException as hook_error:
                     name = getattr(hook, "__qualname__", hook)

@@ -129,6 +129,24 @@ def test_hooks_hear_of_each_failure_and_whether_it_is_final(make_queue, consumer
     assert SECRET not in caplog.text
 
 
+@dataclass
+class Exiting:
+    number: int
+
+    def __post_init__(self):
+        raise SystemExit(SECRET)
+
+
+def test_a_body_whose_class_exits_keeps_no_hook_from_its_warning(make_queue, consumer, work_until, told, caplog):
+    consumer.on_error(lambda job, error, final: None)
+    consumer.handler(make_queue("cards", Exiting), undecodable="reject")(lambda body: None)
+    make_queue("cards", dict).publish({"number": 1})
+    work_until(Collected)
+
+    assert caplog.text.count("itself failed: SystemExit at test_failures_seen.py") == 2
+    assert (told, SECRET in caplog.text) == ([], False)
+
+
 def test_hooks_hear_of_an_answer_only_at_the_last_nack(make_queue, consumer, work_until, recorder, told, as_kind):
     answers = {"nack": Nack(0.01), "snooze": Snooze(0.01), "reject": Reject("no")}
     unanswered = list(answers)
