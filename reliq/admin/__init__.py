@@ -49,8 +49,7 @@ if TYPE_CHECKING:
         Rates as Rates,
         Watcher as Watcher,
     )
-    from reliq.admin.resharding import PendingMigration as PendingMigration
-    from reliq.admin.shards import ShardsView as ShardsView
+    from reliq.admin.resharding import PendingMigration as PendingMigration, ShardsView as ShardsView
     from reliq.admin.show import (
         FinishedKind as FinishedKind,
         FinishedMessage as FinishedMessage,
@@ -90,12 +89,11 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.messages": "Entry EntryMark MessagePage OnLetters OnLook SearchResult",
             "reliq.admin.publish": "FilePublished OnBytes OnError",
             "reliq.admin.queues": "Account Failure MinuteStats Overview QueueSample QueueView RateHistory Rates Watcher",
-            "reliq.admin.shards": "ShardsView",
             "reliq.admin.show": "FinishedKind FinishedMessage MessageState MessageView Timeline TimelineEvent TimelineKind",
             "reliq.admin.workers": "Running WorkerView",
             "reliq.lua.transitions": "KeyQueue KeyQueues",
             "reliq.redis.commands": "HandlerStack RunningJob StackReport Worker",
-            "reliq.admin.resharding": "PendingMigration",
+            "reliq.admin.resharding": "PendingMigration ShardsView",
             "reliq.redis.shards": "MapState ShardMap",
             "reliq.wire_format": "FailureNote",
         },

@@ -1,28 +1,20 @@
-"""`ReadOnlyAdmin`: everything that an operator sees of queues, for programs; it changes nothing."""
+"""`ReadOnlyAdmin` shows the queues of one Redis to an operator; `Admin` changes them too."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, Unpack
+import time
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from reliq.admin import bulk, messages
+from reliq import schedule
+from reliq.admin import bulk, calls, messages
 from reliq.admin.acl import acl_roles, acl_rule, load_scripts
 from reliq.admin.bulk import MoveResult, OnMoved, move
 from reliq.admin.check import check
-from reliq.admin.crons import CronView, crons_of, forget_cron, pause_cron, resume_cron, run_cron
+from reliq.admin.crons import CronView, cron_state, crons_of
 from reliq.admin.dead import DeadGroups, GroupBy, dead_groups, redrive
 from reliq.admin.doctor import examine
 from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, ignore
-from reliq.admin.keys import (
-    KeyPage,
-    KeysView,
-    key_of,
-    key_page_of,
-    keys_of,
-    limits_of,
-    pause_key,
-    resume_key,
-    set_limits,
-)
+from reliq.admin.keys import PAGE_KEYS, KeyPage, KeysView, key_page_of, read_limits, set_limits
 from reliq.admin.messages import (
     Entry,
     MessagePage,
@@ -34,14 +26,14 @@ from reliq.admin.messages import (
     search_in,
     size_of,
 )
-from reliq.admin.publish import FilePublished, OnBytes, OnError, publish, publish_file
+from reliq.admin.publish import FilePublished, LinesPublisher, OnBytes, OnError, is_json
 from reliq.admin.queues import (
     Account,
     MinuteStats,
     Overview,
     Watcher,
-    account_of,
     accounts_of,
+    balance,
     chosen,
     forget,
     histories_of,
@@ -49,17 +41,22 @@ from reliq.admin.queues import (
     overview_by_notes,
     with_rates,
 )
+from reliq.admin.resharding import PendingMigration, ShardChange, shards_of
 from reliq.admin.session import Sessions
-from reliq.admin.shards import Resharder, shards_of
 from reliq.admin.show import FinishedMessage, MessageView, Timeline, check_ends, ends_of, story_of, view_of
-from reliq.admin.workers import Running, WorkerView, ask_stacks, running_in, stacks_of, worker_view, workers_alive
-from reliq.errors import ConfigurationError
-from reliq.keys import Keys, Layout, check_id
+from reliq.admin.workers import Running, WorkerView, running_in, workers_alive
+from reliq.errors import BodyError, ConfigurationError
+from reliq.keys import Keys, Layout, check_id, run_id
+from reliq.lua import transitions
+from reliq.message import Counts
 from reliq.metrics.snapshot import ShardMaps
-from reliq.queue import pausing, rescheduling
+from reliq.queue import pause_by, pausing, rescheduling
 from reliq.redis import commands
-from reliq.redis.commands import of_every_shard
-from reliq.settings import seconds
+from reliq.redis.commands import answered, of_every_shard
+from reliq.schedule import UNSERVED_SECONDS
+from reliq.settings import check_int, milliseconds, seconds
+from reliq.text import shell_command
+from reliq.wire_format import check_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -72,18 +69,24 @@ if TYPE_CHECKING:
     from reliq.admin.check_state import OnProgress
     from reliq.admin.dead import OnRedriven, RedriveOptions, RedriveResult
     from reliq.admin.doctor import Finding
-    from reliq.admin.resharding import PendingMigration
-    from reliq.admin.shards import ShardsView
+    from reliq.admin.resharding import ShardsView
     from reliq.lua.transitions import KeyQueue
     from reliq.message import CancelStatus, Duration, Letter, Pause, PublishOptions, Receipt, RescheduleStatus
-    from reliq.redis.commands import StackReport, Worker
+    from reliq.redis.commands import Call, StackReport, Worker
     from reliq.redis.url import Target
     from reliq.settings import Limits
+
+#: A run that was asked for is polled this often until a worker has published it.
+RUN_POLL_SECONDS = 0.1
+#: A wait for stacks polls this often.
+STACK_POLL_SECONDS = 0.2
+#: One call of a resume counts at most this many skipped ticks.
+TICKS_TOGETHER = 100_000
 
 
 class ReadOnlyAdmin:
     """
-    An operator's view of one Redis, which changes nothing there.
+    An operator's view of the queues of one Redis, which changes nothing there.
 
     A method that takes a queue raises ConfigurationError when there is no such queue, and for an argument that is not
     allowed. Any method raises RedisUnavailableError or RedisRefusedError. Threads may share it.
@@ -110,11 +113,11 @@ class ReadOnlyAdmin:
         return self._redis.keys(queue)
 
     def in_layout(self, layout: Layout) -> Self:
-        """Return the same for queues whose keys are spelled otherwise."""
+        """Return the same admin for queues whose keys are spelled in another layout."""
         return type(self)(self._redis.target, layout=layout, shard=self._redis.shard)
 
     def in_shard(self, shard: int | None) -> Self:
-        """Return the same for one shard of its queues; None for all of them as one queue."""
+        """Return the same admin for one shard of its queues; None for all shards as one queue."""
         return type(self)(self._redis.target, layout=self._redis.layout, shard=shard)
 
     def close(self) -> None:
@@ -123,36 +126,39 @@ class ReadOnlyAdmin:
 
     def queues(self, names: Sequence[str] = (), *, scan: bool = False, interval: Duration = 0.5) -> Overview:
         """
-        Return the queues named, or all of the registry: what is where, how late, how fast, who works.
+        Return the queues named, or all of the registry, with their counts, lateness, rates and workers.
 
         Args:
             names: in this admin's layout.
             scan: also find queues that no registry names, in any layout, by a walk over all keys in short steps.
             interval: seconds over which the rates are counted; 0 for no rates and no wait.
         """
-        over, session = seconds("interval", interval, most=60), self._redis.session()
-        queues, maps = chosen(session, self._named(names), scan=scan), self._maps()
-        return with_rates(session, queues, maps, over) if over else overview(session, queues, maps)
+        over = seconds("interval", interval, most=60)
+        session = self._redis.session()
+        queues = chosen(session, self._named(names), scan=scan)
+        return with_rates(session, queues, self._maps(), over) if over else overview(session, queues, self._maps())
 
     def overview(self, names: Sequence[str] = ()) -> Overview:
-        """Return the queues named, or all of the registry, at once: the rates are those since a worker's last note."""
+        """Return the queues named, or all of the registry, at once; rates are those since a note of about a minute ago."""
         session = self._redis.session()
         return overview_by_notes(session, chosen(session, self._named(names)), self._maps())
 
     def history(self, queue: str, *, minutes: int = 60) -> list[MinuteStats]:
-        """Return a queue's last minutes, up to 180, the oldest first, as its workers noted them."""
+        """Return the last minutes of a queue, up to 180, the oldest first, as its workers noted them."""
         session = self._redis.queue(queue)
         return histories_of(session, [session.keys], minutes, self._maps())[session.keys]
 
     def histories(self, names: Sequence[str] = (), *, minutes: int = 60) -> dict[str, list[MinuteStats]]:
-        """Return the last minutes of the queues named, or of all in the registry, each by its queue's name."""
+        """Return the last minutes of the queues named, or of all in the registry, by the queue's name."""
         session = self._redis.session()
         queues = chosen(session, [self.redis_keys(name) for name in names]).queues
-        return {keys.name: told for keys, told in histories_of(session, queues, minutes, self._maps()).items()}
+        histories = histories_of(session, queues, minutes, self._maps())
+        return {keys.name: history for keys, history in histories.items()}
 
     def watch(self, names: Sequence[str] = ()) -> Watcher:
         """Return a watcher of the queues named, or of all in the registry."""
-        named, session = self._named(names), self._redis.session()
+        named = self._named(names)
+        session = self._redis.session()
         return Watcher(session, lambda: chosen(session, named), self._maps())
 
     def crons(self, names: Sequence[str] = ()) -> list[CronView]:
@@ -166,30 +172,38 @@ class ReadOnlyAdmin:
 
     def worker(self, id: str) -> WorkerView:
         """Return one worker process, and the stacks of its handlers when `Admin.ask_stacks` asked for them."""
-        return worker_view(self._redis.session(), id)
+        requests = [*commands.worker_records([id]), *commands.look(id)]
+        record, waits_ms, report, is_known = self._redis.session().read_each(requests, None)
+        if record is None and not is_known:
+            raise ConfigurationError(
+                f"no worker {id[:40]!r} was alive within the last hour; `reliq workers` lists them"
+            )
+        return WorkerView(id, record, None if waits_ms is None else waits_ms / 1000, report)
 
     def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
-        """Return the handlers that have run for `longer_than` seconds, the longest running first."""
+        """Return the handlers of a queue that have run for `longer_than` seconds, the longest running first."""
         least = seconds("longer_than", longer_than)
         session = self._redis.queue(queue)
         rows = running_in(workers_alive(session), queue, least)
         return [row for row in rows if session.has(row.id)]
 
     def account(self, queue: str) -> Account:
-        """Return what came in, how it ended and what is alive, at one moment."""
-        return account_of(self._redis.queue(queue))
+        """Return how many messages came in, ended and are alive: at one moment in each shard."""
+        session = self._redis.queue(queue)
+        answers = session.try_all([transitions.counts(keys) for keys in session.counted])
+        return balance(session.keys, Counts.sum(*answered(answers)))
 
     def accounts(self, names: Sequence[str] = ()) -> tuple[list[Account], Mapping[str, str]]:
-        """Return the account of each queue named, or of all of the registry, and which cannot be read, with the reason."""
+        """Return the account of each queue named, or of all in the registry, and the unreadable ones with the reason."""
         session = self._redis.session()
         return accounts_of(session, chosen(session, [self.redis_keys(name) for name in names]).queues, self._maps())
 
     def show(self, queue: str, id: str) -> MessageView:
-        """Return where a message is, what it holds and who has it, or how it ended; raise when nothing is known of it."""
+        """Return the state, content and worker of a message, or how it ended; raise when nothing is known of it."""
         return view_of(self._redis.queue(queue), id)
 
     def story(self, queue: str, id: str) -> Timeline:
-        """Return what happened to a message, the oldest first, as far as it is known; raise when nothing is."""
+        """Return the timeline of a message, the oldest event first, as far as it is known; raise when nothing is."""
         return story_of(self.show(queue, id))
 
     def ends(self, queue: str, *, kind: str | None = None, limit: int = 100) -> list[FinishedMessage]:
@@ -207,22 +221,35 @@ class ReadOnlyAdmin:
         where: Filter = EVERYTHING,
         on_look: OnLook = ignore,
     ) -> list[Entry]:
-        """Return messages of a state, what comes first first; call `on_look` with how many ids each step looked at."""
+        """Return messages of a state, the next one first; call `on_look` with how many ids each step looked at."""
         return messages_of(self._redis.queue(queue), state, where, limit=limit, offset=offset, on_look=on_look)
 
     def keys(self, queue: str, *, limit: int = 20) -> KeysView:
-        """Return the keys of a queue with most messages that wait, and how many keys and messages do what."""
-        return keys_of(self._redis.queue(queue), limit)
+        """Return the keys of a queue with most waiting messages, and how many keys and messages are in which state."""
+        session = self._redis.queue(queue)
+        most = check_int("limit", limit, least=1, most=PAGE_KEYS)
+        requests: list[Call[Any]] = [transitions.counts(session.keys), transitions.lines(session.keys, most=most)]
+        counts, queues = session.run_all(requests)
+        return KeysView(
+            queues.largest,
+            counts.waiting,
+            queues.in_turn,
+            queues.asleep,
+            queues.running,
+            queues.is_full,
+            asleep_until=queues.asleep_until,
+        )
 
     def key(self, queue: str, key: str) -> KeyQueue:
         """Return how many messages of one key wait and run, and why they wait."""
-        return key_of(self._redis.queue(queue), key)
+        session = self._redis.queue(queue)
+        return session.run(transitions.lines(session.keys, of=[check_key(key)])).largest[0]
 
     def key_page(self, queue: str, *, after: str | None = None, limit: int = 100) -> KeyPage:
         """
-        Return some of all keys that have messages which wait or run, or that sleep; in no order.
+        Return a page of the keys that have waiting or running messages, or that sleep; in no order.
 
-        A key that stays as it is is seen, and may be seen again.
+        A key that does not change while you page is in a page, and may be in several.
 
         Args:
             after: the `after` of the page before; None for the first page.
@@ -232,15 +259,17 @@ class ReadOnlyAdmin:
 
     def limits(self, queue: str) -> Limits:
         """Return the limits of a queue as they hold now: those that a worker declared, or that were set since."""
-        return limits_of(self._redis.queue(queue))
+        session = self._redis.queue(queue)
+        stored = session.run(calls.limit_fields(session.keys))
+        return read_limits(queue, stored)
 
     def page(self, queue: str, state: str, *, after: str | None = None, limit: int = 50, key: str = "") -> MessagePage:
         """
-        Return the next messages of a state, what comes first first, of dead letters the newest.
+        Return the next messages of a state, the next one first; of dead letters the newest first.
 
-        The place is kept while the queue moves: a message that stays where it is is in one page alone. One that comes
-        into the state before the place of the page is not seen; one that moves back, as a renewed lease does, is seen
-        again; one in a list may be seen again when many were claimed meanwhile, and in garbage at any time.
+        The place is kept while the queue moves: a message that does not move is in one page only. A message that comes
+        into the state before the place of the page is not returned. A message that moves back, as a renewed lease does, is
+        returned again; so may be a message of a list when many were claimed meanwhile, and of garbage at any time.
 
         Args:
             after: the `after` of the page before; None for the first page.
@@ -260,13 +289,13 @@ class ReadOnlyAdmin:
         for_seconds: float = 1.0,
     ) -> SearchResult:
         """
-        Look through a state for messages that `where` means, in the order of `page`, for a moment.
+        Search a state for messages that `where` chooses, in the order of `page`, for a limited time.
 
         Args:
-            where: a LetterFilter for the state dead; for the state waiting it says the key.
-            after: the `after` of the search that this one goes on with.
-            limit: the search ends when it has found so many, up to 200.
-            for_seconds: and after this time, at most a minute.
+            where: a LetterFilter for the state dead; for the state waiting it names the key.
+            after: the `after` of the search that this one continues.
+            limit: the search ends when it has found this many messages, up to 200.
+            for_seconds: the search ends after this time, at most a minute.
         """
         return search_in(self._redis.queue(queue), state, where, after, limit, for_seconds)
 
@@ -279,7 +308,7 @@ class ReadOnlyAdmin:
         for_seconds: float = 1.0,
         without: Collection[int] = (),
     ) -> DeadGroups:
-        """Group the newest dead letters, but for the shards `without`, by why they died, looking for `for_seconds` up to 60."""
+        """Group the newest dead letters by cause, reading for `for_seconds` up to 60; `without` leaves shards out."""
         return dead_groups(self._redis.queue(queue), where, by, for_seconds, without)
 
     def size(self, queue: str, state: str, *, key: str = "") -> int:
@@ -289,17 +318,17 @@ class ReadOnlyAdmin:
     def count_messages(
         self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: bulk.OnStep = ignore
     ) -> int:
-        """Count the messages of a state, except dead, that `where` means."""
+        """Count the messages of a state, except dead, that `where` chooses."""
         return bulk.count(self._redis.queue(queue), state, where, on_step)
 
     def letters(
         self, queue: str, where: LetterFilter = EVERY_LETTER, *, without: Collection[int] = ()
     ) -> Iterator[Letter]:
-        """Yield the dead letters that `where` means, oldest first; `without` leaves shards out, such as `shards(queue).away`."""
+        """Yield the dead letters that `where` chooses, oldest first; `without` leaves shards out, as `shards(queue).away`."""
         return messages.letters_of(self._redis.queue(queue), where, without)
 
     def count_letters(self, queue: str, where: LetterFilter = EVERY_LETTER, *, on_step: OnLetters = ignore) -> int:
-        """Count the dead letters that `where` means."""
+        """Count the dead letters that `where` chooses."""
         return messages.count(self._redis.queue(queue), where, on_step)
 
     def paused(self, queue: str) -> Pause | None:
@@ -316,8 +345,13 @@ class ReadOnlyAdmin:
         return ShardMaps(whole=self._redis.shard is None)
 
 
-class QueueAdmin(ReadOnlyAdmin):
-    """An operator's changes of a queue as a whole: its pause, shards and periodic entries."""
+class Admin(ReadOnlyAdmin):
+    """
+    An operator's view of the queues of one Redis, and every change of them.
+
+    A bulk method works in bounded steps while the queue is in use, and calls `on_step` after each with how many ids the
+    step looked at, and the sum so far. When it is cut off, nothing is lost; called again, it goes on with the rest.
+    """
 
     def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None, by: str = "") -> None:
         """
@@ -327,7 +361,7 @@ class QueueAdmin(ReadOnlyAdmin):
             by: who pauses it; by default user@host of this process.
 
         Raises:
-            RedisUnavailableError: Redis is away; of a queue with several shards it says which are paused all the same.
+            RedisUnavailableError: Redis is away; of a queue with several shards the error names those that are paused.
         """
         parts = self._redis.queue(queue).parts
         answers = parts[0].try_all([pausing(part.keys, reason, for_, by) for part in parts])
@@ -337,7 +371,8 @@ class QueueAdmin(ReadOnlyAdmin):
         """Have consumers claim again; return whether the queue was paused, or put to sleep by `RateLimited`."""
         parts = self._redis.queue(queue).parts
         answers = parts[0].try_all([request for part in parts for request in commands.resume_queue(part.keys)])
-        pauses, sleeps = (of_every_shard(queue, "resumed", answers[at::4]) for at in (0, 1))
+        pauses = of_every_shard(queue, "resumed", answers[0::4])
+        sleeps = of_every_shard(queue, "resumed", answers[1::4])
         return any(pauses) or any(sleeps)
 
     def set_limits(
@@ -357,16 +392,16 @@ class QueueAdmin(ReadOnlyAdmin):
         """
         Change limits while the queue is in use, within a second, for many keys within seconds; return all that hold then.
 
-        They hold until a worker starts whose code declares other limits than the worker before it. A new rate has its usual
-        burst unless `burst` says another.
+        They hold until a worker starts whose code declares other limits than the worker before it. A new rate has its
+        default burst unless `burst` is given.
 
         Args:
-            ordered, per_key, rate, burst, key_rate, key_burst, concurrency: as those of `Queue`; None leaves one as it is.
+            ordered, per_key, rate, burst, key_rate, key_burst, concurrency: as in `Queue`; None leaves a limit as it is.
             key_weights: the weights of some keys; those of others stay.
-            clear: names of limits that are to hold no more; of one weight `weight:KEY`, of all `key_weights`.
+            clear: names of limits to remove; `weight:KEY` for one weight, `key_weights` for all of them.
 
         Raises:
-            ConfigurationError: one is not allowed, or the queue can have none, as one of Go's or of several shards.
+            ConfigurationError: a limit is not allowed, or the queue can have none: it has the Go layout or several shards.
         """
         changes = {
             "ordered": ordered,
@@ -381,12 +416,21 @@ class QueueAdmin(ReadOnlyAdmin):
         return set_limits(self._redis.queue(queue), self._redis.publisher(queue), changes, clear)
 
     def pause_key(self, queue: str, key: str, *, for_: Duration | None = None) -> None:
-        """Have no message of one key start, for `for_` seconds or until `resume_key`; what runs goes on."""
-        pause_key(self._redis.queue(queue), key, for_)
+        """Have no message of one key start, for `for_` seconds or until `resume_key`; running messages go on."""
+        session = self._redis.queue(queue)
+        if session.keys.bare or session.is_sharded:
+            why = "has several shards" if session.is_sharded else "has the Go layout"
+            raise ConfigurationError(
+                f"queue {queue!r} {why}, and so no keys; "
+                f"`{shell_command('pause', queue, layout=session.keys.layout)}` pauses all of it"
+            )
+        for_ms = None if for_ is None else milliseconds(seconds("for_", for_, least=0.001))
+        session.run(transitions.sleep(session.keys, check_key(key), for_ms=for_ms))
 
     def resume_key(self, queue: str, key: str) -> bool:
-        """Have a key served again that is paused, or that a handler or its rate put to sleep; return whether it was."""
-        return resume_key(self._redis.queue(queue), key)
+        """Resume a key that is paused, or that a handler or its rate put to sleep; return whether it was."""
+        session = self._redis.queue(queue)
+        return session.run(transitions.sleep(session.keys, check_key(key), for_ms=0))
 
     def shards(self, queue: str) -> ShardsView:
         """Return how many shards a queue has, and the counts of each that answers."""
@@ -394,61 +438,90 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def resize(self, queue: str, number: int) -> None:
         """
-        Begin to have `number` shards, or go on with a change that was cut off; workers end it, or `finish_resize`.
+        Begin to have `number` shards, or go on with a change that was cut off; workers or `finish_resize` finish it.
 
-        Publishers and workers go on meanwhile. A chosen id is accepted once, whichever number a publisher knows of.
+        Publishers and workers go on meanwhile. A chosen id is accepted once, whichever map a publisher has.
 
         Raises:
             ConfigurationError: it is no power of two, or an earlier change is not finished.
         """
-        Resharder(self._redis.queue(queue)).resize(number)
+        ShardChange(self._redis.queue(queue)).resize(number)
 
     def finish_resize(self, queue: str) -> PendingMigration:
-        """End a change of the number of shards, and return nothing; or what only the earlier number finds."""
-        return Resharder(self._redis.queue(queue)).finish()
+        """Finish a change of the number of shards; return the messages that it has to wait for, if any."""
+        left = PendingMigration()
+        for left in ShardChange(self._redis.queue(queue)).steps(count=True):  # noqa: B007  the last one counts
+            pass
+        return left
 
     def run_cron(self, queue: str, name: str, *, wait: Duration = 15.0) -> str:
         """
-        Have a worker publish the message of a periodic entry at once, in its pause too; return the message's id.
+        Have a worker publish the message of a periodic entry at once, even while it is paused; return the message's id.
 
         Raises:
             ConfigurationError: the queue has no such entry, no worker has it, or none has published within `wait`.
         """
-        return run_cron(self._redis.queue(queue), name, seconds("wait", wait))
+        for_seconds = seconds("wait", wait)
+        session = self._redis.queue(queue)
+        now_ms = session.run(commands.server_ms())
+        if not cron_state(session, name).is_served(now_ms / 1000):
+            raise ConfigurationError(f"no worker has the periodic entry {name!r} now, and who would publish? start one")
+        asked_ms = session.run(schedule.asked_run(session.keys, name))
+        if asked_ms is None:
+            asked_ms = now_ms
+            session.run(schedule.ask_run(session.keys, name, asked_ms))
+        until = time.monotonic() + for_seconds
+        while session.run(schedule.asked_run(session.keys, name)) is not None:
+            if time.monotonic() > until and session.run(schedule.withdraw_run(session.keys, name)):
+                raise ConfigurationError(
+                    f"no worker has published the periodic entry {name!r} within {for_seconds:.10g} s; see their logs"
+                )
+            time.sleep(RUN_POLL_SECONDS)
+        return run_id(name, asked_ms)
 
     def pause_cron(self, queue: str, name: str, *, reason: str = "", by: str = "") -> None:
         """Have the ticks of a periodic entry skipped, and counted, until `resume_cron`; `by` is user@host by default."""
-        pause_cron(self._redis.queue(queue), name, reason, by)
+        session = self._redis.queue(queue)
+        pause = pause_by(by, reason)
+        cron_state(session, name)
+        session.run(schedule.pause_cron(session.keys, name, pause))
 
     def resume_cron(self, queue: str, name: str) -> bool:
-        """Have the next tick of a periodic entry published; return whether it was paused."""
-        return resume_cron(self._redis.queue(queue), name)
+        """Have the next tick of a periodic entry published; return whether it was paused. Ticks until now are skipped."""
+        session = self._redis.queue(queue)
+        state = cron_state(session, name)
+        now = session.run(commands.server_ms()) // 1000
+        counted = -1
+        while state.pause and state.last != counted:  # there may be no worker to count the skipped ticks
+            counted = state.last
+            if ticks := state.ticks(now, most=TICKS_TOGETHER):
+                skipped = transitions.Tick(name, state.schedule, ticks[-1], state.last, missed=len(ticks))
+                session.run(transitions.tick(session.keys, skipped, ttl_ms=1, retries=0))
+                state = cron_state(session, name)
+        return session.run(schedule.resume_cron(session.keys, name))
 
     def forget_cron(self, queue: str, name: str) -> None:
-        """Remove what Redis knows of a periodic entry that is no more in the code; raise while a worker has it."""
-        forget_cron(self._redis.queue(queue), name)
-
-
-class Admin(QueueAdmin):
-    """
-    All that an operator sees and does in one Redis.
-
-    A bulk method works in bounded steps beside those who use the queue, and calls `on_step` after each: with how many
-    ids the step looked at, and the sum so far. Cut off at any point nothing is lost; called again it goes on with the
-    rest.
-    """
+        """Remove the state of a periodic entry that is no longer in the code; raise while a worker has it."""
+        session = self._redis.queue(queue)
+        state = cron_state(session, name)
+        if state.is_served(session.run(commands.server_ms()) / 1000):
+            raise ConfigurationError(
+                f"a worker has the periodic entry {name!r}, and would register it again: take it out of the code, and wait "
+                f"{UNSERVED_SECONDS} s after the last worker with it has ended"
+            )
+        session.run(schedule.forget_cron(session.keys, name))
 
     def check(
         self, queue: str, *, repair: bool = False, patience: Duration = 5.0, progress: OnProgress = ignore
     ) -> CheckReport:
         """
-        Look at every id of a queue for what contradicts the model.
+        Check every id of a queue for contradictions to the model.
 
         Args:
-            repair: set right what can be without guessing; move the rest to the dead letters with a reason.
-            patience: seconds for which a fault must last to be told, in a layout of the Go original: a program in Go
+            repair: repair what can be without guessing; move the rest to the dead letters with a reason.
+            patience: seconds for which a fault must last to be reported, in a layout of the Go original: a program in Go
                 moves a message by several commands.
-            progress: is called with the name of what is read, and how many ids were looked at so far.
+            progress: is called with the name of the part that is read, and how many ids were looked at so far.
         """
         return check(self._redis.queue(queue, mends=True), repair=repair, patience=patience, progress=progress)
 
@@ -464,18 +537,33 @@ class Admin(QueueAdmin):
 
     def ask_stacks(self, worker: str) -> None:
         """
-        Ask a worker process where its handlers stand; `worker` has the answer, within 5 s.
+        Ask a worker process for the stacks of its handlers; `worker` has the answer, within 5 s.
 
-        It holds files, lines and functions, and no values. A process whose interpreter is held does not answer.
+        It holds files, lines and functions, and no values. A process whose interpreter is blocked does not answer.
 
         Raises:
-            ConfigurationError: there is no such worker, or it has said nothing for 15 s.
+            ConfigurationError: there is no such worker, or its record is older than 15 s.
         """
-        ask_stacks(self._redis.session(), worker)
+        if self.worker(worker).record is None:
+            raise ConfigurationError(
+                f"worker {worker} has said nothing for 15 s: it is dead, or a handler holds its interpreter"
+            )
+        self._redis.session().run_all(commands.request(worker))
 
     def stacks(self, workers: Collection[str], *, for_seconds: Duration = 10.0) -> dict[str, StackReport]:
-        """Ask worker processes where their handlers stand, and return what came within `for_seconds`, at most a minute."""
-        return stacks_of(self._redis.session(), workers, seconds("for_seconds", for_seconds, most=60))
+        """Ask worker processes for their stacks; return the reports that came within `for_seconds`, at most a minute."""
+        wait = seconds("for_seconds", for_seconds, most=60)
+        session = self._redis.session()
+        session.run_all([request for id in workers for request in commands.request(id)])
+        reports: dict[str, StackReport] = {}
+        until = time.monotonic() + wait
+        while waiting := [id for id in workers if id not in reports]:
+            answers = session.run_all([request for id in waiting for request in commands.look(id)])[1::3]
+            reports |= {id: report for id, report in zip(waiting, answers, strict=True) if report is not None}
+            if time.monotonic() >= until:
+                break
+            time.sleep(STACK_POLL_SECONDS)
+        return reports
 
     def acl(
         self,
@@ -493,14 +581,13 @@ class Admin(QueueAdmin):
             user: its name, by default reliq-ROLE.
             without_eval: whether it may run no scripts but those that `load_scripts` has loaded.
         """
-        session, keys = self._redis.session(), [self.redis_keys(queue) for queue in queues]
-        selectors = not session.version().is_before((7, 0))
         address = self._redis.connection.address
+        keys = [self.redis_keys(queue) for queue in queues]
         return acl_rule(
             roles,
             keys,
             user=user,
-            selectors=selectors,
+            selectors=not self._redis.session().version().is_before((7, 0)),
             select=address.database != 0,
             in_cluster=address.is_cluster,
             without_eval=without_eval,
@@ -517,17 +604,20 @@ class Admin(QueueAdmin):
 
     def doctor(self, *, roles: Sequence[str] = (), queue: str = "reliq-doctor") -> list[Finding]:
         """
-        Say whether this Redis is fit for queues: a finding for each thing that was looked at.
+        Check whether this Redis is fit for queues; return a finding for each check.
 
         Args:
             roles: check that this user has the rights of each role on the keys of `queue`, which need not exist.
         """
-        known = acl_roles(roles)
-        return examine(self._redis.session(), self._redis.connection.address, known, self.redis_keys(queue))
+        wanted = acl_roles(roles)
+        return examine(self._redis.session(), self._redis.connection.address, wanted, self.redis_keys(queue))
 
     def publish(self, queue: str, body: bytes, *, raw: bool = False, **options: Unpack[PublishOptions]) -> Receipt:
         """Publish a body as it is, as `Queue.publish` does; without `raw` it must be JSON, or BodyError is raised."""
-        return publish(self._redis.publisher(queue), body, raw=raw, options=options)
+        target = self._redis.publisher(queue)
+        if not raw and not is_json(body):
+            raise BodyError("the body is not JSON; quote it for the shell, or send bytes as they are with --raw")
+        return target.publish(body, **options)
 
     def publish_lines(
         self,
@@ -540,18 +630,18 @@ class Admin(QueueAdmin):
         **options: Unpack[PublishOptions],
     ) -> FilePublished:
         """
-        Publish each line of a file; called again it publishes no line twice. `on_step` gets the bytes that are done.
+        Publish each line of a file; called again, it publishes no line twice. `on_step` gets the bytes that are done.
 
         At a malformed line `stop` raises BodyError and publishes nothing; `skip` publishes the others. The options are
         those of `Queue.publish`; ids are made from the file and the line's number.
         """
         target = self._redis.publisher(queue)
         goal = f"{target.keys.pending} at {self.place}"
-        return publish_file(target, path, goal, options, raw=raw, on_error=on_error, on_step=on_step)
+        return LinesPublisher(target, path, goal, options, raw=raw).publish(on_error, on_step)
 
     def cancel(self, queue: str, ids: Sequence[str], *, tombstone: Duration | None = None) -> dict[str, CancelStatus]:
         """
-        Cancel messages; return for each `cancelled`, `running` (its handler is told) or `not_found`.
+        Cancel messages; return for each `cancelled`, `running` (its handler is notified) or `not_found`.
 
         The id of a `cancelled` message is free at once; with `tombstone` a publish of it is refused for that many
         seconds. The id of a `running` one stays taken until its end, and for its `dedup` then.
@@ -567,13 +657,13 @@ class Admin(QueueAdmin):
         tombstone: Duration | None = None,
         on_step: bulk.OnStep = ignore,
     ) -> RemoveResult:
-        """Cancel the messages of a state that `where` means."""
+        """Cancel the messages of a state that `where` chooses."""
         return bulk.cancel(self._redis.queue(queue), state, where, on_step, tombstone=tombstone)
 
     def purge(
         self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: bulk.OnStep = ignore
     ) -> RemoveResult:
-        """Delete the messages of a state, except dead, that `where` means."""
+        """Delete the messages of a state, except dead, that `where` chooses."""
         return bulk.purge(self._redis.queue(queue), state, where, on_step)
 
     def move(
@@ -587,7 +677,8 @@ class Admin(QueueAdmin):
         on_step: OnMoved = ignore,
     ) -> MoveResult:
         """Move messages of a state to another queue; raise for a move to a third queue that was cut off before."""
-        source, target = self._redis.queue(queue), self._redis.other(queue, to)
+        source = self._redis.queue(queue)
+        target = self._redis.other(queue, to)
         return move(source, target, self._redis.publisher(to), state, where, limit, on_step)
 
     def redrive(
@@ -610,9 +701,9 @@ class Admin(QueueAdmin):
 
     def reschedule(self, queue: str, id: str, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
         """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
-        known: RescheduleStatus = "not_found"
+        status: RescheduleStatus = "not_found"
         for home in self._redis.queue(queue).homes(check_id(id)):
-            known = home.run(rescheduling(home.keys, id, delay, at))[0]
-            if known != "not_found":
+            status = home.run(rescheduling(home.keys, id, delay, at))[0]
+            if status != "not_found":
                 break
-        return known
+        return status

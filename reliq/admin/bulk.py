@@ -31,7 +31,7 @@ from reliq.admin.calls import (
 )
 from reliq.admin.dead import COPY_WINDOW_SECONDS, copied
 from reliq.admin.messages import Found, StatePart, Sum, Walk, entries, parts_of, sequentially, size_of
-from reliq.admin.publish import taker
+from reliq.admin.publish import publish_check
 from reliq.errors import ConfigurationError
 from reliq.keys import check_id, is_name
 from reliq.lua import transitions
@@ -282,7 +282,7 @@ class Mover:
 
     def __init__(self, queue: QueueSession, target: QueueSession, to: Queue[bytes]) -> None:
         self._queue, self._keys, self._target, self._to = queue, queue.keys, target, to
-        self._takes = taker(to)
+        self._takes = publish_check(to)
         self.met = 0
         self._told: set[str] = set()  # ids that stay after all, and are counted as such
 

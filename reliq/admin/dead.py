@@ -16,7 +16,7 @@ from msgspec import structs
 from reliq.admin import calls
 from reliq.admin.filters import ignore
 from reliq.admin.messages import LONGEST_SEARCH, Sum, letters_in, sequentially, span_of, walk_letters
-from reliq.admin.publish import taker
+from reliq.admin.publish import publish_check
 from reliq.errors import ConfigurationError
 from reliq.keys import check_id, first_published
 from reliq.lua import transitions
@@ -290,7 +290,7 @@ def _copy(queue: QueueSession, letters: list[Letter], options: RedriveOptions, t
     The two lie in different slots of a Cluster, so it is two steps. Cut off between them, the letter is still here
     and its message there; made again, the publish answers `duplicate`, for the id is of this death alone.
     """
-    takes = taker(to)
+    takes = publish_check(to)
     orders = {one.letter: order for one in letters if takes(order := _order(queue.name, one, options, to))}
     if orders:
         to.publish_many(orders.values())

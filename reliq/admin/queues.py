@@ -197,25 +197,20 @@ class Account:
     layout: str = "reliq"
 
 
-def account_of(queue: QueueSession) -> Account:
-    """Return the account of a queue at one moment; of a sharded one, each shard at its own."""
-    answers = queue.try_all([transitions.counts(keys) for keys in queue.counted])
-    return _account(queue.keys, Counts.sum(*answered(answers)))
-
-
 def accounts_of(session: Session, queues: Sequence[Keys], maps: ShardMaps) -> tuple[list[Account], Mapping[str, str]]:
     """Return the account of each queue, in one round trip, and which cannot be read, with the reason."""
     answers, _ = ask_each(session, queues, transitions.counts, maps)
     accounts, unreadable = list[Account](), dict[str, str]()
     for keys, parts in zip(queues, answers, strict=True):
         try:
-            accounts.append(_account(keys, Counts.sum(*answered(parts))))
+            accounts.append(balance(keys, Counts.sum(*answered(parts))))
         except ReliqError as error:
             unreadable[keys.entry] = str(error)
     return accounts, unreadable
 
 
-def _account(keys: Keys, counts: Counts) -> Account:
+def balance(keys: Keys, counts: Counts) -> Account:
+    """Return the account of a queue by its counts."""
     kinds = ("published", "redriven", "acked", "dead", "expired", "cancelled", "purged")
     numbers = {kind: counts.totals.get(kind, 0) for kind in kinds}
     missing = None if keys.bare else counts.missing
