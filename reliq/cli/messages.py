@@ -391,6 +391,7 @@ def publish(
     """
     if dedup is not None and id is None and jsonl is None:
         raise ConfigurationError(f"--dedup needs an id of yours: --id report-7 --dedup {dedup}")
+    delay_seconds = duration(delay)
     due = None
     if at is not None:
         with suppress(ValueError):
@@ -398,7 +399,7 @@ def publish(
         if due is None or due.utcoffset() is None:
             raise ConfigurationError(f"--at is written {AT_EXAMPLE}, with its offset from UTC, not {at[:40]!r}")
     options: PublishOptions = {
-        "delay": duration(delay),
+        "delay": delay_seconds,
         "at": due,
         "retries": retries,
         "ttl": None if ttl is None else duration(ttl),

@@ -206,7 +206,7 @@ class Application:
         return endpoint
 
     def _check_host(self, request: Request) -> None:
-        """Raise Refusal for a request under a host name that is not allowed."""
+        """Raise PageError for a request under a host name that is not allowed."""
         if not is_known_host(request.headers.get("host", ""), self._hosts):
             raise PageError(
                 400,

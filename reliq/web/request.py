@@ -156,7 +156,7 @@ class RequestContext:
         )
 
     def _check_search(self, fields: Fields) -> None:
-        """Raise Refusal for a search by one who may not read: it says whether a body holds a text."""
+        """Raise PageError for a search by one who may not read: it says whether a body holds a text."""
         if not self.visitor.may_read_bodies and any(fields.texts(name) for name in ("text", "header", "error")):
             raise PageError(403, "You may not search bodies, headers or errors", "A search says what they hold.")
 

@@ -30,6 +30,7 @@ WRONG = {
     "publish q {} --id a{b": "id must be 1 to 128 of",
     "publish q {} --delay soon": "a duration is written 30s",
     "publish q {} --at 2026-11-21T03:00": "with its offset from UTC",
+    "publish q {} --delay x --at y": "a duration is written 30s",
     "publish q {} --delay 1h --at 2026-11-21T03:00Z": "delay or at, not both",
     "publish q {} --dedup 1h": "--dedup needs an id of yours: --id report-7 --dedup 1h",
     "publish q {} --retries -1": "retries must be 0 to",
