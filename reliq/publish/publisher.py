@@ -67,8 +67,6 @@ class QueueRegistration:
     def due(self) -> Command[None] | None:
         """Return the command that names the queue, which the caller must make; None for the next minute."""
         now = time.monotonic()
-        if now < self._clients.named_until:
-            return None
         named = self._clients.connection().named
         self._clients.named_until = now + NAMING_SECONDS
         if named.get(self._entry, 0.0) > now:  # another object of the same queue has named it

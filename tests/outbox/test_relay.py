@@ -20,7 +20,7 @@ from reliq import ConfigurationError, Consumer, Durability, Queue, Relay, events
 from reliq.cli.app import main
 from reliq.distribution import VERSION
 from reliq.errors import RedisUnavailableError
-from reliq.keys import home
+from reliq.keys import QUEUES_KEY, home
 from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber
 from reliq.outbox.store import Store, database as opened
@@ -65,6 +65,16 @@ def test_rows_are_published_in_order_and_kept_for_a_while(database, orders, move
     mover(keep=0).move_all()
     assert all_of(database, "SELECT count(*) FROM reliq_outbox") == [(7,)]
     assert all_of(database, "SELECT count(*) FROM reliq_outbox_calls") == [(0,)]
+
+
+def test_relay_names_each_of_its_queues_in_the_registry(database, url, orders, relay, client):
+    other = Queue("other", url=url)
+    publish(database, orders)
+    publish(database, other)
+
+    relay.move_all()
+
+    assert set(client.hkeys(QUEUES_KEY)) == {b"orders", b"other"}
 
 
 def test_row_above_the_bytes_of_a_call_is_published_alone(database, orders, mover, monkeypatch):
