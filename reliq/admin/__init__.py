@@ -15,8 +15,13 @@ if TYPE_CHECKING:
         RemoveResult as RemoveResult,
     )
     from reliq.admin.calls import Place as Place
-    from reliq.admin.check import CheckReport as CheckReport, Fault as Fault, FaultKind as FaultKind
-    from reliq.admin.check_state import FaultName as FaultName, OnProgress as OnProgress
+    from reliq.admin.check import (
+        CheckReport as CheckReport,
+        Fault as Fault,
+        FaultKind as FaultKind,
+        FaultName as FaultName,
+        OnProgress as OnProgress,
+    )
     from reliq.admin.crons import CronView as CronView
     from reliq.admin.dead import (
         DeadGroup as DeadGroup,
@@ -79,8 +84,7 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.aio": "AsyncAdmin",
             "reliq.admin.bulk": "MoveResult OnMoved OnStep RemoveResult",
             "reliq.admin.calls": "Place",
-            "reliq.admin.check": "CheckReport Fault FaultKind OnProgress",
-            "reliq.admin.check_state": "FaultName",
+            "reliq.admin.check": "CheckReport Fault FaultKind FaultName OnProgress",
             "reliq.admin.crons": "CronView",
             "reliq.admin.dead": "DeadGroup DeadGroups GroupBy OnRedriven RedriveOptions RedriveResult",
             "reliq.admin.doctor": "Finding Verdict",

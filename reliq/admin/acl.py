@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import schedule
 from reliq.admin import calls
 from reliq.admin.calls import ROLES, Role
-from reliq.admin.check_state import CHECK, CHECK_KEYS
+from reliq.admin.check import CHECK, CHECK_KEYS
 from reliq.errors import ConfigurationError, RedisRefusedError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, stack_request_key, stacks_key, worker_key
 from reliq.lua import Script, script, script_names

@@ -65,8 +65,7 @@ if TYPE_CHECKING:
 
     from reliq.admin.acl import AclRule
     from reliq.admin.bulk import RemoveResult
-    from reliq.admin.check import CheckReport
-    from reliq.admin.check_state import OnProgress
+    from reliq.admin.check import CheckReport, OnProgress
     from reliq.admin.dead import OnRedriven, RedriveOptions, RedriveResult
     from reliq.admin.doctor import Finding
     from reliq.admin.resharding import ShardsView

@@ -72,7 +72,7 @@ SUMMARIES = {
 }
 #: Module of this package -> the commands in it, where it is not the module of the command's own name.
 MODULES = {
-    "checks": "check doctor acl scripts",
+    "checks": "check doctor acl scripts bench",
     "init": "init demo",
     "keys": "limits keys shards",
     "messages": "list show cancel purge move publish",

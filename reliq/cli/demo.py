@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from reliq.admin import calls
 from reliq.admin.bench import remove_queue
 from reliq.cli.demo_jobs import ERRANDS, FOLDER_VARIABLE, JOURNAL, LOG, Errand, Mood, consumer
-from reliq.cli.output import console as terminal
+from reliq.cli.output import complain, console as terminal
 from reliq.consumer import SignalNotes, handle_signal
 from reliq.errors import (
     EXIT_CONFIG,
@@ -99,7 +99,7 @@ def run(jobs: int, url: str | None, seed: int) -> bool:
         try:
             if url is not None:
                 _check_redis(url)
-                stack.callback(remove_queue, url, ERRANDS.name)
+                stack.callback(_remove_keys, url)
             ERRANDS.publish_many(_errands(jobs, random.Random(seed), signals))
         except (RedisUnavailableError, RedisRefusedError, PublishFailed) as error:
             why = str(error.why if isinstance(error, PublishFailed) else error).rstrip(".")
@@ -113,6 +113,14 @@ def run(jobs: int, url: str | None, seed: int) -> bool:
             soft_wrap=True,
         )
         return _work(folder / LOG, journal, signals, console)
+
+
+def _remove_keys(url: str) -> None:
+    """Remove the keys of the demo; say so when Redis is away, and let the demo end as it would have."""
+    try:
+        remove_queue(url, ERRANDS.name)
+    except ReliqError as error:
+        complain(f"keys of queue {ERRANDS.name!r} are left in {masked(url)}: {error}")
 
 
 def _check_redis(url: str) -> None:

@@ -76,7 +76,7 @@ def relay(
 
     Example: reliq relay --database postgresql://shop@127.0.0.1/shop
     """
-    from reliq.logs.observer import LogObserver  # noqa: PLC0415
+    from reliq.logs import LogObserver  # noqa: PLC0415
     from reliq.outbox.relay import OutboxMover, Relay, run_until_signal  # noqa: PLC0415
     from reliq.redis.client import Clients  # noqa: PLC0415
 

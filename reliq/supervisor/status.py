@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq.logs.observer import LogObserver
+from reliq.logs import LogObserver
 from reliq.metrics.process import ProcessMetrics
 from reliq.wire_format import lane_of
 from reliq.worker.health import Pulse, Sampler

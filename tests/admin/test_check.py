@@ -9,7 +9,7 @@ from handling import handle_all
 from transition import run_transition
 
 from reliq import Admin, Layout, Outgoing, Queue
-from reliq.admin.check_state import check_ids
+from reliq.admin.check import check_ids
 
 HOUR = 3600
 

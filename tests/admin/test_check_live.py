@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from reliq import Admin, Consumer, Nack, Outgoing, Queue, Reject, Snooze, WorkerSettings
-from reliq.admin import check, check_state
+from reliq.admin import check
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ def pieces(request, monkeypatch):
     if request.param != "as it is":
         monkeypatch.setattr(check, "SHORT_LISTS", 0)
     if request.param == "in tiny pieces":
-        for module in (check, check_state):
+        for module in (check, check):
             monkeypatch.setattr(module, "BATCH", 7)
         monkeypatch.setattr(check, "MARGIN", 2)
 

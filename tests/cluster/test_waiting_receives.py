@@ -12,8 +12,7 @@ from waiting import eventually
 from reliq import Admin, Queue
 from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber
-from reliq.receive.listener import Listener, ShardWatch
-from reliq.receive.receiver import LeaseBatch, Receiver
+from reliq.receive.receiver import LeaseBatch, Listener, Receiver, ShardWatch
 from reliq.redis.shards import ShardMap
 from reliq.redis.wakeups import WakeTokens
 
@@ -44,13 +43,13 @@ def other(cluster):
 def no_looks(monkeypatch):
     """Have a process look once and never again: what it hears is what tokens and due times say."""
     for name in ("EACH_SHARD_SECONDS", "WATCHED_SHARD_SECONDS"):
-        monkeypatch.setattr(f"reliq.receive.listener.{name}", 3600.0)
+        monkeypatch.setattr(f"reliq.receive.receiver.{name}", 3600.0)
 
 
 @pytest.fixture
 def kept(monkeypatch):
     """Keep the waits that nobody needs any more until the queue is closed, not for a second."""
-    monkeypatch.setattr("reliq.receive.listener.KEPT_SECONDS", 3600.0)
+    monkeypatch.setattr("reliq.receive.receiver.KEPT_SECONDS", 3600.0)
 
 
 @pytest.fixture
@@ -149,8 +148,8 @@ def test_threads_that_receive_first_at_once_share_one_listener(queue, request):
 
 def test_idle_shards_are_checked_by_one_process_for_all(taken, queue, other, blocked, scripts, monkeypatch):
     """Four looks a second at each shard by each receive were 96 calls a second, of each of them."""
-    monkeypatch.setattr("reliq.receive.listener.EACH_SHARD_SECONDS", 0.05)
-    monkeypatch.setattr("reliq.receive.listener.WATCHED_SHARD_SECONDS", 3600.0)
+    monkeypatch.setattr("reliq.receive.receiver.EACH_SHARD_SECONDS", 0.05)
+    monkeypatch.setattr("reliq.receive.receiver.WATCHED_SHARD_SECONDS", 3600.0)
     received, looks = taken(5), []
     wait_until_all_stand(blocked, received)
     step = ShardWatch.step

@@ -10,7 +10,7 @@ from begun import begun
 
 from reliq import Consumer, Nack, Queue
 from reliq.events import RedisAway, Started, wanting
-from reliq.logs.observer import LogObserver
+from reliq.logs import LogObserver
 from reliq.metrics.process import ProcessMetrics, PublishMetrics
 from reliq.worker.health import Pulse
 from reliq.worker.runner import Runner

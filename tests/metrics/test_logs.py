@@ -8,8 +8,7 @@ import pytest
 from waiting import eventually
 
 from reliq import events
-from reliq.logs import SAME_LINES, SAME_SECONDS, JsonFormatter, Limiter, TextFormatter
-from reliq.logs.observer import LogObserver
+from reliq.logs import SAME_LINES, SAME_SECONDS, JsonFormatter, Limiter, LogObserver, TextFormatter
 from reliq.wire_format import placed
 
 SECRET = "the body's secret"

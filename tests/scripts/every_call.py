@@ -2,7 +2,7 @@
 
 from held_clock import HOUR_MS, NOON, micros
 
-from reliq.admin.check_state import check_ids, check_keys
+from reliq.admin.check import check_ids, check_keys
 from reliq.keys import Keys
 from reliq.lua import transitions as t
 

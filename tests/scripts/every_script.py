@@ -4,7 +4,7 @@ from importlib.resources import files
 
 import reliq.admin
 import reliq.lua
-from reliq.admin.check_state import CHECK, CHECK_KEYS
+from reliq.admin.check import CHECK, CHECK_KEYS
 from reliq.lua import script, script_names
 
 PLAIN = {name: script(name) for name in script_names()}

@@ -12,7 +12,7 @@ from held_clock import HOUR_MS, NOON
 from sending import send
 
 from reliq.admin.acl import COMMANDS, ROLES, SCRIPTS, acl_rule, uses_of
-from reliq.admin.check_state import check_ids, check_keys
+from reliq.admin.check import check_ids, check_keys
 from reliq.lua import transitions as t
 from reliq.redis.commands import USES
 from reliq.settings import INLINE_BYTES

@@ -3,7 +3,7 @@
 import pytest
 from held_clock import micros
 
-from reliq.admin.check_state import check_ids
+from reliq.admin.check import check_ids
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions as t
 from reliq.message import Claimed

@@ -6,7 +6,7 @@ import pytest
 import redis
 from hypothesis import example, given, settings, strategies as st
 
-from reliq.admin.check_state import check_ids
+from reliq.admin.check import check_ids
 from reliq.errors import ConfigurationError, ProtocolError
 from reliq.keys import Keys, Layout
 from reliq.lua import script_names, transitions as moves

@@ -18,8 +18,7 @@ from worker_vandal import ANSWERS, ERRORS, Evil, Vandal
 
 from reliq import Consumer, Job, Layout, Outgoing, Queue, WorkerSettings
 from reliq.events import Acked
-from reliq.logs import JsonFormatter, TextFormatter
-from reliq.logs.observer import LogObserver
+from reliq.logs import JsonFormatter, LogObserver, TextFormatter
 from reliq.metrics.process import ProcessMetrics
 from reliq.worker.health import Pulse, live
 

@@ -19,8 +19,7 @@ from reliq.lua import transitions
 from reliq.redis import commands
 from reliq.redis.shards import ShardMap
 from reliq.testing import Published, isolated
-from reliq.testing.clock import TestClock
-from reliq.testing.kit import Reliq
+from reliq.testing.kit import Reliq, TestClock
 
 
 def test_published_messages_are_found_by_every_criterion(reliq, shop):

@@ -15,7 +15,7 @@ from waiting import eventually
 
 from reliq import Answer, Consumer, Nack, Reject, Snooze, UndecodableError
 from reliq.events import Acked, Collected, Handled
-from reliq.logs.observer import LogObserver
+from reliq.logs import LogObserver
 from reliq.wire_format import placed, traceback_of
 
 SECRET = "card 4242"

@@ -12,7 +12,7 @@ from waiting import eventually
 from reliq import Queue
 from reliq.errors import RedisUnavailableError
 from reliq.events import Acked, Handled, Lost, RedisAway, Started
-from reliq.logs.observer import LogObserver
+from reliq.logs import LogObserver
 from reliq.worker.engine import reply_seconds
 from reliq.worker.health import Pulse, ready
 

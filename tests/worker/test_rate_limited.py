@@ -9,7 +9,7 @@ import pytest
 from reliq import Admin, ConfigurationError, Outgoing, RateLimited
 from reliq.events import Acked, Handled, Released, Snoozed, Throttled
 from reliq.handlers.settlement import raised
-from reliq.logs.observer import LogObserver
+from reliq.logs import LogObserver
 from reliq.settings import HandlerSettings
 
 LONG = 60.0

@@ -11,7 +11,7 @@ from tenacity import wait_fixed
 from reliq import Nack, Reject
 from reliq.events import Acked, Handled, Nacked
 from reliq.handlers.settlement import RELEASED
-from reliq.logs.observer import LogObserver
+from reliq.logs import LogObserver
 from reliq.worker.runner import Runner
 from reliq.worker.slots import HandlerCall
 

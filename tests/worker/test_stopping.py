@@ -10,7 +10,7 @@ from waiting import eventually
 from reliq import Nack, Stopped, WorkerSettings
 from reliq.errors import ConfigurationError
 from reliq.events import Acked, Handled, Released, Started, WorkerReady, WorkerStopping
-from reliq.logs.observer import LogObserver
+from reliq.logs import LogObserver
 from reliq.lua.transitions import CallNumber
 
 
