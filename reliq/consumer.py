@@ -365,7 +365,7 @@ class Consumer(Registration):
         self._leave_asked = False
         try:
             # A lifespan may have set signal handlers: ours are set again after it, before the first message.
-            engine = self._start_when_redis_answers(settings, queues, signals.works)
+            engine = self._start_when_redis_answers(settings, queues, signals.only_note)
         except StoppedEarly:
             self.stop(0)
             return 0
@@ -514,7 +514,7 @@ class StopSignals(SignalNotes):
     def __init__(self, *, patient: bool) -> None:
         super().__init__()
         self._patient = patient
-        self._works = False
+        self._only_notes = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -527,16 +527,16 @@ class StopSignals(SignalNotes):
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
-    def works(self) -> None:
+    def only_note(self) -> None:
         """Only note signals from now on; set the handlers again, for a lifespan may have set its own."""
-        self._works = True
+        self._only_notes = True
         for number in STOPS:
             handle_signal(number, self.take_note)
 
     def take_note(self, number: int, _frame: FrameType | None) -> None:
         """Note a signal; end a start by it, or by a second signal the process."""
         self.note(number)
-        if not self._works:
+        if not self._only_notes:
             raise StoppedEarly
         if len(self.numbers) > 1 and not self._patient:
             os._exit(EXIT_SECOND_SIGNAL)  # an ordinary exit waits for the threads of asyncio.to_thread

@@ -52,7 +52,8 @@ _PERIODIC = "cron."
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _OF_SHARD = re.compile(r"[A-Za-z0-9]{8}[A-Za-z0-9_-]{14}~([1-9][0-9]{0,2})")
 #: Generated ids are of these times, in unix ms: from 2020 up to 2100. One of 86 other ids of their shape looks so too.
-_FIRST_MS, _LAST_MS = 1_577_836_800_000, 4_102_444_800_000
+_FIRST_MS = 1_577_836_800_000
+_LAST_MS = 4_102_444_800_000
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 #: Tokens in stock, by the process that drew them: a fork that bypasses Python's hooks, as uWSGI's, copies them too.

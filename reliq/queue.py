@@ -107,9 +107,12 @@ class Redriving:
                 f"letters must be a list of dead letters, as `letters()` returns them, not {type(letters).__name__}"
             )
         check_int("number of letters", len(letters), most=BATCH_LIMIT)
-        self._shards, self._retries = shards, settings.retries
-        self._ttl_ms, self._delay_ms = milliseconds(settings.ttl), milliseconds(seconds("delay", delay))
-        self.left, self.redriven = list(letters), 0
+        self._shards = shards
+        self._retries = settings.retries
+        self._ttl_ms = milliseconds(settings.ttl)
+        self._delay_ms = milliseconds(seconds("delay", delay))
+        self.left = list(letters)
+        self.redriven = 0
 
     def calls(self) -> list[tuple[Call[list[RedriveStatus]], list[Letter]]]:
         """Return the calls for the letters that are at home where they lie, each with its letters."""
@@ -119,7 +122,7 @@ class Redriving:
                 at_home.setdefault(one.shard, []).append(one)
         return [(self._call(some), some) for letters in at_home.values() for some in by_bytes(letters)]
 
-    def told(self, letters: Sequence[Letter], answers: list[RedriveStatus]) -> None:
+    def note_answers(self, letters: Sequence[Letter], answers: list[RedriveStatus]) -> None:
         """Note what a shard has answered about its letters."""
         self.redriven += answers.count("redriven")
         done = {id(one) for one, answer in zip(letters, answers, strict=True) if answer != "stale"}
@@ -156,12 +159,16 @@ class Redriving:
 
     def _call(self, letters: Sequence[Letter]) -> Call[list[RedriveStatus]]:
         rows = [(one.letter, one.id, self._left(one)) for one in letters]
-        keys, fence = self._shards.keys(letters[0].shard), self._shards.map.fence
+        keys = self._shards.keys(letters[0].shard)
+        fence = self._shards.map.fence
         return transitions.redrive(keys, rows, ttl_ms=self._ttl_ms, delay_ms=self._delay_ms, fence=fence)
 
     def _way(self, letter: Letter) -> Way:
-        old, new, fence = self._shards.keys(letter.shard), self._shards.keys(self._home(letter)), self._shards.map.fence
-        header, left = letter.header, self._left(letter)
+        old = self._shards.keys(letter.shard)
+        new = self._shards.keys(self._home(letter))
+        fence = self._shards.map.fence
+        header = letter.header
+        left = self._left(letter)
         start = envelope_rest(
             left,
             header.enqueued,
@@ -191,7 +198,8 @@ def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
     """Return the command that reads dead letters; raise ConfigurationError for a limit or place not allowed."""
     if not isinstance(after, str) or (after and _LETTER_NAME.fullmatch(after) is None):
         raise ConfigurationError("after must be the `letter` of a dead letter, such as '1700000000000-0', or empty")
-    count, first = check_int("limit", limit, least=1, most=BATCH_LIMIT), f"({after}" if after else "-"
+    count = check_int("limit", limit, least=1, most=BATCH_LIMIT)
+    first = f"({after}" if after else "-"
     return commands.letters_between(keys, first, "+", count=count)
 
 
@@ -284,13 +292,15 @@ class Control:
             `cancelled`; `running`, then its handler sees it; `not_found`, it has ended or never was, or a first try
             whose reply was lost has cancelled it.
         """
-        id, for_ms = check_id(id), tombstone_ms(tombstone)
+        id = check_id(id)
+        for_ms = tombstone_ms(tombstone)
         self._lanes.end(id)
         return self._at_home(id, lambda keys: transitions.cancel(keys, [id], tombstone_ms=for_ms))
 
     async def acancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
         """As `cancel`, in async code."""
-        id, for_ms = check_id(id), tombstone_ms(tombstone)
+        id = check_id(id)
+        for_ms = tombstone_ms(tombstone)
         self._lanes.end(id)
         return await self._aat_home(id, lambda keys: transitions.cancel(keys, [id], tombstone_ms=for_ms))
 
@@ -361,7 +371,7 @@ class Control:
         self.known_shards.refresh()
         while redriving.left:
             for call, some in redriving.calls():
-                redriving.told(some, self._ask(call))
+                redriving.note_answers(some, self._ask(call))
             for way in redriving.ways():
                 is_free = redriving.may_go(way, self._ask(way.ask), self._ask(way.look))
                 if is_free and redriving.is_there(way, self._ask(way.publish)):
@@ -376,7 +386,7 @@ class Control:
         await self.known_shards.arefresh()
         while redriving.left:
             for call, some in redriving.calls():
-                redriving.told(some, await self._aask(call))
+                redriving.note_answers(some, await self._aask(call))
             for way in redriving.ways():
                 is_free = redriving.may_go(way, await self._aask(way.ask), await self._aask(way.look))
                 if is_free and redriving.is_there(way, await self._aask(way.publish)):
@@ -583,7 +593,8 @@ class Queue(Control, Generic[B]):
         **options: Unpack[SettingsAndLimits],
     ) -> None:
         check_keywords("Queue", options, _KEYWORDS)
-        keys, settings = Keys(name, layout), dict[str, Any](options)
+        keys = Keys(name, layout)
+        settings = dict[str, Any](options)
         wanted = None if shards is None else ShardMap.wanted(shards, layout)
         if url is not None:
             check_target(url)
@@ -663,17 +674,16 @@ class Queue(Control, Generic[B]):
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
         check_bulk("Queue.publish_many", others)
-        tally, calls, durability = (
-            BulkProgress(max_backlog),
-            ShardCalls(self._writer, chunk),
-            self._durability(durability),
-        )
+        tally = BulkProgress(max_backlog)
+        calls = ShardCalls(self._writer, chunk)
+        durability = self._durability(durability)
         # While Redis works on a call, the next one is made.
         with calls.adding_rest(), ThreadPoolExecutor(1, "reliq-publish") as sending:
             under_way: Callable[[], list[Receipt]] = list
             try:
                 for orders in calls.read(items):
-                    done, under_way = under_way, list
+                    done = under_way
+                    under_way = list
                     tally.add(done())
                     while tally.is_bounded and tally.is_full(self.counts()):
                         time.sleep(BACKLOG_SECONDS)
@@ -700,11 +710,9 @@ class Queue(Control, Generic[B]):
     ) -> BulkResult:
         """As `publish_many`, in async code."""
         check_bulk("Queue.apublish_many", others)
-        tally, calls, durability = (
-            BulkProgress(max_backlog),
-            ShardCalls(self._writer, chunk),
-            self._durability(durability),
-        )
+        tally = BulkProgress(max_backlog)
+        calls = ShardCalls(self._writer, chunk)
+        durability = self._durability(durability)
         with calls.adding_rest():
             for orders in calls.read(items):
                 while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
@@ -786,7 +794,8 @@ class Queue(Control, Generic[B]):
                 for job in jobs:
                     ship(job.body)
         """
-        batch, wait_seconds = self._receiver.batch(limit=limit, lease=lease), seconds("wait", wait)
+        batch = self._receiver.batch(limit=limit, lease=lease)
+        wait_seconds = seconds("wait", wait)
         with batch.noting_outages():
             self.known_shards.refresh()
         with receiving(self._clients.blocking(), batch, wait_seconds, self.connection().places_to_wait) as jobs:
@@ -797,7 +806,8 @@ class Queue(Control, Generic[B]):
         self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0
     ) -> AsyncIterator[list[Received[B]]]:
         """As `receive`, in async code."""
-        batch, wait_seconds = self._receiver.batch(limit=limit, lease=lease), seconds("wait", wait)
+        batch = self._receiver.batch(limit=limit, lease=lease)
+        wait_seconds = seconds("wait", wait)
         with batch.noting_outages():
             await self.known_shards.arefresh()
         places_to_wait = self.connection().async_places_to_wait()

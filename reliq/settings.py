@@ -518,7 +518,7 @@ class Limits:
         return {name: str(value) for name, value in fields.items() if value is not None}
 
     @property
-    def declared(self) -> str:
+    def declaration(self) -> str:
         """The fingerprint of these limits: a worker writes its own when Redis has another one."""
         return sha256(msgspec.json.encode(sorted(self.fields().items()))).hexdigest()[:16]
 

@@ -126,7 +126,9 @@ def from_handler(traceback: TracebackType | None) -> TracebackType | None:
 
 
 #: They part the failures of a message, the time from the rest of one, and the fields of that.
-RS, GS, US = "\x1e", "\x1d", "\x1f"
+RS = "\x1e"
+GS = "\x1d"
+US = "\x1f"
 #: Failures of one message that are read.
 FAILURES_LIMIT = 10
 
@@ -312,7 +314,8 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
         header = _header_decoder.decode(value[len(MAGIC) : end])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BARE, value
-    due, retries = header.due, header.retries
+    due = header.due
+    retries = header.retries
     # Every envelope of ours has a due time and retries.
     if due is None or retries is None or not (0 <= due < NUMBER_LIMIT and 0 <= retries <= RETRIES_LIMIT):
         return BARE, value

@@ -189,7 +189,19 @@ _TO_RESHARD = ("arrive", "ask", "cancel", "depart", "leave", "remap")
 _TRANSITIONS: dict[Role, tuple[str, ...]] = {
     "producer": ("publish", "ask"),
     "consumer": (
-        *(*_TO_RESHARD, "ack", "bodies", "claim", "collect", "counts", "extend", "held_up", "limit", "lines", "nack"),
+        *(
+            *_TO_RESHARD,
+            "ack",
+            "bodies",
+            "claim",
+            "collect",
+            "counts",
+            "extend",
+            "held_up",
+            "limit",
+            "key_queues",
+            "nack",
+        ),
         *("promote", "reclaim", "register", "release", "snooze", "tick", "tidy"),
     ),
     "operator": (
@@ -198,7 +210,7 @@ _TRANSITIONS: dict[Role, tuple[str, ...]] = {
             "forget",
             "held_up",
             "limit",
-            "lines",
+            "key_queues",
             "publish",
             "purge",
             "redrive",
@@ -208,8 +220,8 @@ _TRANSITIONS: dict[Role, tuple[str, ...]] = {
         ),
         *_TO_RESHARD,
     ),
-    "viewer": ("counts", "lines"),
-    "exporter": ("counts", "held_up", "lines"),
+    "viewer": ("counts", "key_queues"),
+    "exporter": ("counts", "held_up", "key_queues"),
 }
 SCRIPTS: dict[Role, tuple[Script, ...]] = {
     role: tuple({script(name, keyed=keyed): None for keyed in (False, True) for name in names})

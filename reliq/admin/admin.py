@@ -227,7 +227,7 @@ class ReadOnlyAdmin:
         """Return the keys of a queue with most waiting messages, and how many keys and messages are in which state."""
         session = self._redis.queue(queue)
         most = check_int("limit", limit, least=1, most=PAGE_KEYS)
-        requests: list[Call[Any]] = [transitions.counts(session.keys), transitions.lines(session.keys, most=most)]
+        requests: list[Call[Any]] = [transitions.counts(session.keys), transitions.key_queues(session.keys, most=most)]
         counts, queues = session.run_all(requests)
         return KeysView(
             queues.largest,
@@ -242,7 +242,7 @@ class ReadOnlyAdmin:
     def key(self, queue: str, key: str) -> KeyQueue:
         """Return how many messages of one key wait and run, and why they wait."""
         session = self._redis.queue(queue)
-        return session.run(transitions.lines(session.keys, of=[check_key(key)])).largest[0]
+        return session.run(transitions.key_queues(session.keys, of=[check_key(key)])).largest[0]
 
     def key_page(self, queue: str, *, after: str | None = None, limit: int = 100) -> KeyPage:
         """

@@ -118,7 +118,8 @@ def _in_steps(
     part: StatePart, walk: Walk, step: Callable[[list[Found]], RemoveResult], on_step: OnStep
 ) -> RemoveResult:
     """Take each step of a walk, until as many messages were found as there were at its beginning."""
-    sum_of, most = RemoveResult(), part.queue.run(size(part.queue.keys, part.spot))
+    sum_of = RemoveResult()
+    most = part.queue.run(size(part.queue.keys, part.spot))
     for looked, found in walk.pieces():
         sum_of += step(found)
         on_step(looked, sum_of)
@@ -136,7 +137,8 @@ def cancel(
     tombstone: Duration | None = None,
 ) -> RemoveResult:
     """Cancel the messages of a state that are there now; as `purge`."""
-    place, for_ms = check_place(state, CANCELLABLE), tombstone_ms(tombstone)
+    place = check_place(state, CANCELLABLE)
+    for_ms = tombstone_ms(tombstone)
     return sequentially(
         parts_of(queue, place, where), lambda part, step, _: _cancel(part, for_ms, step), on_step, RemoveResult()
     )
@@ -206,7 +208,8 @@ def remove(queue: QueueSession, spot: Spot, ids: list[str], *, free_ids: bool = 
 
 
 def _counted(ids: Sequence[str], answers: list[CancelStatus]) -> RemoveResult:
-    cancelled, running = answers.count("cancelled"), answers.count("running")
+    cancelled = answers.count("cancelled")
+    running = answers.count("running")
     return RemoveResult(len(ids), 0, cancelled, running, len(ids) - cancelled - running)
 
 
@@ -260,7 +263,8 @@ def move(
     on_step: OnMoved,
 ) -> MoveResult:
     """Move messages of a state that are there now to the queue `target`, `to`; raise when one to a third was cut off."""
-    place, left = check_place(state, MOVABLE), None if limit is None else check_int("limit", limit, least=1, most=10**9)
+    place = check_place(state, MOVABLE)
+    left = None if limit is None else check_int("limit", limit, least=1, most=10**9)
 
     def move_part(part: StatePart, step: OnMoved, _before: MoveResult) -> MoveResult:
         nonlocal left
@@ -281,7 +285,10 @@ class Mover:
     """
 
     def __init__(self, queue: QueueSession, target: QueueSession, to: Queue[bytes]) -> None:
-        self._queue, self._keys, self._target, self._to = queue, queue.keys, target, to
+        self._queue = queue
+        self._keys = queue.keys
+        self._target = target
+        self._to = to
         self._takes = publish_check(to)
         self.met = 0
         self._told: set[str] = set()  # ids that stay after all, and are counted as such
@@ -299,7 +306,8 @@ class Mover:
             met = entries(self._queue, place_of(spot), found[:left])
             done, taken = self._piece(spot, met)
             walk.removed(taken)
-            left, self.met = left - len(met), self.met + len(met)
+            left = left - len(met)
+            self.met = self.met + len(met)
             sum_of += done
             on_step(looked, sum_of)
             if left <= 0:
@@ -325,7 +333,8 @@ class Mover:
 
     def _left_behind(self) -> Iterator[list[tuple[str, int]]]:
         """Yield the messages that are put off, wherever they are, each with the time until when."""
-        first, last = MOVING_MS // 1000, 2 * MOVING_MS // 1000
+        first = MOVING_MS // 1000
+        last = 2 * MOVING_MS // 1000
         places: tuple[SortedSet, ...] = ("pending", "unack")
         for place in places:
             while rows := self._queue.run(calls.due_between(self._keys, place, first, last, STEP_IDS)):
@@ -363,12 +372,14 @@ class Mover:
     @staticmethod
     def _trial(one: Entry) -> Outgoing[bytes]:
         """Return a message as it would be published, with the start of its body."""
-        key, at = one.key or None, datetime.fromtimestamp(one.when or 0, UTC)
+        key = one.key or None
+        at = datetime.fromtimestamp(one.when or 0, UTC)
         return Outgoing(body=one.body, id=one.id, at=at, headers=one.headers, key=key, priority=one.priority)
 
     def _finish(self, spot: Spot, held: list[tuple[str, int]]) -> tuple[MoveResult, int]:
         """Publish messages that are put off in the other queue, and delete them here."""
-        done, taken = MoveResult(), 0
+        done = MoveResult()
+        taken = 0
         sizes = self._queue.run_all([calls.length(self._keys, id) for id, _ in held])
         for rows in chunked_by_size(zip(held, sizes, strict=True), itemgetter(1), STEP_BYTES, BATCH_LIMIT):
             part = [row for row, _ in rows]

@@ -340,7 +340,8 @@ def newest_ids(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]
 @runs("pending:ZSCAN unack:ZSCAN garbage:SSCAN retries_left:HSCAN lease:HSCAN errors:HSCAN")
 def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
     """Read about `count` ids of a key; return where the next are (0: these were the last), and them."""
-    command, step = _SCANS.get(index, "HSCAN"), 1 if index == "garbage" else 2
+    command = _SCANS.get(index, "HSCAN")
+    step = 1 if index == "garbage" else 2
     return Command(
         (command, getattr(keys, index), cursor, "COUNT", count),
         lambda reply: (int(reply[0]), read_ids(reply[1][::step])),

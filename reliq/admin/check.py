@@ -214,11 +214,11 @@ class Reading:
     ) -> Iterator[list[T]]:
         """Yield what each step of a walk finds that `step` makes; say before each what is read."""
 
-        def told(at: int) -> Command[tuple[int, list[T]]]:
+        def next_step(at: int) -> Command[tuple[int, list[T]]]:
             self.tell(what)
             return step(self.queue.keys, *of, at, count)
 
-        return self.queue.scan(told)
+        return self.queue.scan(next_step)
 
     def unknown(self, ids: Sequence[str]) -> list[str]:
         """Return the ids that were not looked at yet, each once."""
@@ -682,7 +682,8 @@ ROUNDS = 3
 def check(queue: QueueSession, *, repair: bool, patience: Duration, progress: OnProgress) -> CheckReport:
     """Check a queue; in a layout of the Go original a fault is reported when it is still there after `patience` seconds."""
     wait = partial(time.sleep, seconds("patience", patience, most=3600))
-    reports, away = list[CheckReport](), dict[int, RedisUnavailableError]()
+    reports = list[CheckReport]()
+    away = dict[int, RedisUnavailableError]()
     for part in queue.parts:
         try:
             reports.append(Checker(part, repair=repair, progress=progress, wait=wait).run())
@@ -710,8 +711,12 @@ class Checker:
         progress: OnProgress,
         wait: Callable[[], None],
     ) -> None:
-        self._queue, self._keys, self._repair, self._wait = queue, queue.keys, repair, wait
-        self._tally, self._reading = FaultCount(), Reading(queue, progress)
+        self._queue = queue
+        self._keys = queue.keys
+        self._repair = repair
+        self._wait = wait
+        self._fault_count = FaultCount()
+        self._reading = Reading(queue, progress)
         self._known = self._reading.known
         self._suspects: set[str] = set()
         self._passing: dict[str, IdState] = {}
@@ -722,14 +727,14 @@ class Checker:
         if self._check_types():
             self._check_fence()
             self._read_lists()
-            self._read_lines()
+            self._read_key_queues()
             self._read_scored()
             self._read_strays()
             self._settle_suspicions()
             self._tell_what_stays()
             self._check_keys()
             self._check_account()
-        return CheckReport(self._keys.name, len(self._known), self._tally.faults(bare=self._keys.bare), self._unproved)
+        return CheckReport(self._keys.name, len(self._known), self._fault_count.faults(bare=self._keys.bare), self._unproved)
 
     def _check_types(self) -> bool:
         """Look at the types of the queue's keys; return whether scripts can run."""
@@ -738,10 +743,10 @@ class Checker:
             found = self._queue.run(calls.type_of(self._keys, name))
             if found in (wanted, "none"):
                 continue
-            self._tally.found("wrong-type", f"{getattr(self._keys, name)} is a {found}, not a {wanted}")
+            self._fault_count.found("wrong-type", f"{getattr(self._keys, name)} is a {found}, not a {wanted}")
             # Scripts refuse to touch a key of the wrong type: it is the same key still.
             if self._repair and self._queue.run(calls.put_aside(self._keys, name, time.time_ns() // 1_000_000)):
-                self._tally.was_mended("wrong-type")
+                self._fault_count.was_mended("wrong-type")
             else:
                 all_right = False
         return all_right
@@ -750,21 +755,22 @@ class Checker:
         """Compare the fence of the shard with the map."""
         if self._keys.bare:
             return
-        known, fenced = self._queue.map, self._queue.run(fence(self._keys))
+        known = self._queue.map
+        fenced = self._queue.run(fence(self._keys))
         if fenced is None:
-            self._tally.found("bad-fence", self._keys.epoch)
+            self._fault_count.found("bad-fence", self._keys.epoch)
             if self._repair and self._queue.run(calls.put_aside(self._keys, "epoch", time.time_ns() // 1_000_000)):
                 ShardChange(self._queue).restore()
-                self._tally.was_mended("bad-fence")
+                self._fault_count.was_mended("bad-fence")
         elif fenced.epoch > known.epoch or (known.is_lost and self._keys.shard == 0):
             change = ShardChange(self._queue)
             if change.map.is_lost:  # else somebody has changed it since the check began
-                self._tally.found(
+                self._fault_count.found(
                     "lost-map", f"{self._keys.of_shard(0).map}: {change.map.n} shards, epoch {change.map.epoch}"
                 )
                 if self._repair:
                     change.restore()
-                    self._tally.was_mended("lost-map")
+                    self._fault_count.was_mended("lost-map")
 
     def _read_lists(self) -> None:
         """Read ready and retry, from the end where ids come in: what comes in meanwhile hides nothing."""
@@ -775,7 +781,7 @@ class Checker:
                 fresh = [id for id in dict.fromkeys(ids) if id not in again]
                 self._look(fresh, part, (max(0, start - MARGIN), start + BATCH + MARGIN))
 
-    def _read_lines(self) -> None:
+    def _read_key_queues(self) -> None:
         """Read the lines of message keys, from the end where ids come in."""
         for start, rows in self._reading.line_pieces():
             ids = [id for id, _ in rows]
@@ -845,7 +851,8 @@ class Checker:
             return
         self._reading.tell("what was wrong, once more")
         self._wait()
-        length, before = self._reading.length_of_lists(), self._passing
+        length = self._reading.length_of_lists()
+        before = self._passing
         if length > LONGEST_LISTS:
             self._unproved += len(before)
             return
@@ -882,9 +889,9 @@ class Checker:
             faults = self._queue.run(check_keys(self._keys, items, repair=self._repair))
             for (key, id), fault in zip(items, faults, strict=True):
                 if fault:
-                    self._tally.found(fault, id or key)
+                    self._fault_count.found(fault, id or key)
                 if fault and self._repair:
-                    self._tally.was_mended(fault)
+                    self._fault_count.was_mended(fault)
 
     def _check_account(self) -> None:
         """Compare what was published with what has ended and what lives, at one moment."""
@@ -892,15 +899,15 @@ class Checker:
         numbers = {totals[at]: whole_number(totals[at + 1]) for at in range(0, len(totals), 2)}
         bad = [name for name, number in numbers.items() if number is None or number < 0]
         for name in bad:
-            self._tally.found("bad-total", id_text(name))
+            self._fault_count.found("bad-total", id_text(name))
         if bad or self._keys.bare:  # the Go original keeps no account
             return
         counts = self._queue.run(transitions.counts(self._keys))
-        until = counts.keyed and self._queue.run(transitions.lines(self._keys)).asleep_until
+        until = counts.keyed and self._queue.run(transitions.key_queues(self._keys)).asleep_until
         if until:
-            self._tally.found("asleep", f"until unix time {until:.0f}")
+            self._fault_count.found("asleep", f"until unix time {until:.0f}")
         if missing := counts.missing:
-            self._tally.found("account", f"{abs(missing)} too {'few' if missing > 0 else 'many'}", abs(missing))
+            self._fault_count.found("account", f"{abs(missing)} too {'few' if missing > 0 else 'many'}", abs(missing))
 
     def _note(self, states: Sequence[IdState], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
         """Note what is wrong with ids; in a queue of the Go original it may be a move that is not over."""
@@ -914,9 +921,9 @@ class Checker:
         mended = self._mended(states, now_ms, part, piece) if self._repair else set()
         for state in states:
             for name in self._faults(state, now_ms):
-                self._tally.found(name, state.id)
+                self._fault_count.found(name, state.id)
                 if state.id in mended:
-                    self._tally.was_mended(name)
+                    self._fault_count.was_mended(name)
 
     def _mended(self, states: Sequence[IdState], now_ms: int, part: Part, piece: tuple[int, int]) -> set[str]:
         """Set ids right where they still are as they were seen; return those that were."""
@@ -1023,7 +1030,8 @@ def _of_a_stray(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
     due = state.due_ms
     if bare or state.left is None or due is None or not is_time(due, now_ms):
         return _gone("dead", "it was in no place of its queue, and nothing says where it belongs")
-    left, word = _left(state), "=" if fits(state.word, "pending") else ""
+    left = _left(state)
+    word = "=" if fits(state.word, "pending") else ""
     if due > now_ms:
         return Repair("pending", due, left, word)
     return Repair(_list_of(state), 0, left, word)

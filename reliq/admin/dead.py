@@ -81,8 +81,11 @@ def dead_groups(
         raise ConfigurationError(f"by must be some of 'reason' and 'raised', such as ('reason', 'raised'), not {by!r}")
     whole_time = seconds("for_seconds", for_seconds, most=LONGEST_SEARCH)
     parts = [part for part in queue.parts if part.keys.shard not in without]
-    test, of, looked = where.letter_tester(), 0, 0
-    newest, counts = dict[tuple[str, str | None], Letter](), dict[tuple[str, str | None], int]()
+    test = where.letter_tester()
+    of = 0
+    looked = 0
+    newest = dict[tuple[str, str | None], Letter]()
+    counts = dict[tuple[str, str | None], int]()
     for part in parts:
         until = time.monotonic() + whole_time / len(parts)
         first, last = span_of(part, where)
@@ -205,7 +208,8 @@ def _redrive(
     pace: Pace,
     on_step: OnRedriven,
 ) -> RedriveResult:
-    sum_of, is_own = RedriveResult(), to.name == queue.name
+    sum_of = RedriveResult()
+    is_own = to.name == queue.name
     for letters in _steps(queue, where, options):
         words = _again(queue, letters, options, to) if is_own else _copy(queue, letters, options, to)
         sum_of += RedriveResult(
@@ -234,7 +238,8 @@ class Pace:
     """Keeps to a rate: it waits until the rate allows as many as were published."""
 
     def __init__(self, per_second: float | None) -> None:
-        self._per_second, self._free_at = per_second, time.monotonic()
+        self._per_second = per_second
+        self._free_at = time.monotonic()
 
     def wait(self, done: int, meanwhile: Callable[[], None] = ignore) -> None:
         """Sleep until `done` more fit the rate; call `meanwhile` now and then in a long sleep: it may raise to end it."""
@@ -262,7 +267,8 @@ def _steps(queue: QueueSession, where: LetterFilter, options: RedriveOptions) ->
 
 def _again(queue: QueueSession, letters: list[Letter], options: RedriveOptions, own: Queue[bytes]) -> list[Any]:
     """Publish letters in their shard again; those whose home is another by now are copied there."""
-    ttl_ms, answers = milliseconds(QueueSettings().ttl), dict[str, Any]()
+    ttl_ms = milliseconds(QueueSettings().ttl)
+    answers = dict[str, Any]()
     here = [one for one in letters if queue.is_home_of(one.id)]
     for some in by_bytes(here):
         rows = [(one.letter, one.id, _retries(one, options)) for one in some]

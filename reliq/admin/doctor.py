@@ -136,15 +136,15 @@ def _facts(session: Session, address: Address, roles: Sequence[Role], keys: Keys
         return answers
 
     offset = _clock_offset(run_all)
-    info = _told(run_all([commands.server_facts(section) for section in SECTIONS]))
+    info = _facts_by_name(run_all([commands.server_facts(section) for section in SECTIONS]))
     in_cluster = info.get("cluster_enabled") == "1"
     config = run_all([calls.parameter(name) for name in (*PARAMETERS, *(CLUSTER_PARAMETERS if in_cluster else ()))])
     [slow] = run_all([calls.slow_scripts(SLOWLOG_ENTRIES)])
     [evaluated] = run_all([calls.eval_nothing()])
     return Facts(
         info=info,
-        config=_told(config),
-        cluster=_told(run_all([calls.cluster_facts()])) if in_cluster else {},
+        config=_facts_by_name(config),
+        cluster=_facts_by_name(run_all([calls.cluster_facts()])) if in_cluster else {},
         slow_scripts=None if isinstance(slow, Exception) else slow,
         clock_offset=offset,
         may_eval=not isinstance(evaluated, Exception),
@@ -165,7 +165,7 @@ def _clock_offset(run_all: Any) -> float | None:
     return float(clock - min(max(clock, before), after))
 
 
-def _told(answers: Sequence[Mapping[str, str] | Exception]) -> dict[str, str]:
+def _facts_by_name(answers: Sequence[Mapping[str, str] | Exception]) -> dict[str, str]:
     """Return all that was answered."""
     return {name: value for one in answers if not isinstance(one, Exception) for name, value in one.items()}
 
@@ -215,11 +215,13 @@ def _version(facts: Facts) -> Finding:
 
 def _lua(facts: Facts) -> Finding:
     kind, version = _line(facts)
-    text, numbers = version.text, version.numbers
+    text = version.text
+    numbers = version.numbers
     if not numbers:
         return unknown("lua", "INFO server")
     fixed = PATCHED[kind]
-    line, patch = numbers[:2], next(iter(numbers[2:]), 0)
+    line = numbers[:2]
+    patch = next(iter(numbers[2:]), 0)
     if line > max(fixed) or (line in fixed and patch >= fixed[line]):
         return Finding("lua", "ok", f"{kind} {text} has the known holes of the Lua engine closed")
     first = f"{line[0]}.{line[1]}.{fixed[line]}" if line in fixed else "a line that is kept up"
@@ -263,7 +265,8 @@ def _evicted(facts: Facts) -> Finding:
 
 
 def _memory(facts: Facts) -> Finding:
-    used, limit = _number(facts, "used_memory"), _number(facts, "maxmemory")
+    used = _number(facts, "used_memory")
+    limit = _number(facts, "maxmemory")
     if used is None or limit is None:
         return unknown("memory", "INFO memory")
     limit = limit or _number(facts, "total_system_memory") or 0
@@ -305,9 +308,11 @@ def _fsync(policy: str | None) -> Finding:
         return unknown("persistence", "CONFIG GET appendfsync")
     if policy == "always":
         return Finding("persistence", "ok", "AOF with appendfsync always")
-    lost, alone = "whatever the system had not written yet", "nothing"
+    lost = "whatever the system had not written yet"
+    alone = "nothing"
     if policy == "everysec":
-        lost, alone = "the last second", "nothing, but for up to 2 s of a slow disk"
+        lost = "the last second"
+        alone = "nothing, but for up to 2 s of a slow disk"
     return Finding(
         "persistence",
         "warning",
@@ -318,7 +323,8 @@ def _fsync(policy: str | None) -> Finding:
 
 
 def _replicas(facts: Facts) -> Finding:
-    role, replicas = facts.info.get("role"), _number(facts, "connected_slaves")
+    role = facts.info.get("role")
+    replicas = _number(facts, "connected_slaves")
     if role is None or replicas is None:
         return unknown("replicas", "INFO replication")
     if role != "master":
@@ -527,7 +533,8 @@ def _node_timeout(facts: Facts) -> Finding:
 
 
 #: A key with so many waiting messages, and more than this part of all that wait, takes most of a queue.
-MANY_MESSAGES, MOST_OF_ALL = 1000, 0.5
+MANY_MESSAGES = 1000
+MOST_OF_ALL = 0.5
 #: Lines that are looked at in each queue.
 LINES = 100
 #: A queue that sleeps for longer than this many seconds stands.
@@ -577,7 +584,7 @@ def _keyed(session: Session) -> Iterator[Keyed]:
     [now_ms] = session.run_all([commands.server_ms()]) if found else [0]
     for keys, parts in found.items():
         asked: list[Call[Any] | Command[Any]] = [
-            transitions.lines(keys, most=LINES),
+            transitions.key_queues(keys, most=LINES),
             calls.limit_fields(keys),
         ]
         lines, stored = session.try_all(asked)
@@ -590,7 +597,7 @@ def judged_keys(queue: Keyed) -> Iterator[Finding]:
     """Yield what is wrong with a queue."""
     yield from _of_home(queue)
     yield from _of_limits(queue)
-    yield from _of_lines(queue)
+    yield from _of_key_queues(queue)
 
 
 def _of_home(queue: Keyed) -> Iterator[Finding]:
@@ -636,8 +643,9 @@ def _of_limits(queue: Keyed) -> Iterator[Finding]:
         )
 
 
-def _of_lines(queue: Keyed) -> Iterator[Finding]:
-    name, largest = queue.keys.name, queue.lines.largest
+def _of_key_queues(queue: Keyed) -> Iterator[Finding]:
+    name = queue.keys.name
+    largest = queue.lines.largest
     standing = [one for one in largest if one.state == "standing"]
     if standing:
         yield Finding(

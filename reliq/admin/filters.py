@@ -42,7 +42,8 @@ class Filter:
 
     def tester(self) -> Callable[[Header, bytes], bool]:
         """Return a function that says whether the filter chooses a message, given its header and body."""
-        wanted, needles = self.headers.items(), _spellings(self.match)
+        wanted = self.headers.items()
+        needles = _spellings(self.match)
 
         def test(header: Header, payload: bytes) -> bool:
             carries = wanted <= header.headers.items() and any(needle in payload for needle in needles)
@@ -118,7 +119,8 @@ class LetterFilter(Filter):
         return first, last
 
 
-EVERYTHING, EVERY_LETTER = Filter(), LetterFilter()
+EVERYTHING = Filter()
+EVERY_LETTER = LetterFilter()
 
 
 def ignore(*_seen: Any) -> None:

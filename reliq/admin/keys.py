@@ -98,7 +98,7 @@ def key_page_of(queue: QueueSession, after: str | None, limit: int) -> KeyPage:
     items = [
         key_queue
         for piece in chunked([name for name in names if name not in NO_KEYS], PAGE_KEYS)
-        for key_queue in queue.run(transitions.lines(queue.keys, of=piece)).largest
+        for key_queue in queue.run(transitions.key_queues(queue.keys, of=piece)).largest
         # Keys with running messages that are in turn or asleep too were in an earlier page.
         if among != "held" or key_queue.state not in ("in turn", "asleep", "paused")
     ]

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 
 #: Rates of an overview are counted since a note that is from so many to so many ms old.
-FRESH_MS, STALE_MS = 20_000, 3 * MINUTE_MS
+FRESH_MS = 20_000
+STALE_MS = 3 * MINUTE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,8 @@ class Account:
 def accounts_of(session: Session, queues: Sequence[Keys], maps: ShardMaps) -> tuple[list[Account], Mapping[str, str]]:
     """Return the account of each queue, in one round trip, and which cannot be read, with the reason."""
     answers, _ = ask_each(session, queues, transitions.counts, maps)
-    accounts, unreadable = list[Account](), dict[str, str]()
+    accounts = list[Account]()
+    unreadable = dict[str, str]()
     for keys, parts in zip(queues, answers, strict=True):
         try:
             accounts.append(balance(keys, Counts.sum(*answered(parts))))
@@ -360,7 +362,8 @@ def _check_unnamed(queue: QueueSession) -> None:
     It names a queue no more often than each NAMING_SECONDS, so what it published meanwhile would be in no registry.
     """
     told = queue.run(calls.registered_at(queue.keys))
-    named, now_ms = whole_number(told), queue.run(commands.server_ms())
+    named = whole_number(told)
+    now_ms = queue.run(commands.server_ms())
     left = 0 if named is None else math.ceil(NAMING_SECONDS + 1 - (now_ms / 1000 - named))
     if 0 < left <= NAMING_SECONDS + 1:
         raise ConfigurationError(
@@ -634,7 +637,9 @@ class Watcher:
     """
 
     def __init__(self, session: Session, queues: Callable[[], Selection], maps: ShardMaps) -> None:
-        self._session, self._queues, self._maps = session, queues, maps
+        self._session = session
+        self._queues = queues
+        self._maps = maps
         self._last: Overview | None = None
         self._rates: dict[str, tuple[deque[float], deque[float]]] = {}
 

@@ -48,7 +48,8 @@ class Session:
 
     def __init__(self, wire: Wire, clock: Clock | None = None) -> None:
         self.client = Client(wire, clock=clock)
-        self._wire, self._clock = wire, clock
+        self._wire = wire
+        self._clock = clock
 
     def each(self, *, replicas: bool = False) -> dict[str, Session]:
         """Return a session with each server, by its name, and with `replicas` with those too: none speaks for all."""
@@ -114,7 +115,9 @@ class QueueSession(Session):
 
     def __init__(self, wire: Wire, keys: Keys, clock: Clock | None = None) -> None:
         super().__init__(wire, clock)
-        self.keys, self.map, self.counted = keys, UNSHARDED, [keys]
+        self.keys = keys
+        self.map = UNSHARDED
+        self.counted = [keys]
         self._is_one = True
 
     @property
@@ -150,14 +153,16 @@ class QueueSession(Session):
         """Return ids by the shard in which each is published now."""
         if self._is_one:
             return {self: list(ids)}
-        parts, found = self.parts, defaultdict[QueueSession, list[str]](list)
+        parts = self.parts
+        found = defaultdict[QueueSession, list[str]](list)
         for id in ids:
             found[parts[home(id, self.map.n)]].append(id)
         return found
 
     def mean(self, keys: Keys, *, is_one: bool) -> None:
         """Mean the shard of `keys` alone, or all of them."""
-        self.keys, self._is_one = keys, is_one
+        self.keys = keys
+        self._is_one = is_one
 
     def learn(self, shard: int | None = None, *, mends: bool = False) -> None:
         """
@@ -229,11 +234,9 @@ class Sessions:
     """
 
     def __init__(self, url: Target | None, layout: Layout, shard: int | None = None) -> None:
-        self.target, self.layout, self.shard = (
-            url,
-            layout,
-            None if shard is None else check_int("shard", shard, most=SHARDS_LIMIT - 1),
-        )
+        self.target = url
+        self.layout = layout
+        self.shard = None if shard is None else check_int("shard", shard, most=SHARDS_LIMIT - 1)
         self.connection = Connection.to(url)
         check_layout(layout)
         check_slots(url, layout)

@@ -301,7 +301,7 @@ def _view(queue: QueueSession, id: str) -> MessageView:
     if retries_left is not None and header.retries is not None:
         deliveries = max(0, header.retries - retries_left + (state in ("leased", "backoff")))
     running = running_in(workers_alive(queue), queue.name) if state == "leased" else []
-    lines = queue.run(transitions.lines(keys, of=[key_queue])).largest if state == "waiting" and key_queue else ()
+    lines = queue.run(transitions.key_queues(keys, of=[key_queue])).largest if state == "waiting" and key_queue else ()
     return MessageView(
         **known,
         state=state,

@@ -108,9 +108,12 @@ def script(name: str, package: str = __name__, *, keyed: bool = False) -> Script
     named, tail_keys, args, tail_args, more_args = (
         tuple((header[part] or "").split()) for part in ("keys", "tail_keys", "args", "tail_args", "keyed_args")
     )
-    runs, more, plain = header["runs"], (header["keyed"] or "") if keyed else "", {key.rstrip("?") for key in named}
+    runs = header["runs"]
+    more = (header["keyed"] or "") if keyed else ""
+    plain = {key.rstrip("?") for key in named}
     keyed_keys = tuple(key for key, _ in _RUNS.findall(more) if key not in plain)
-    named, tail_args = named + keyed_keys, tail_args + (more_args if keyed else ())
+    named = named + keyed_keys
+    tail_args = tail_args + (more_args if keyed else ())
     keys = tuple(key.rstrip("?") for key in named)
     work = _with_prelude(_type_checks(named) + _without_comments(source), with_keys=bool(_KEYED & {*keys}))
     text = _locals(keys, args, tail_args) + work
@@ -175,7 +178,8 @@ def _with_prelude(work: str, *, with_keys: bool) -> str:
     opening, functions = _prelude("prelude.lua")
     if with_keys:
         more, keyed = _prelude("keyed/prelude.lua")
-        opening, functions = opening + more, _in_order(functions | keyed)
+        opening = opening + more
+        functions = _in_order(functions | keyed)
     needed = _needed(functions, work)
     return opening + "".join(functions[name] for name in functions if name in needed) + work
 

@@ -366,7 +366,8 @@ def claim(
     """
     limit_arg(limit)
     span("lease_ms", lease_ms)
-    suspects, one = suspects or Suspects(limit, 0, limit), script("claim", keyed=keyed)
+    suspects = suspects or Suspects(limit, 0, limit)
+    one = script("claim", keyed=keyed)
     nonce = claim_nonce(call_number.lane, call_number.number, lease_ms)
     args: list[Arg] = ["" if clock is None else clock, call_number.number, nonce, lease_ms, limit, first]
     args += [limit if direct is None else direct, suspects.slots, suspects.held, suspects.narrowest, watcher]
@@ -819,7 +820,7 @@ class KeyQueues:
     next: str = ""
 
 
-def lines(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int | None = None) -> Call[KeyQueues]:
+def key_queues(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int | None = None) -> Call[KeyQueues]:
     """
     Read the key queues of the keys `of`, or the largest ones.
 
@@ -828,7 +829,7 @@ def lines(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int | No
     has many those with a share of what waits.
     """
     bounded("keys", of)
-    lua = script("lines")
+    lua = script("key_queues")
     return Call(lua, lua.lead(keys), (clock_arg(clock), most, *of), _key_queues)
 
 

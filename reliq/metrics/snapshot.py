@@ -236,7 +236,7 @@ class QueueLook:
         if self._has_overdue:
             requests.append(commands.due_count(self.keys, self._now_ms / 1000))
         if self._counts.keyed:
-            requests.append(transitions.lines(self.keys))
+            requests.append(transitions.key_queues(self.keys))
             if self._blocked_keys:
                 requests.append(self._blocked_keys.request(self.keys))
         return requests

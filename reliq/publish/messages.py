@@ -153,11 +153,11 @@ class Writer:
 
     Attributes:
         shards: the shards of the queue, as they are known.
-        has_lines: whether there ever was a message with a key or a priority; until then no publish checks for keys.
+        has_keys: whether there ever was a message with a key or a priority; until then no publish checks for keys.
     """
 
     def __init__(self, shards: Shards, codec: Codec[Any], settings: QueueSettings) -> None:
-        self.has_lines = False
+        self.has_keys = False
         self.keys = shards.first
         self.shards = shards
         self._codec = codec
@@ -209,7 +209,7 @@ class Writer:
         enqueued = None if outgoing.id is None else made_at(new_id())
         number = incarnation(outgoing)
         line = line_of(outgoing)
-        self.has_lines = self.has_lines or bool(line)
+        self.has_keys = self.has_keys or bool(line)
         origin = outgoing.origin if isinstance(outgoing, Copied) else None
         start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, number, line, origin)
         return PreparedMessage(id, start + payload, terms, line)
@@ -231,7 +231,7 @@ class Writer:
         orders = part.orders
         terms = orders[0].terms
         # In a queue with a rate, only the keyed script knows when no worker is to be woken.
-        goes_keyed = self.shards.is_keyed or (self.has_lines and has_lines(orders))
+        goes_keyed = self.shards.is_keyed or (self.has_keys and have_keys(orders))
         return transitions.publish(
             part.keys,
             [(order.id, order.value) for order in orders],
@@ -311,7 +311,7 @@ class Writer:
         return CallTerms(*when(outgoing.delay, outgoing.at), milliseconds(ttl), retries, window, bool(outgoing.replace))
 
 
-def has_lines(orders: Iterable[PreparedMessage]) -> bool:
+def have_keys(orders: Iterable[PreparedMessage]) -> bool:
     """Return whether one of the orders has a key or a priority."""
     return any(order.line for order in orders)
 

@@ -20,7 +20,7 @@ from reliq.events import PublishEnded, Unconfirmed, notify, wanting
 from reliq.keys import home, of_shard
 from reliq.lua import transitions
 from reliq.message import Confirmed, Receipt
-from reliq.publish.messages import NOT_ASKED, ShardBatch, has_lines, receipts
+from reliq.publish.messages import NOT_ASKED, ShardBatch, have_keys, receipts
 from reliq.redis import commands, server as transport
 from reliq.redis.connection import ServerVersion
 from reliq.redis.server import PUBLISH_SECONDS
@@ -315,7 +315,7 @@ class Router:
         """
         map = self._map
         orders = self._orders
-        if map.served > 1 and has_lines(orders):
+        if map.served > 1 and have_keys(orders):
             check_one_shard(self._shards)
         by_homes: dict[tuple[int, int], list[int]] = {}
         for at, order in enumerate(orders):
@@ -439,7 +439,7 @@ class Sender:
         clients = self._clients
         shards = self._shards
         # Perhaps the queue's first orders with a key: another process may have given it several shards.
-        if self._writer.has_lines and not shards.is_keyed and has_lines(orders):
+        if self._writer.has_keys and not shards.is_keyed and have_keys(orders):
             return None, True
         is_fresh = time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
         if is_fresh and shards.map.n == shards.map.was == 1:

@@ -64,7 +64,8 @@ class ShardWatch:
     """
 
     def __init__(self, client: Client, spares_leases: Callable[[Keys], bool]) -> None:
-        self._client, self._spares_leases = client, spares_leases
+        self._client = client
+        self._spares_leases = spares_leases
         self._name = token()
         self._look_at: dict[Keys, float] = {}
         self._due_at: dict[Keys, float] = {}  # of the shards that are watched here, or were until somebody was told
@@ -155,7 +156,9 @@ class Listener:
     """
 
     def __init__(self, client: Client, shards: Shards, spares_leases: Callable[[Keys], bool]) -> None:
-        self.client, self._shards, self._spares_leases = client, shards, spares_leases
+        self.client = client
+        self._shards = shards
+        self._spares_leases = spares_leases
         self._lock = threading.Lock()
         self._waiting: deque[Future[Found]] = deque()
         self._unheard: list[Keys] = []  # what came for who has gone
@@ -199,7 +202,8 @@ class Listener:
     def close(self) -> None:
         """End the thread, and its connections."""
         with self._lock:
-            self._is_closed, thread = True, self._thread
+            self._is_closed = True
+            thread = self._thread
         self._poke()
         if thread is not None:
             thread.join(KEPT_SECONDS)
@@ -278,10 +282,12 @@ class Listener:
             with suppress(ReliqError):
                 self._shards.refresh(for_seconds=0.0)
         with self._lock:
-            dues, self._dues = self._dues, {}
+            dues = self._dues
+            self._dues = {}
         for keys, at in dues.items():
             watch.note(keys, at)
-        shards, seconds = self._shards.all, STEP_SECONDS
+        shards = self._shards.all
+        seconds = STEP_SECONDS
         if self._waiting:
             tokens.expect(shards)
         try:
@@ -292,7 +298,8 @@ class Listener:
             self._wake_all()
         came = tokens.came(seconds)
         with self._lock:
-            unheard, self._unheard = self._unheard, []
+            unheard = self._unheard
+            self._unheard = []
         tokens.pass_on([*unheard, *(keys for keys in came if not self._wake((keys,)))])
 
 
@@ -389,17 +396,25 @@ class ClaimRound:
         keyed: bool = False,
         spread: int | None = None,
     ) -> None:
-        self.keys, self._settings, self._keyed, self._spread = keys, settings, keyed, spread
-        self._limit, self._lease_ms = limit, lease_ms
+        self.keys = keys
+        self._settings = settings
+        self._keyed = keyed
+        self._spread = spread
+        self._limit = limit
+        self._lease_ms = lease_ms
         self.claimed: list[Claimed] = []
         self._found: list[FoundBody] = []
         self.buried: tuple[str, ...] = ()
         self.next_in_ms: list[int] = []
-        self.behind, self.missed = 0, False
+        self.behind = 0
+        self.missed = False
 
     def look(self, call_number: CallNumber, *, spare_leases: bool = False) -> list[Call[Any]]:
         """Return the calls of one look: messages that are due or overdue are moved before the claim."""
-        keys, keyed, limit, lease_ms = self.keys, self._keyed, self._limit, self._lease_ms
+        keys = self.keys
+        keyed = self._keyed
+        limit = self._limit
+        lease_ms = self._lease_ms
         return [
             transitions.promote(keys, keyed=keyed),
             transitions.reclaim(keys, spare_leases=spare_leases, keyed=keyed),
@@ -411,7 +426,8 @@ class ClaimRound:
         promoted, reclaimed, claim = answers
         self.claimed = [] if isinstance(claim, Exception) else claim.claimed
         _raise_first_of(answers)
-        self.buried, self.behind = reclaimed.buried, claim.behind
+        self.buried = reclaimed.buried
+        self.behind = claim.behind
         moved = promoted[0] + len(reclaimed.overdue) + len(reclaimed.again)
         self.missed = moved > 0 and not (self.claimed or self.behind)
         self.next_in_ms = [due for due in (promoted[1], reclaimed.next_in_ms) if due > 0]
@@ -435,7 +451,8 @@ class ClaimRound:
         deliveries: list[Delivery] = []
         gone: list[Settlement] = []
         large = (value for answer in answers for value in answer)
-        max_body, bare = self._settings.max_body, self.keys.bare
+        max_body = self._settings.max_body
+        bare = self.keys.bare
         for one, found in zip(self.claimed, self._found, strict=True):
             value = next(large) if isinstance(found, int) else found
             if value is None:
@@ -467,8 +484,12 @@ class Receiver(Generic[B]):
     """Shared by the receives of one queue in a process: the lanes of their claims, and when they spare leases."""
 
     def __init__(self, shards: Shards, codec: Codec[B], settings: QueueSettings, limits: Limits | None = None) -> None:
-        self.shards, self.codec, self.settings, self._limits = shards, codec, settings, limits
-        self.lanes, self._has_written = CallSequences(), False
+        self.shards = shards
+        self.codec = codec
+        self.settings = settings
+        self._limits = limits
+        self.lanes = CallSequences()
+        self._has_written = False
         self._away: set[Keys] = set()
         self._spare_until: dict[Keys, float] = {}
         self._listener: Listener | None = None
@@ -495,10 +516,11 @@ class Receiver(Generic[B]):
 
     def lead(self) -> list[Request[Any]]:
         """Return what is to be made before a claim: the limits are written once; while there are none it is asked for keys."""
-        keys, limits = self.shards.first, self._limits
+        keys = self.shards.first
+        limits = self._limits
         if limits is not None:
             self.shards.map.check_is_one(keys.name)
-            return [] if self._has_written else [transitions.limit(keys, limits.fields(), declared=limits.declared)]
+            return [] if self._has_written else [transitions.limit(keys, limits.fields(), declared=limits.declaration)]
         return [] if keys.bare or self.shards.is_keyed or len(self.shards.all) > 1 else [declaration(keys)]
 
     @property
@@ -544,10 +566,14 @@ class LeaseBatch(Generic[B]):
     """
 
     def __init__(self, receiver: Receiver[B], limit: int, handling: HandlerSettings) -> None:
-        self._receiver, self._handling, self._limit = receiver, handling, limit
+        self._receiver = receiver
+        self._handling = handling
+        self._limit = limit
         self._take = self._at(receiver.shards.first, limit)
         self._glances: list[ClaimRound] = []
-        self._switches, self._leads, self._is_wide = 0, 0, False
+        self._switches = 0
+        self._leads = 0
+        self._is_wide = False
         self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
         self.lease_seconds = handling.lease_ms / 1000
         self._lane, _ = receiver.lanes.take()
@@ -575,7 +601,9 @@ class LeaseBatch(Generic[B]):
 
     def begin(self) -> None:
         """Choose a shard, by the map as it is known now."""
-        shards, self.listener, self._is_wide = self._receiver.shards, self._receiver.listener(), False
+        shards = self._receiver.shards
+        self.listener = self._receiver.listener()
+        self._is_wide = False
         self._take = self._at(shards.keys(shards.turn()), self._limit)
         self._glances = [self._at(keys, 0) for keys in shards.all if keys.shard != self._take.keys.shard]
 
@@ -585,7 +613,8 @@ class LeaseBatch(Generic[B]):
 
         It claims in one shard; when there was nothing, the next one counts also what there is in the others.
         """
-        spares, takes = self._receiver.spares_leases, self._takes()
+        spares = self._receiver.spares_leases
+        takes = self._takes()
         lead = self._receiver.lead()
         self._leads = len(lead)
         # A claim beside them would go first where Redis does not know the script of limits yet.
@@ -644,7 +673,8 @@ class LeaseBatch(Generic[B]):
     def heard(self, found: Found) -> None:
         """Look next where a wait has found something, if it says where."""
         for keys in found:
-            self._take, self._glances = self._at(keys, self._limit), []
+            self._take = self._at(keys, self._limit)
+            self._glances = []
         if not found:
             self.begin()
 
@@ -685,7 +715,7 @@ class LeaseBatch(Generic[B]):
         held = [one.claimed for job, one in zip(self.jobs, self._deliveries, strict=True) if not job.lost]
         return transitions.extend(self._take.keys, held, lease_ms=self._handling.lease_ms)
 
-    def told(self, answer: Settled) -> None:
+    def note_settled(self, answer: Settled) -> None:
         """Tell the jobs what a renewal or their settling showed."""
         for job in self.jobs:
             job.lost = job.lost or job.id in answer.lost
@@ -709,7 +739,8 @@ class LeaseBatch(Generic[B]):
 
     def _widens(self) -> bool:
         """Look next at the other shards too; say whether there are any, and they were not looked at."""
-        is_narrow, self._is_wide = not self._is_wide, True
+        is_narrow = not self._is_wide
+        self._is_wide = True
         return is_narrow and bool(self._glances)
 
     def _switch(self) -> bool:
@@ -725,7 +756,8 @@ class LeaseBatch(Generic[B]):
         return True
 
     def _add(self, delivery: Delivery, body: B) -> None:
-        one, header = delivery.claimed, delivery.header
+        one = delivery.claimed
+        header = delivery.header
         due = None if header.due is None else header.due / 1000
         self._deliveries.append(delivery)
         queue = self._take.keys.name
@@ -781,9 +813,9 @@ def _settle(client: Client, batch: LeaseBatch[B], calls: list[Call[Settled]]) ->
     answers = client.run_all(calls, for_seconds=batch.lease_seconds)
     for call, answer in zip(calls, answers, strict=True):
         if isinstance(answer, RedisUnavailableError):
-            batch.told(client.run(call, for_seconds=batch.lease_seconds))
+            batch.note_settled(client.run(call, for_seconds=batch.lease_seconds))
         elif not isinstance(answer, Exception):
-            batch.told(answer)
+            batch.note_settled(answer)
     _raise_first(answers)
 
 
@@ -835,7 +867,7 @@ def _wait(client: Client, batch: LeaseBatch[B], seconds: float, places_to_wait: 
 def _renew_until(over: threading.Event, client: Client, batch: LeaseBatch[B]) -> None:
     while batch.jobs and not over.wait(batch.lease_seconds / 3):
         with suppress(ReliqError), batch.noting_outages():
-            batch.told(client.run(batch.renew()))
+            batch.note_settled(client.run(batch.renew()))
 
 
 @asynccontextmanager
@@ -879,9 +911,9 @@ async def _asettle(client: AsyncClient, batch: LeaseBatch[B], calls: list[Call[S
         answers = await client.run_all(calls, for_seconds=batch.lease_seconds)
         for call, answer in zip(calls, answers, strict=True):
             if isinstance(answer, RedisUnavailableError):
-                batch.told(await client.run(call, for_seconds=batch.lease_seconds))
+                batch.note_settled(await client.run(call, for_seconds=batch.lease_seconds))
             elif not isinstance(answer, Exception):
-                batch.told(answer)
+                batch.note_settled(answer)
     _raise_first(answers)
 
 
@@ -958,7 +990,7 @@ async def _arenew(client: AsyncClient, batch: LeaseBatch[B]) -> None:
     while batch.jobs:
         await asyncio.sleep(batch.lease_seconds / 3)
         with suppress(ReliqError), batch.noting_outages():
-            batch.told(await client.run(batch.renew()))
+            batch.note_settled(await client.run(batch.renew()))
 
 
 def _raise_first(answers: Sequence[Any]) -> None:

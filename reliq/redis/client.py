@@ -34,7 +34,8 @@ class PartialReplies:
     """
 
     def __init__(self, requests: Sequence[Request[Any]], *, once_sent: bool = False) -> None:
-        self._requests, self._once_sent = requests, once_sent
+        self._requests = requests
+        self._once_sent = once_sent
         self.replies: list[Any] = []
         self.left: Sequence[int] = range(len(requests))
 
@@ -73,7 +74,8 @@ class AsyncClient:
     """
 
     def __init__(self, wire: AsyncWire, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
-        self._wire, self._clock = wire, clock
+        self._wire = wire
+        self._clock = clock
         self.observers = observers
 
     @classmethod
@@ -217,7 +219,8 @@ class Client:
     """
 
     def __init__(self, wire: Wire, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
-        self._wire, self._clock = wire, clock
+        self._wire = wire
+        self._clock = clock
         self.observers = observers
 
     @classmethod
@@ -271,7 +274,7 @@ class Client:
         replies = self._try_all(requests, for_seconds, once_sent) if for_seconds else self._exchange(requests)
         return self._read_all(requests, replies)
 
-    def standing_waits(self) -> BlockingWaits[Any]:
+    def blocking_waits(self) -> BlockingWaits[Any]:
         """Return waits in Redis that go on beside the calls of this client."""
         return BlockingWaits(self._wire)
 
@@ -415,8 +418,10 @@ class Clients:
     waits: Closes | None = None
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
-        self._target, self.observers = target, observers
-        self.epoch, self._url = transport.epoch, ""
+        self._target = target
+        self.observers = observers
+        self.epoch = transport.epoch
+        self._url = ""
         self._blocking: dict[float, Client] = {}
         self.named_until = self.mapped_until = 0.0
 
@@ -457,5 +462,8 @@ class Clients:
         """Forget what belongs to another Redis, or to the process that this one was forked from."""
         url = default_url() if self._target is None else ""
         if self.epoch is not transport.epoch or self._url != url:
-            self.epoch, self._url, self._blocking, self.waits = transport.epoch, url, {}, None
+            self.epoch = transport.epoch
+            self._url = url
+            self._blocking = {}
+            self.waits = None
             self.named_until = self.mapped_until = 0.0

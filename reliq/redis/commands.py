@@ -308,7 +308,8 @@ def read_worker(reply: bytes | None) -> Worker | None:
 
 def read_letter(row: Any, keys: Keys) -> Letter:
     """Return the dead letter in an entry of the stream `dead` of a shard."""
-    name, pairs = row[0].decode(), row[1]
+    name = row[0].decode()
+    pairs = row[1]
     fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # something else may have written others than ours
     header, payload = open_envelope(fields.get(b"value", b""), bare=keys.bare)
     note = FailureNote.parse(fields.get(b"note"))
@@ -317,7 +318,8 @@ def read_letter(row: Any, keys: Keys) -> Letter:
         attempts = header.retries + 1  # only a message with no retry left ends by its lease
     # One that came from another shard says when it died: its name here says when it came.
     death = fields.get(b"died", row[0]).split(b"-")[0]
-    id, died = id_text(fields.get(b"id", b"")), clamp_time((whole_number(death) or 0) / 1000)
+    id = id_text(fields.get(b"id", b""))
+    died = clamp_time((whole_number(death) or 0) / 1000)
     return Letter(name, id, note.reason, note.error, attempts, died, header, payload, note.raised, keys.shard)
 
 
@@ -580,19 +582,22 @@ def server_ms() -> Command[int]:
 @runs("WAIT WAITAOF")
 def confirmation(durability: Durability) -> Command[Confirmed]:
     """Wait until what came before on the same connection is confirmed; say what was."""
-    count, timeout_ms = durability.count, milliseconds(durability.timeout)
+    count = durability.count
+    timeout_ms = milliseconds(durability.timeout)
     if durability.kind == "replicas":
         return Command(("WAIT", count, timeout_ms), lambda reply: Confirmed(int(reply) >= count, int(reply)))
 
     def on_disk(reply: Any) -> Confirmed:
-        local, replicas = int(reply[0]) > 0 if durability.local else None, int(reply[1])
+        local = int(reply[0]) > 0 if durability.local else None
+        replicas = int(reply[1])
         return Confirmed(replicas >= count and local is not False, replicas, local)
 
     return Command(("WAITAOF", int(durability.local), count, timeout_ms), on_disk)
 
 
 #: Minutes that are kept, and the ms of one.
-MINUTES_LIMIT, MINUTE_MS = 180, 60_000
+MINUTES_LIMIT = 180
+MINUTE_MS = 60_000
 
 #: Numbers in a value, the last one aside.
 _NUMBERS = 7

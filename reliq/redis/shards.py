@@ -194,10 +194,10 @@ def _fenced(reply: bytes) -> ShardMap | None:
 @runs("limits:HMGET")
 def declaration(keys: Keys) -> Command[str | None]:
     """Read which limits were declared of a queue, as `Limits.declared` says them; None while it has neither keys nor limits."""
-    return Command(("HMGET", keys.limits, "on", "declared"), _declared)
+    return Command(("HMGET", keys.limits, "on", "declared"), _read_declaration)
 
 
-def _declared(reply: list[bytes | None]) -> str | None:
+def _read_declaration(reply: list[bytes | None]) -> str | None:
     on, declared = reply
     return None if on is None and declared is None else read_text(declared)
 
@@ -246,8 +246,12 @@ class Shards:
     """
 
     def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None) -> None:
-        self.first, self._keys, self.clients, self.wanted = keys, [keys], clients, wanted
-        self.map, self.is_keyed = UNSHARDED, False
+        self.first = keys
+        self._keys = [keys]
+        self.clients = clients
+        self.wanted = wanted
+        self.map = UNSHARDED
+        self.is_keyed = False
         # Neither a loop nor its task is kept alive from here: a closed loop's connections would be too.
         self._reads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[asyncio.Task[None]]]
         self._reads = weakref.WeakKeyDictionary()
@@ -296,7 +300,8 @@ class Shards:
 
         It is its home; while that changes also where it was, and the home again: the message may move meanwhile.
         """
-        now, before = self.keys(home(id, self.map.n)), self.keys(home(id, self.map.was))
+        now = self.keys(home(id, self.map.n))
+        before = self.keys(home(id, self.map.was))
         return (now,) if now is before else (now, before, now)
 
     def refresh(self, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
@@ -379,7 +384,9 @@ class Shards:
 
     def note(self, found: ShardMap, *, is_keyed: bool) -> None:
         """Take what somebody has read just now."""
-        self.map, self.clients.mapped_until, self.is_keyed = found, time.monotonic() + MAP_SECONDS, is_keyed
+        self.map = found
+        self.clients.mapped_until = time.monotonic() + MAP_SECONDS
+        self.is_keyed = is_keyed
         self.clients.connection().maps[self.first.entry] = found, self.clients.mapped_until, is_keyed
 
     def _take(self, answers: Sequence[Any], told: Sequence[Any]) -> None:
@@ -392,7 +399,8 @@ class Shards:
         found, declared = answers or (UNSHARDED, None)
         known, *_ = self.clients.connection().maps.get(self.first.entry, (UNSHARDED,))
         away = [one for one in (found, *told[1:]) if isinstance(one, RedisUnavailableError)]
-        map, found = known.or_later(told), ShardMap.or_fenced(found, told)
+        map = known.or_later(told)
+        found = ShardMap.or_fenced(found, told)
         if isinstance(found, Exception):
             raise found
         if found == map == UNSHARDED and len(away) == WITNESSES - 1:

@@ -134,7 +134,8 @@ def _check_place(
         if not path:
             raise ConfigurationError("Redis URL unix:// needs the socket's path, such as unix:///run/redis.sock")
         return "", path
-    service, database = "", path.strip("/")
+    service = ""
+    database = path.strip("/")
     if scheme.endswith("+sentinel"):
         service, _, database = database.partition("/")
         if not hosts or _SERVICE.fullmatch(service) is None:

@@ -87,7 +87,9 @@ class BlockingWaits(Generic[N]):
         if wait is None or wait.node is not node:
             self.end(name)
             wait = self._waits[name] = self._opened(name, key, node, request)
-        wait.request, wait.stands, wait.late_at = request, True, time.monotonic() + seconds + LATE_ANSWER_SECONDS
+        wait.request = request
+        wait.stands = True
+        wait.late_at = time.monotonic() + seconds + LATE_ANSWER_SECONDS
         try:
             wait.connection.send_packed_command(packed([request.command]))
         except BROKEN as error:
@@ -145,7 +147,8 @@ class BlockingWaits(Generic[N]):
 
     def _read(self, wait: _Wait[N]) -> list[tuple[N, Any]]:
         """Return the answer of a wait, none when it did not stand and its connection was closed."""
-        stood, wait.stands = wait.stands, False
+        stood = wait.stands
+        wait.stands = False
         try:
             return [(wait.name, wait.request.read(wait.connection.read_response()))]
         except (*BROKEN, redis.ResponseError) as error:
@@ -189,7 +192,7 @@ class WakeTokens:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._waits: BlockingWaits[Keys] = client.standing_waits()
+        self._waits: BlockingWaits[Keys] = client.blocking_waits()
         self._again_at: dict[Keys, float] = {}
         self.poke = self._waits.poke
 

@@ -237,7 +237,7 @@ class Drain:
             Ticks(began, consumer.periodic).step()
         self._run_all(
             [
-                transitions.limit(handler.queue.keys, limits.fields(), declared=limits.declared)
+                transitions.limit(handler.queue.keys, limits.fields(), declared=limits.declaration)
                 for handler in self._handlers
                 if (limits := handler.queue.limits)
             ]

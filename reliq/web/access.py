@@ -88,7 +88,7 @@ def is_address(text: str) -> bool:
     return True
 
 
-def is_foreign(request: Request) -> bool:
+def is_cross_site(request: Request) -> bool:
     """
     Say whether a page of another site may have made the browser send this.
 

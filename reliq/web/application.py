@@ -39,7 +39,7 @@ from reliq.web.access import (
     Token,
     Visitor,
     is_address,
-    is_foreign,
+    is_cross_site,
     is_known_host,
     visitor_of,
 )
@@ -383,7 +383,7 @@ async def _form(request: Request) -> bytes:
     """Return the body of a form; raise PageError for one of another site, one that is too large, or what is no form."""
     if request.method in SAFE_METHODS:
         return b""
-    if is_foreign(request):
+    if is_cross_site(request):
         raise PageError(403, "This came from another site", "A page of another site may not act here.")
     if request.headers.get("content-type", FORM_TYPE).partition(";")[0].strip().lower() != FORM_TYPE:
         raise PageError(415, "That is no form", f"Send {FORM_TYPE}.")

@@ -151,7 +151,9 @@ class ServedQueues:
             if handler.queue.limits
             and (handler.queue.name in self._unwritten or not self._in_redis.get(handler.queue.name, "unread"))
         ]
-        calls = [transitions.limit(queue.keys, limits.fields(), declared=limits.declared) for queue, limits in queues]
+        calls = [
+            transitions.limit(queue.keys, limits.fields(), declared=limits.declaration) for queue, limits in queues
+        ]
         refused: list[RedisRefusedError] = []
         for (queue, limits), answer in zip(queues, client.run_all(calls) if calls else (), strict=True):
             if isinstance(answer, RedisRefusedError):
@@ -159,7 +161,7 @@ class ServedQueues:
                 logger.error("queue %s: its limits cannot be written to Redis: %s", queue.name, answer)
             elif not isinstance(answer, Exception):
                 self._unwritten.discard(queue.name)
-                self._in_redis[queue.name] = limits.declared
+                self._in_redis[queue.name] = limits.declaration
                 if answer:
                     values = {field.name: getattr(limits, field.name) for field in fields(limits)}
                     text = ", ".join(f"{name}={value}" for name, value in values.items() if value)

@@ -117,7 +117,8 @@ class BodyReader:
 
     def start(self) -> None:
         """Submit the deliveries that have their bodies, those that must not wait first."""
-        deliveries, self._ready = self._ready, []
+        deliveries = self._ready
+        self._ready = []
         if deliveries:
             self._submit(sorted(deliveries, key=attrgetter("must_start"), reverse=True))
 

@@ -13,7 +13,7 @@ SECONDS = 20
 
 @pytest.fixture
 def waits(url):
-    waits = Client.to(Connection.to(url), 5.0).standing_waits()
+    waits = Client.to(Connection.to(url), 5.0).blocking_waits()
     yield waits
     waits.close()
 

@@ -128,7 +128,7 @@ def stage(run, client, keys):
         "held_up": t.held_up(keys, most=9, clock=LATER),
         "leave": t.leave(other, away, clock=LATER),
         "limit": t.limit(keyed_queue(keys), {"per_key": "3", "weight:a": "3", "weight:b": ""}, clock=LATER),
-        "lines": t.lines(keys, clock=LATER),
+        "key_queues": t.key_queues(keys, clock=LATER),
         "nack": t.nack(keys, failures, clock=LATER),
         "promote": t.promote(keys, clock=LATER),
         "publish": t.publish(keys, new, t.CallNumber("p", 99), **chosen, clock=LATER),

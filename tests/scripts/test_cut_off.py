@@ -22,7 +22,7 @@ STATES, LONG_STATES, STEPS = 6, 150, 40
 #: A claim takes so many in its hand, and puts those back that must wait.
 LIMIT = 4
 #: They only look, or write once; `check`, which acts on what is unsound, is made again where one of these was cut off.
-LOOKS = {"ask", "bodies", "counts", "forget", "held_up", "lines", "remap"}
+LOOKS = {"ask", "bodies", "counts", "forget", "held_up", "key_queues", "remap"}
 #: They are three steps of one move: test_relocation.py cuts them off.
 MOVES = {"depart", "arrive", "leave"}
 #: Of queues with keys alone: test_keyed_cut_off.py cuts it off.

@@ -74,7 +74,7 @@ def calls(run, client, keys):
     run(t.publish(third, [("empty", b"body")], t.CallNumber("p", 1), ttl_ms=9, retries=1))
     client.delete(third.msg("empty"))
     calls["depart"].append(t.depart(third, ["empty"], state="ready"))
-    calls["lines"], calls["sleep"] = _of_keys(client, keys)
+    calls["key_queues"], calls["sleep"] = _of_keys(client, keys)
     client.zadd(keys.held, {"tenant\0of-another": 0})
     calls["held_up"] = [t.held_up(keys, most=9, of=["a"])]
     client.hset(keys.cron, "daily asked", 7)
@@ -90,7 +90,7 @@ def _of_keys(client, keys):
     client.lpush(keys.line("tenant"), "of-tenant")
     client.zadd(keys.ring, {"tenant": 1, "other": 2})
     spans = (60_000, 0, None, 0)
-    return [t.lines(keys), t.lines(keys, of=["a"])], [t.sleep(keys, "tenant", for_ms=one) for one in spans]
+    return [t.key_queues(keys), t.key_queues(keys, of=["a"])], [t.sleep(keys, "tenant", for_ms=one) for one in spans]
 
 
 def _publishes(client, keys):
@@ -244,7 +244,7 @@ def test_a_role_may_run_its_scripts_and_no_command_that_they_do_not_run(role, ca
 def test_a_viewer_may_run_each_script_that_reads_and_may_repair_nothing(calls, play, client):
     looks = [
         call
-        for name in ("counts", "check", "lines")
+        for name in ("counts", "check", "key_queues")
         for call in calls[name]
         if call.script.name != "check" or not any(call.args[6::9])
     ]

@@ -90,10 +90,10 @@ def test_fields_in_redis_are_those_that_scripts_read():
 @given(LIMITS)
 def test_limits_are_read_back_as_written(limits):
     stored = {name.encode(): value.encode() for name, value in limits.fields().items()}
-    found = Limits.read({**stored, b"on": b"1", b"declared": limits.declared.encode(), b"foreign": b"x"})
+    found = Limits.read({**stored, b"on": b"1", b"declared": limits.declaration.encode(), b"foreign": b"x"})
 
     assert found.fields() == limits.fields()
-    assert found.declared == limits.declared
+    assert found.declaration == limits.declaration
 
 
 def test_rate_is_read_back_in_the_unit_a_person_would_write():
@@ -107,4 +107,4 @@ def test_rate_is_read_back_in_the_unit_a_person_would_write():
 def test_declaration_changes_with_its_values_only():
     one, other = (Limits(per_key=2, key_weights=weights) for weights in ({"a": 2, "b": 3}, {"b": 3, "a": 2}))
 
-    assert one.declared == other.declared != Limits(per_key=3, key_weights={"a": 2, "b": 3}).declared
+    assert one.declaration == other.declaration != Limits(per_key=3, key_weights={"a": 2, "b": 3}).declaration

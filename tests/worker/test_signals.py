@@ -57,7 +57,7 @@ def test_one_wait_sees_every_note_and_an_echo_within_a_second_counts_once(monkey
 
 def test_a_consumer_may_be_interrupted_while_it_waits_for_the_signal_to_stop():
     with StopSignals(patient=True) as signals:
-        signals.works()
+        signals.only_note()
 
         assert interrupted_everywhere(lambda: signals.wait(0.01), signals.take_note)
 

@@ -89,7 +89,7 @@ def test_a_worker_without_room_passes_the_token_on(no_looks, queues_on, cluster,
 
 def test_tokens_that_came_during_a_stop_go_to_other_processes(queue, caller, client):
     waits = SimpleNamespace(poke=None, close=lambda: [queue.keys])
-    tokens = WakeTokens(SimpleNamespace(standing_waits=lambda: waits, run_all=caller.run_all))
+    tokens = WakeTokens(SimpleNamespace(blocking_waits=lambda: waits, run_all=caller.run_all))
 
     tokens.close()
 

@@ -1,4 +1,4 @@
--- lines: how many messages of which key wait, and why
+-- key_queues: how many messages of which key wait, and why
 --
 -- KEYS  limits ring held asleep rates retries_left line
 -- ARGV  clock most | key

@@ -13,7 +13,7 @@ MINUTE_MS = 60_000
 @pytest.fixture
 def look(run, keys):
     """Look at the lines."""
-    return lambda clock=NOON, **options: run(t.lines(keys, clock=clock, **options))
+    return lambda clock=NOON, **options: run(t.key_queues(keys, clock=clock, **options))
 
 
 def test_the_largest_lines_come_first_with_the_messages_in_flight_of_each(publish_under, publish, serve, look):
