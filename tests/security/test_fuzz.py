@@ -55,7 +55,7 @@ REQUESTS = [
     moves.arrive(KEYS, LEFT, ["a"], origin=1),
     moves.leave(KEYS, LEFT),
     moves.limit(KEYS, {"per_key": "1"}),
-    moves.lines(KEYS),
+    moves.key_queues(KEYS),
     moves.held_up(KEYS, most=1, of=["a"]),
     moves.sleep(KEYS, "a", for_ms=1),
     shard_map(KEYS),
