@@ -734,7 +734,9 @@ class Checker:
             self._tell_what_stays()
             self._check_keys()
             self._check_account()
-        return CheckReport(self._keys.name, len(self._known), self._fault_count.faults(bare=self._keys.bare), self._unproved)
+        return CheckReport(
+            self._keys.name, len(self._known), self._fault_count.faults(bare=self._keys.bare), self._unproved
+        )
 
     def _check_types(self) -> bool:
         """Look at the types of the queue's keys; return whether scripts can run."""
