@@ -674,7 +674,7 @@ class Queue(Control, Generic[B]):
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
         check_bulk("Queue.publish_many", others)
-        tally = BulkProgress(max_backlog)
+        progress = BulkProgress(max_backlog)
         calls = ShardCalls(self._writer, chunk)
         durability = self._durability(durability)
         # While Redis works on a call, the next one is made.
@@ -684,20 +684,20 @@ class Queue(Control, Generic[B]):
                 for orders in calls.read(items):
                     done = under_way
                     under_way = list
-                    tally.add(done())
-                    while tally.is_bounded and tally.is_full(self.counts()):
+                    progress.add(done())
+                    while progress.is_bounded and progress.is_full(self.counts()):
                         time.sleep(BACKLOG_SECONDS)
                     is_first = self.known_shards.is_due  # the next is made when it is known how many shards there are
                     calls.sent()
-                    under_way = begun(sending, partial(self._sender.send, orders, tally.confirmed, durability))
+                    under_way = begun(sending, partial(self._sender.send, orders, progress.confirmed, durability))
                     if is_first:
-                        tally.add(under_way())
+                        progress.add(under_way())
                         under_way = list
             except Exception:
                 under_way()  # when it has failed too, that came first
                 raise
-            tally.add(under_way())
-        return tally.result()
+            progress.add(under_way())
+        return progress.result()
 
     async def apublish_many(
         self,
@@ -710,16 +710,16 @@ class Queue(Control, Generic[B]):
     ) -> BulkResult:
         """As `publish_many`, in async code."""
         check_bulk("Queue.apublish_many", others)
-        tally = BulkProgress(max_backlog)
+        progress = BulkProgress(max_backlog)
         calls = ShardCalls(self._writer, chunk)
         durability = self._durability(durability)
         with calls.adding_rest():
             for orders in calls.read(items):
-                while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
+                while progress.is_bounded and progress.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
                     await asyncio.sleep(BACKLOG_SECONDS)
                 calls.sent()
-                tally.add(await self._sender.asend(orders, tally.confirmed, durability))
-        return tally.result()
+                progress.add(await self._sender.asend(orders, progress.confirmed, durability))
+        return progress.result()
 
     def publish_in(
         self,

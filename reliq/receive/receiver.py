@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from reliq.redis.shards import Shards
     from reliq.settings import Limits, QueueSettings
 
+logger = logging.getLogger(__name__)
 
 #: A shard is looked at this often, which bounds the delay after a lost wake token.
 EACH_SHARD_SECONDS = 1.0
@@ -131,8 +132,6 @@ class ShardWatch:
             waits = [ms / 1000 for ms in (look.promote_in_ms, look.reclaim_in_ms) if ms >= 0]
             self._due_at[keys] = now + max(min(waits, default=inf), AGAIN_SECONDS * has_moved)
 
-
-logger = logging.getLogger(__name__)
 
 #: The thread of a listener takes a step at least this often.
 STEP_SECONDS = 1.0

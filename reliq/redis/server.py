@@ -107,12 +107,6 @@ def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in known or name == "max_connections"}
 
 
-def plain_client(target: Target, timeout_seconds: float, *, node: str = "") -> redis.Redis:
-    """Return redis-py's own client over such a pool, to measure beside it."""
-    made = pool(target, timeout_seconds, asynchronous=False, node=node)
-    return redis.Redis(connection_pool=made.beneath if isinstance(made, KeptPool) else made)
-
-
 def _pools(wires: Mapping[float, Wire | AsyncWire]) -> list[Any]:
     """Return every pool behind `wires`."""
     return [pool for wire in wires.values() for pool in wire.pools()]

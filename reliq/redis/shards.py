@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from reliq.keys import Keys, Layout
     from reliq.redis.client import Clients
 
+logger = logging.getLogger(__name__)
 
 MapState = Literal["steady", "growing", "shrinking", "lost"]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=SHARDS_LIMIT)]
@@ -206,8 +207,6 @@ def witnesses(keys: Keys) -> list[Command[Any]]:
     """Return the commands that read the fences which show whether Redis has lost the map of a queue."""
     return [] if keys.bare else [fence(keys.of_shard(shard)) for shard in range(WITNESSES)]
 
-
-logger = logging.getLogger(__name__)
 
 #: A map is believed for this many seconds; whoever acts on an older one is told so where it matters.
 MAP_SECONDS = 60.0

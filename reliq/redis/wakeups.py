@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from reliq.redis.commands import Command
     from reliq.redis.connection import PooledConnection
 
+logger = logging.getLogger(__name__)
 
 N = TypeVar("N", bound="Hashable")
 T = TypeVar("T")
@@ -178,8 +179,6 @@ class BlockingWaits(Generic[N]):
         self.end(wait.name)
         return translated(wait.request, error)
 
-
-logger = logging.getLogger(__name__)
 
 #: A wait in Redis that no token ends is begun anew after this time.
 STAND_SECONDS = 180.0

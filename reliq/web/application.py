@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from reliq.redis.url import Target
     from reliq.web.site import Resolver
 
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -137,8 +138,6 @@ OTHERS = {
 }
 PATHS = {page.name: page.path for page in PAGES} | OTHERS
 
-
-logger = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
 #: A form has at most this many bytes.
