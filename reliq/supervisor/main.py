@@ -30,12 +30,10 @@ from reliq.settings import WorkerSettings
 from reliq.supervisor.plan import EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan, find_modules, fingerprint
 from reliq.supervisor.status import spare_the_collector, watch
 from reliq.text import printable
-from reliq.worker.upkeep import awaiting
+from reliq.worker.upkeep import call_stack, thread_stack
 
 if TYPE_CHECKING:
     from types import FrameType
-
-    from reliq.worker.slots import HandlerCall
 
 
 logger = logging.getLogger("reliq.child")
@@ -189,28 +187,18 @@ def _write_stacks(consumer: Consumer, stack_requests: SignalNotes) -> None:
 
 
 def stacks(consumer: Consumer) -> str:
-    """Return every thread's and every task's stack, with the message it works on."""
+    """Return where each handler stands, with the message it works on, and each other thread of this process."""
+    lines = []
     running = consumer.running()
-    of_thread = {run.thread: run for run in running if run.task is None}
-    frames = sys._current_frames()  # noqa: SLF001  the documented way to see other threads
-    parts = []
-    for thread in threading.enumerate():
-        ident = thread.ident or 0
-        run = of_thread.get(ident)
-        where = f" on {_describe_call(run)}" if run else ""
-        parts.append(f"thread {thread.name}{where}\n{''.join(traceback.format_stack(frames.get(ident)))}")
     for run in running:
-        if run.task is not None:
-            awaited = [(frame, frame.f_lineno) for frame in awaiting(run.task)]
-            lines = "".join(traceback.StackSummary.extract(awaited).format())
-            parts.append(f"task on {_describe_call(run)}\n{lines}")
-    return "\n".join(parts)
-
-
-def _describe_call(run: HandlerCall) -> str:
-    """Return the queue and the id that a call works on; of a batch the first id, and how many more there are."""
-    more = f" and {len(run.deliveries) - 1} more" if len(run.deliveries) > 1 else ""
-    return f"{run.handler.queue.name} {printable(run.deliveries[0].delivery.id)}{more}"
+        more = f" and {len(run.deliveries) - 1} more" if len(run.deliveries) > 1 else ""
+        id = printable(run.deliveries[0].delivery.id)
+        lines += [f"handler on {run.handler.queue_name} {id}{more}", *(f"  {place}" for place in call_stack(run))]
+    busy = {run.thread for run in running if run.task is None}
+    for thread in threading.enumerate():
+        if thread.ident is not None and thread.ident not in busy:
+            lines += [f"thread {thread.name}", *(f"  {place}" for place in thread_stack(thread.ident))]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import queue
 import sys
 import threading
 import time
-import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, suppress
@@ -40,6 +39,7 @@ from reliq.handlers.settlement import (
 from reliq.message import Nack
 from reliq.text import class_name, format_duration, printable
 from reliq.wire_format import described, placed, traceback_of
+from reliq.worker.upkeep import thread_stack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,8 +73,6 @@ LATE_LOOKS = 1
 BLOCKED_LOOKS = 10
 #: The log names a blocked loop after this time.
 REPORT_BLOCKED_SECONDS = 1.0
-#: The log shows this many innermost frames of the loop's thread.
-LOOP_FRAMES_LIMIT = 20
 
 #: Iterables that compute nothing until they are iterated over.
 _LAZY = (Generator, AsyncGenerator, map, filter, zip)
@@ -769,7 +767,12 @@ class LoopWatchdog:
             seconds = now - self._pinged_at
             if self._missed >= BLOCKED_LOOKS and not self._is_reported and seconds >= REPORT_BLOCKED_SECONDS:
                 self._is_reported = True
-                self._log_blocked(seconds)
+                logger.warning(
+                    "the event loop has not run for %.1f s: a coroutine blocks it, and async messages stay in Redis "
+                    "until it runs again; await what takes long, or call it by asyncio.to_thread. It is at:\n%s",
+                    seconds,
+                    "\n".join(f"  {place}" for place in thread_stack(self._executor.thread_id)),
+                )
 
     def _answer(self) -> None:
         """Record that the loop runs; the loop calls this."""
@@ -781,14 +784,3 @@ class LoopWatchdog:
             self._pinged_at = None
             self._missed = 0
             self._is_reported = False
-
-    def _log_blocked(self, seconds: float) -> None:
-        """Log where the loop's thread is, without lines of code: they may hold parts of bodies."""
-        frame = sys._current_frames().get(self._executor.thread_id)  # noqa: SLF001  the documented way to see others
-        frames = traceback.extract_stack(frame, limit=LOOP_FRAMES_LIMIT) if frame is not None else []
-        logger.warning(
-            "the event loop has not run for %.1f s: a coroutine blocks it, and async messages stay in Redis until it "
-            "runs again; await what takes long, or call it by asyncio.to_thread. It is at:\n%s",
-            seconds,
-            "\n".join(printable(f'  File "{at.filename}", line {at.lineno}, in {at.name}') for at in frames),
-        )

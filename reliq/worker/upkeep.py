@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from reliq.distribution import VERSION
@@ -256,14 +257,12 @@ class Janitor:
 
 def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> StackReport:
     """Return where each of `runs` stands, and the thread of the event loop where a coroutine is among them."""
-    frames_of = sys._current_frames()  # noqa: SLF001  the documented way to see other threads
     stacks = []
     if any(run.task is not None for run in runs):
-        stacks.append(HandlerStack("", "", _format_frames(_outwards(frames_of.get(loop_thread)))))
+        stacks.append(HandlerStack("", "", thread_stack(loop_thread)))
     for run in sorted(runs, key=lambda run: run.started_at):
         first = run.deliveries[0]
-        frames = _outwards(frames_of.get(run.thread)) if run.task is None else list(awaiting(run.task))[::-1]
-        stacks.append(HandlerStack(first.queue, _printable_id(first), _format_frames(frames)))
+        stacks.append(HandlerStack(first.queue, _printable_id(first), call_stack(run)))
     reported: list[HandlerStack] = []
     room = REPORT_CHARACTERS
     for stack in stacks[: SLOTS_LIMIT + 1]:
@@ -274,19 +273,29 @@ def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> StackReport:
     return StackReport(round(time.time(), 3), tuple(reported), len(stacks) - len(reported))
 
 
-def _outwards(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames of a thread, the innermost first, up to the handler: what called that is ours."""
+def call_stack(run: HandlerCall) -> tuple[str, ...]:
+    """Return where a handler stands as `thread_stack` does, from the handler on: what called the handler is ours."""
+    frames = _thread_frames(run.thread) if run.task is None else _task_frames(run.task)
+    names = [str(frame.f_globals.get("__name__", "")) for frame in frames]
+    while names and (names[-1] == "threading" or names[-1].startswith("reliq.")):
+        names.pop()
+    return _format_frames(frames[: len(names)])
+
+
+def thread_stack(thread: int) -> tuple[str, ...]:
+    """Return where a thread stands: `file:line function` of each frame, the innermost last; no values, no lines of code."""
+    return _format_frames(_thread_frames(thread))
+
+
+def _thread_frames(thread: int) -> list[FrameType]:
+    """Return the frames of a thread, the innermost first."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001  the documented way to see other threads
+    return [] if frame is None else [at for at, _ in walk_stack(frame)]
+
+
+def _task_frames(task: Any) -> list[FrameType]:
+    """Return the frames of a task, the innermost first; a foreign awaitable may have none."""
     frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    while frames and _is_ours(frames[-1]):
-        frames.pop()
-    return frames
-
-
-def awaiting(task: Any) -> Iterator[FrameType]:
-    """Yield the frames of a task, from the handler to what it awaits; a foreign awaitable may have none."""
     awaitable = task.get_coro()
     while awaitable is not None:
         frame = (
@@ -294,18 +303,14 @@ def awaiting(task: Any) -> Iterator[FrameType]:
             or getattr(awaitable, "gi_frame", None)
             or getattr(awaitable, "ag_frame", None)
         )
-        if frame is not None and not _is_ours(frame):
-            yield frame
+        if frame is not None:
+            frames.append(frame)
         awaitable = (
             getattr(awaitable, "cr_await", None)
             or getattr(awaitable, "gi_yieldfrom", None)
             or getattr(awaitable, "ag_await", None)
         )
-
-
-def _is_ours(frame: FrameType) -> bool:
-    name = str(frame.f_globals.get("__name__", ""))
-    return name == "threading" or name.startswith("reliq.")
+    return frames[::-1]
 
 
 def _format_frames(innermost_first: Sequence[FrameType]) -> tuple[str, ...]:

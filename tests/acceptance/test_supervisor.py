@@ -72,7 +72,7 @@ def test_sigusr1_writes_the_stack_of_every_handler_with_its_message(worker, jobs
 
     process.process.send_signal(signal.SIGUSR1)
 
-    eventually(lambda: process.said(f"on slow {id}") and process.said("time.sleep(seconds)"), "the stacks are written")
+    eventually(lambda: process.said(f"handler on slow {id}") and process.said("/jobs.py:"), "the stacks are written")
 
 
 @pytest.mark.parametrize("body", [1, 2], ids=["burns CPU", "holds the interpreter"])
