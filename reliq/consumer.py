@@ -21,11 +21,11 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from traceback import StackSummary, TracebackException, extract_tb
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
-from reliq.handlers.handler import check_lifespan
+from reliq.handlers.handler import check_manager
 from reliq.handlers.registration import Registration
 from reliq.message import Answer
 from reliq.redis.client import Clients
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from reliq.worker.runner import ErrorHook, NoteStep
     from reliq.worker.slots import HandlerCall, HeldDelivery
 
-
-T = TypeVar("T")
 
 #: Exit code of a worker process whose handlers overran their time, or of which a part has died.
 EXIT_HUNG = 75
@@ -98,7 +96,8 @@ class Consumer(Registration):
         relay: Relay | None = None,
     ) -> None:
         super().__init__(url)
-        check_lifespan(lifespan)
+        if lifespan is not None:
+            check_manager("lifespan", lifespan)
         self.lifespan = lifespan
         self.relay = relay
         self.observers: list[Observer] = list(observers)
@@ -134,7 +133,12 @@ class Consumer(Registration):
                 )
             if other.target is not None and self.target not in (None, other.target):
                 raise ConfigurationError("the consumer and an included one name different Redis servers; name one")
-            self._register_all_of(other)
+            for handler in other.handlers:
+                self._check_is_new(handler)
+            self._add(*other.periodic)
+            self._handlers |= {handler.queue.name: handler for handler in other.handlers}
+            self.around_calls += other.around_calls
+            self.error_hooks += other.error_hooks
             self.observers += [observer for observer in other.observers if observer not in self.observers]
             self.target = self.target if other.target is None else other.target
         return self
@@ -406,16 +410,6 @@ def load_consumer(place: str) -> Consumer:
     Raises:
         ConfigurationError: the module cannot be imported or has no such consumer.
     """
-    return load_instance(place, Consumer)
-
-
-def load_instance(place: str, kind: type[T]) -> T:
-    """
-    Return the instance of `kind` at `module:name`, or the only one in `module`.
-
-    Raises:
-        ConfigurationError: the module cannot be imported or has no such instance.
-    """
     module_name, _, attribute = place.partition(":")
     if _MODULE.fullmatch(module_name) is None:
         as_module = ".".join(re.findall(r"[^\W\d]\w*", module_name.removesuffix(".py")))
@@ -425,11 +419,11 @@ def load_instance(place: str, kind: type[T]) -> T:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigurationError(f"cannot import {module_name!r}: {_why(module_name, error)}") from error
-    instances = {name: value for name, value in vars(module).items() if isinstance(value, kind)}
-    chosen = [value for name, value in instances.items() if attribute in ("", name)]
+    consumers = {name: value for name, value in vars(module).items() if isinstance(value, Consumer)}
+    chosen = [value for name, value in consumers.items() if attribute in ("", name)]
     if len(set(map(id, chosen))) != 1:
-        wanted = f"a {kind.__name__} named {attribute!r}" if attribute else f"exactly one {kind.__name__}"
-        names = list(instances)
+        wanted = f"a Consumer named {attribute!r}" if attribute else "exactly one Consumer"
+        names = list(consumers)
         has = f": {join_first(names)} (write {module_name}:{names[0]})" if names else " none"
         raise ConfigurationError(f"module {module_name!r} must have {wanted}; it has{has}")
     return chosen[0]

@@ -7,7 +7,7 @@ from base64 import urlsafe_b64encode
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 from reliq.errors import ConfigurationError
 from reliq.settings import DAY_SECONDS, OUTBOX_PREFIX, milliseconds, seconds, seconds_after
@@ -15,8 +15,9 @@ from reliq.settings import DAY_SECONDS, OUTBOX_PREFIX, milliseconds, seconds, se
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator, Mapping
 
-    from reliq.message import Duration, FollowUpOptions, PublishOptions, Receipt
+    from reliq.message import Duration, FollowUpOptions, Receipt
     from reliq.outbox.transactions import AsyncTransaction, Transaction
+    from reliq.queue import Queue
     from reliq.settings import Durability, HandlerSettings, QueueSettings
 
 B = TypeVar("B")
@@ -24,22 +25,6 @@ B = TypeVar("B")
 #: The id of a follow-up stays taken for a day after its end: a job that is delivered again until then publishes nothing.
 FOLLOW_UP_SECONDS = DAY_SECONDS
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-
-
-class Publishes(Protocol[B]):  # type: ignore[misc]  # invariant: then a checker finds that Queue[A | B] takes an A
-    """A queue."""
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-
-    def publish(self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]) -> Receipt:
-        """Publish one message."""
-
-    async def apublish(
-        self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]
-    ) -> Receipt:
-        """Publish one message, in async code."""
 
 
 class AwaitedBool:
@@ -59,10 +44,12 @@ class AwaitedBool:
 class Effects:
     """The part of a job that has its effects happen once. The classes that inherit it say which message it is."""
 
-    __slots__ = ()
+    __slots__ = ("_published",)
 
     id: str
     queue: str
+    #: How many follow-ups without a name it has published.
+    _published: int
 
     @property
     def incarnation(self) -> int:
@@ -77,10 +64,6 @@ class Effects:
     @property
     def _inbox_keep_ms(self) -> int:
         """For how long the message may be delivered again."""
-        raise NotImplementedError
-
-    def _ordinal(self) -> int:
-        """Return the number of the next follow-up without a name."""
         raise NotImplementedError
 
     def once(self, tx: Transaction, *, keep: Duration | None = None, prefix: str = OUTBOX_PREFIX) -> bool:
@@ -132,7 +115,7 @@ class Effects:
 
     def publish(
         self,
-        queue: Publishes[B],
+        queue: Queue[B],
         body: B,
         *,
         name: str = "",
@@ -162,7 +145,7 @@ class Effects:
 
     async def apublish(
         self,
-        queue: Publishes[B],
+        queue: Queue[B],
         body: B,
         *,
         name: str = "",
@@ -175,13 +158,15 @@ class Effects:
     def _keep_ms(self, keep: Duration | None) -> int:
         return self._inbox_keep_ms if keep is None else milliseconds(seconds("keep", keep, least=1.0))
 
-    def _follow_up(self, queue: Publishes[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _follow_up(self, queue: Queue[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a follow-up: its id and incarnation are the same in each delivery."""
         if "id" in options or "incarnation" in options:
             raise ConfigurationError("a follow-up has an id that is made of its job's; give name to tell several apart")
         if name and _NAME.fullmatch(name) is None:
             raise ConfigurationError(f"name must be 1 to 64 of A-Z a-z 0-9 _ . : - , not {str(name)[:40]!r}")
-        name = name or str(self._ordinal())
+        if not name:
+            self._published += 1
+            name = str(self._published)
         parts = (*map(str, self._first), queue.name, name)
         digest = sha256("\0".join(parts).encode("utf-8", "surrogateescape")).digest()[:16]
         id = f"{urlsafe_b64encode(digest).decode().rstrip('=')}.{name}"

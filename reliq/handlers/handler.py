@@ -1,30 +1,16 @@
 """
 `Job`, the message as its handler sees it; `Handler`, a registered function; and the checks of registered functions.
 
-A function's signature and annotations are checked when it is registered, so that no message meets a wrong handler.
+A function's signature is checked when it is registered, so that no message meets a wrong handler.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    Literal,
-    Protocol,
-    TypedDict,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
-from reliq.codec import Codec, type_name
+from reliq.codec import Codec
 from reliq.errors import ConfigurationError, Stopped
 from reliq.handlers.effects import Effects
 from reliq.keys import first_published, made_at
@@ -34,18 +20,13 @@ from reliq.text import pluralize
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping, Sequence
-
-    from tenacity.wait import wait_base
+    from collections.abc import Callable, Mapping
 
     from reliq.message import Duration
     from reliq.worker.slots import HandlerCall, HeldDelivery
 
 
 B = TypeVar("B")
-R = TypeVar("R")
-
-Function = Callable[..., Any]
 
 #: The most parameters of a handler: body and job.
 _MOST_PARAMETERS = 2
@@ -68,7 +49,7 @@ class Job(Effects, Generic[B]):
             fetch(page)
     """
 
-    __slots__ = ("_call", "_held", "_published", "_stopping", "body", "id", "queue", "state")
+    __slots__ = ("_call", "_held", "_stopping", "body", "id", "queue", "state")
 
     def __init__(self, held: HeldDelivery, call: HandlerCall, body: B, state: Any, stopping: threading.Event) -> None:
         self.id = held.delivery.claimed.id
@@ -157,10 +138,6 @@ class Job(Effects, Generic[B]):
         """Whether the lease ran out, so that another worker may have the message."""
         return self._held.lost or time.monotonic() >= self._held.lease_until
 
-    def _ordinal(self) -> int:
-        self._published += 1
-        return self._published
-
     @property
     def _inbox_keep_ms(self) -> int:
         return self._held.inbox_keep_ms
@@ -177,10 +154,9 @@ class Job(Effects, Generic[B]):
             self._call.timeout_at += seconds("by", by)
 
 
-@dataclass(frozen=True, slots=True)
 class Handler:
     """
-    The function for the messages of one queue, and how it is called.
+    The function for the messages of one queue, checked, and how it is called.
 
     Attributes:
         takes_job: whether the function wants the `Job` besides the body.
@@ -188,158 +164,102 @@ class Handler:
         is_batch: whether it takes a list of bodies, and of jobs.
         batch: how many messages it takes at most.
         codec: of the queue, or of the function's annotation when the queue has no type of its own.
+
+    Raises:
+        ConfigurationError: the function takes other parameters than a body and an optional job.
     """
 
-    queue: Queue[Any]
-    function: Function
-    settings: HandlerSettings
-    takes_job: bool
-    is_async: bool
-    codec: Codec[Any] = field(repr=False)
-    queue_name: str = field(init=False, repr=False)
-    is_batch: bool = field(init=False, repr=False)
-    batch: int = field(init=False, repr=False)
-    linger_seconds: float = field(init=False, repr=False)
-    lease_seconds: float = field(init=False, repr=False)
-    lease_ms: int = field(init=False, repr=False)
-    timeout_seconds: float | None = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        settings = self.settings
+    def __init__(self, queue: Queue[Any] | str, function: Callable[..., Any], settings: HandlerSettings) -> None:
+        self.queue = queue if isinstance(queue, Queue) else Queue(queue)
+        self.queue_name = self.queue.name
+        self.function = function
+        self.settings = settings
+        self.is_batch = settings.batch is not None
+        self.batch = settings.batch or 1
         linger = LINGER_SECONDS if settings.linger is None else settings.linger
-        derived = {
-            "queue_name": self.queue.name,
-            "is_batch": settings.batch is not None,
-            "batch": settings.batch or 1,
-            "linger_seconds": 0.0 if settings.batch is None else seconds("linger", linger),
-            "lease_seconds": seconds("lease", settings.lease),
-            "lease_ms": settings.lease_ms,
-            "timeout_seconds": None if settings.timeout is None else seconds("timeout", settings.timeout),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        self.linger_seconds = seconds("linger", linger) if self.is_batch else 0.0
+        self.lease_seconds = seconds("lease", settings.lease)
+        self.lease_ms = settings.lease_ms
+        self.timeout_seconds = None if settings.timeout is None else seconds("timeout", settings.timeout)
+        where = f"handler {function_name(function)}"
+        positional = _positional(where, function)
+        try:
+            hints = get_type_hints(function)
+        except (NameError, TypeError):
+            hints = {}  # a name that only a type checker sees, or no plain function: the queue's type decides
+        first = positional[0].name
+        annotated = hints.get(first)
+        is_job_list = self.is_batch and bool(get_args(annotated)) and _is_job(annotated, is_batch=True)
+        if is_job_list or _is_job(annotated, is_batch=False):
+            raise ConfigurationError(
+                f"{where}: the first parameter is the body, the second the Job; {first!r} comes first"
+            )
+        self.takes_job = False
+        if len(positional) > 1:
+            second = positional[1]
+            is_job = _is_job(hints.get(second.name), self.is_batch)
+            self.takes_job = is_job or second.default is second.empty
+            if self.takes_job and not is_job and second.name in hints:
+                wanted = (
+                    "list of jobs; annotate {!r} as list[Job[...]]"
+                    if self.is_batch
+                    else "Job; annotate {!r} as Job[...]"
+                )
+                raise ConfigurationError(f"{where}: the second parameter is the {wanted.format(second.name)}")
+        if self.is_batch and annotated not in (None, Any):
+            if not _is_list(annotated):
+                raise ConfigurationError(
+                    f"{where}: with batch the first parameter is a list; annotate {first!r} as list[...]"
+                )
+            annotated = (*get_args(annotated), None)[0]
+        if settings.batch_by_key:
+            self._check_keys(where)
+        is_untyped = self.queue.codec.kind is dict and annotated not in (None, Any)
+        self.codec = Codec[Any](annotated) if is_untyped else self.queue.codec
+        called = getattr(function, "__call__", None)  # noqa: B004  an object whose method is a coroutine function
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
     @property
     def name(self) -> str:
         """The function's place, for a table or a log."""
-        return f"{self.function.__module__}.{_name(self.function)}"
+        return f"{self.function.__module__}.{function_name(self.function)}"
 
-
-def inspect_handler(queue: Queue[Any] | str, function: Function, settings: HandlerSettings) -> Handler:
-    """
-    Return `function` as the handler of `queue`.
-
-    Raises:
-        ConfigurationError: it takes other parameters than a body and an optional job.
-    """
-    where = f"handler {_name(function)}"
-    if not callable(function):
-        raise ConfigurationError(f"{where} must be a function, not a {type(function).__name__}")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigurationError(f"{where} must return its answer, not yield")
-    positional = _positional(where, function)
-    try:
-        hints = get_type_hints(function)
-    except (NameError, TypeError):
-        hints = {}  # a name that only a type checker sees, or no plain function: the queue's type decides
-    is_batch = settings.batch is not None
-    first = positional[0].name
-    annotated = hints.get(first)
-    is_job_list = is_batch and bool(get_args(annotated)) and _is_job(annotated, is_batch=True)
-    if is_job_list or _is_job(annotated, is_batch=False):
-        raise ConfigurationError(f"{where}: the first parameter is the body, the second the Job; {first!r} comes first")
-    takes_job = len(positional) > 1 and (
-        positional[1].default is inspect.Parameter.empty or _is_job(hints.get(positional[1].name), is_batch)
-    )
-    if takes_job and not _is_job(hints.get(positional[1].name, list[Job[Any]] if is_batch else Job), is_batch):
-        wanted = "list of jobs; annotate {!r} as list[Job[...]]" if is_batch else "Job; annotate {!r} as Job[...]"
-        raise ConfigurationError(f"{where}: the second parameter is the {wanted.format(positional[1].name)}")
-    if is_batch and annotated not in (None, Any):
-        if not _is_list(annotated):
-            raise ConfigurationError(
-                f"{where}: with batch the first parameter is a list; annotate {first!r} as list[...]"
-            )
-        annotated = (*get_args(annotated), None)[0]
-    chosen = queue if isinstance(queue, Queue) else Queue(queue)
-    if settings.batch_by_key:
-        if chosen.layout.bare or (chosen.known_shards.wanted or 1) > 1:
-            layout = f"in the layout {chosen.layout}" if chosen.layout.bare else "of several shards"
+    def _check_keys(self, where: str) -> None:
+        """Raise ConfigurationError when the queue never has a batch's number of messages with one key."""
+        queue = self.queue
+        if queue.layout.bare or (queue.known_shards.wanted or 1) > 1:
+            layout = f"in the layout {queue.layout}" if queue.layout.bare else "of several shards"
             raise ConfigurationError(f"{where}: batch_by_key is for messages with keys, and a queue {layout} has none")
-        per_key = int((chosen.limits and chosen.limits.fields().get("per_key")) or 0)
-        if 0 < per_key < (settings.batch or 1):
+        per_key = int((queue.limits and queue.limits.fields().get("per_key")) or 0)
+        if 0 < per_key < self.batch:
             raise ConfigurationError(
-                f"{where}: queue {chosen.name!r} has at most {pluralize(per_key, 'message')} of a key at once, so that a batch "
-                f"of one key never has {settings.batch}; give batch={per_key}, or leave batch_by_key out"
-            )
-    untyped = chosen.codec.kind is dict and annotated not in (None, Any)
-    codec = Codec(annotated) if untyped else chosen.codec
-    _check_agrees(where, first, annotated, "", chosen.name, codec.kind)
-    if takes_job:
-        second = positional[1].name
-        job = (*get_args(hints.get(second)), None)[0] if is_batch else hints.get(second)
-        _check_agrees(where, second, (*get_args(job), None)[0], "Job of ", chosen.name, codec.kind)
-    is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
-    return Handler(chosen, function, settings, takes_job, is_async, codec)
-
-
-def check_middleware(middleware: Sequence[Function], handlers: Sequence[Handler]) -> None:
-    """Raise ConfigurationError when one of `middleware` is for coroutines alone and one of `handlers` is none."""
-    plain = next((handler for handler in handlers if not handler.is_async), None)
-    for around in middleware:
-        is_async_class = isinstance(around, type) and hasattr(around, "__aenter__") and not hasattr(around, "__enter__")
-        if plain and (is_async_class or inspect.isasyncgenfunction(inspect.unwrap(around))):
-            raise ConfigurationError(
-                f"middleware {_name(around)} is an async context manager, and handler {_name(plain.function)} of queue "
-                f"{plain.queue.name!r} is plain; make the middleware a plain one, or the handler async"
+                f"{where}: queue {queue.name!r} has at most {pluralize(per_key, 'message')} of a key at once, so that a batch "
+                f"of one key never has {self.batch}; give batch={per_key}, or leave batch_by_key out"
             )
 
 
-def check_queue(queue: object) -> None:
-    """Raise ConfigurationError when `queue` is neither a queue nor the name of one."""
-    if isinstance(queue, Queue | str):
-        return
-    if callable(queue):
-        raise ConfigurationError(f"say which queue {_name(queue)} handles: @consumer.handler(QUEUE)")
-    raise ConfigurationError(f"handler takes a Queue or the name of one, not {type(queue).__name__}")
+def function_name(function: Callable[..., Any]) -> str:
+    """Return a function as an error names it."""
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
-def check_lifespan(lifespan: Any) -> None:
-    """Raise ConfigurationError when `lifespan` cannot be called for a context manager."""
-    if lifespan is not None:
-        _check_manager("lifespan", lifespan)
-        _check_takes(f"lifespan {_name(lifespan)}", lifespan)
-
-
-def check_around(around: Any) -> None:
-    """Raise ConfigurationError when the middleware `around` cannot be called with a job for a context manager."""
-    _check_manager("middleware", around)
-    _check_takes(f"middleware {_name(around)}", around, "job")
-
-
-def _check_manager(what: str, function: Function) -> None:
-    """Raise ConfigurationError when `function` certainly does not return a context manager."""
+def check_manager(what: str, function: Callable[..., Any], *wanted: str) -> None:
+    """Raise ConfigurationError when `function` cannot be called with `wanted`, or certainly returns no context manager."""
     enters = hasattr(function, "__enter__") or hasattr(function, "__aenter__")
     if enters and not isinstance(function, type):
         raise ConfigurationError(f"{what} must be the function, not what it returned: name it without ()")
     if not callable(function):
         raise ConfigurationError(f"{what} must be a function, not a {type(function).__name__}")
+    where = f"{what} {function_name(function)}"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         how = "@asynccontextmanager" if inspect.isasyncgenfunction(function) else "@contextmanager"
-        raise ConfigurationError(f"{what} {_name(function)} must be decorated with {how} of contextlib")
+        raise ConfigurationError(f"{where} must be decorated with {how} of contextlib")
     if inspect.iscoroutinefunction(function) or (isinstance(function, type) and not enters):
-        raise ConfigurationError(f"{what} {_name(function)} must return a context manager")
+        raise ConfigurationError(f"{where} must return a context manager")
+    check_takes(where, function, *wanted)
 
 
-def check_hook(hook: Function) -> None:
-    """Raise ConfigurationError when `hook` cannot be called with a job, an exception and whether it is final."""
-    if not callable(hook):
-        raise ConfigurationError(f"an on_error hook must be a function, not a {type(hook).__name__}")
-    if inspect.iscoroutinefunction(hook):
-        raise ConfigurationError(f"on_error {_name(hook)} must be a plain function: nobody awaits it")
-    _check_takes(f"on_error {_name(hook)}", hook, "job", "error", "final")
-
-
-def _check_takes(where: str, function: Function, *wanted: str) -> None:
+def check_takes(where: str, function: Callable[..., Any], *wanted: str) -> None:
     """Raise ConfigurationError when `function` cannot be called with as many positional arguments as `wanted`."""
     try:
         signature = inspect.signature(function)
@@ -351,8 +271,12 @@ def _check_takes(where: str, function: Function, *wanted: str) -> None:
         raise ConfigurationError(f"{where} must take ({', '.join(wanted)}); it takes {signature}") from None
 
 
-def _positional(where: str, function: Function) -> list[inspect.Parameter]:
-    """Return the parameters for body and job."""
+def _positional(where: str, function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters for body and job; raise ConfigurationError for a function that has others, or yields."""
+    if not callable(function):
+        raise ConfigurationError(f"{where} must be a function, not a {type(function).__name__}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"{where} must return its answer, not yield")
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -366,10 +290,6 @@ def _positional(where: str, function: Function) -> list[inspect.Parameter]:
     return positional
 
 
-def _name(function: Function) -> str:
-    return getattr(function, "__qualname__", type(function).__name__)
-
-
 def _is_job(hint: Any, is_batch: bool) -> bool:
     if is_batch:
         return _is_list(hint) and all(_is_job(item, is_batch=False) for item in get_args(hint))
@@ -380,53 +300,3 @@ def _is_list(hint: Any) -> bool:
     """Return whether a list is an instance of `hint`, such as `list[int]` or `Sequence[int]`."""
     kind = get_origin(hint) or hint
     return isinstance(kind, type) and issubclass(list, kind)
-
-
-def _check_agrees(where: str, name: str, annotated: Any, role: str, queue: str, kind: Any) -> None:
-    """Raise ConfigurationError when no body of `kind` can be what a parameter is annotated as."""
-    if not (isinstance(annotated, type) and isinstance(kind, type)) or Any in (annotated, kind):
-        return
-    if inspect.isabstract(annotated) or get_origin(annotated) or get_origin(kind):
-        return
-    if annotated in (float, complex) and kind is int:
-        return
-    try:
-        agrees = issubclass(kind, annotated) or issubclass(annotated, kind)
-    except TypeError:  # of a TypedDict or a Protocol nothing is certain
-        return
-    if not agrees:
-        raise ConfigurationError(
-            f"{where}: {name!r} is annotated as {role}{type_name(annotated)}, and queue {queue!r} has bodies "
-            f"of {type_name(kind)}; make them agree"
-        )
-
-
-class Register(Protocol[B]):
-    """The decorator that `Consumer.handler(queue)` returns; it leaves the function as it is."""
-
-    @overload
-    def __call__(self, function: Callable[[B], R], /) -> Callable[[B], R]: ...
-    @overload
-    def __call__(self, function: Callable[[B, Job[B]], R], /) -> Callable[[B, Job[B]], R]: ...
-
-
-class RegisterBatch(Protocol[B]):
-    """The decorator that `Consumer.handler(queue, batch=...)` returns."""
-
-    @overload
-    def __call__(self, function: Callable[[list[B]], R], /) -> Callable[[list[B]], R]: ...
-    @overload
-    def __call__(self, function: Callable[[list[B], list[Job[B]]], R], /) -> Callable[[list[B], list[Job[B]]], R]: ...
-
-
-class Options(TypedDict, total=False):
-    """The options of `Consumer.handler`; `HandlerSettings` has the defaults."""
-
-    lease: Duration
-    timeout: Duration | None
-    concurrency: int | None
-    weight: int
-    backoff: wait_base
-    retry_on: type[Exception] | tuple[type[Exception], ...]
-    reject_on: type[Exception] | tuple[type[Exception], ...]
-    undecodable: Literal["retry", "reject"]

@@ -11,11 +11,11 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, get_args, overload
 
 from reliq.errors import ConfigurationError
-from reliq.handlers.handler import Handler, check_around, check_hook, check_middleware, check_queue, inspect_handler
+from reliq.handlers.handler import Handler, check_manager, check_takes, function_name
 from reliq.keys import run_id, tick_id
 from reliq.lua.transitions import Tick
 from reliq.publish.messages import Writer
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from reliq.handlers.handler import Job, Options, Register, RegisterBatch
+    from tenacity.wait import wait_base
+
+    from reliq.handlers.handler import Job
     from reliq.message import Duration
     from reliq.redis.url import Target
 
 
 B = TypeVar("B")
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
 
@@ -48,11 +51,47 @@ ON_TIME_SECONDS = 60.0
 #: One step looks at this many ticks of an entry; after a long absence it takes several.
 STEP_TICKS = 100
 
-#: The keyword arguments of `Consumer.handler`.
-_KEYWORDS = frozenset(field.name for field in fields(HandlerSettings))
 #: Stands for a body that a decorated function makes.
 _FROM_FUNCTION = object()
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+class Options(TypedDict, total=False):
+    """The options of `Consumer.handler`; `HandlerSettings` has the defaults."""
+
+    lease: Duration
+    timeout: Duration | None
+    concurrency: int | None
+    weight: int
+    backoff: wait_base
+    retry_on: type[Exception] | tuple[type[Exception], ...]
+    reject_on: type[Exception] | tuple[type[Exception], ...]
+    undecodable: Literal["retry", "reject"]
+
+
+class BatchOptions(Options, total=False):
+    """The options of `Consumer.handler` with `batch`."""
+
+    linger: Duration | None
+    batch_by_key: bool
+
+
+class Register(Protocol[B]):
+    """The decorator that `Consumer.handler(queue)` returns; it leaves the function as it is."""
+
+    @overload
+    def __call__(self, function: Callable[[B], R], /) -> Callable[[B], R]: ...
+    @overload
+    def __call__(self, function: Callable[[B, Job[B]], R], /) -> Callable[[B, Job[B]], R]: ...
+
+
+class RegisterBatch(Protocol[B]):
+    """The decorator that `Consumer.handler(queue, batch=...)` returns."""
+
+    @overload
+    def __call__(self, function: Callable[[list[B]], R], /) -> Callable[[list[B]], R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[B], list[Job[B]]], R], /) -> Callable[[list[B], list[Job[B]]], R]: ...
 
 
 class PeriodicOptions(TypedDict, total=False):
@@ -64,8 +103,14 @@ class PeriodicOptions(TypedDict, total=False):
     overlap: Overlap
 
 
-#: The keyword arguments of `Consumer.cron`.
-_PERIODIC_KEYWORDS = frozenset({"queue", "body", "name", "tz", *PeriodicOptions.__annotations__})
+class CronOptions(PeriodicOptions, total=False):
+    """The options of `cron`."""
+
+    tz: str
+
+
+#: The keyword arguments of `Consumer.every`.
+_EVERY_KEYWORDS = frozenset({"queue", "body", "name", *PeriodicOptions.__annotations__})
 
 
 class Makes(Protocol[B]):
@@ -105,9 +150,6 @@ class Periodic:
     catch_up: CatchUp = "once"
     within: Duration = DAY_SECONDS
     overlap: Overlap = "allow"
-    _writer: Writer = field(init=False, repr=False)
-    _jitter_ms: int = field(init=False, repr=False)
-    _within_seconds: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None:
@@ -120,14 +162,8 @@ class Periodic:
             raise ConfigurationError(f"the function that makes the body of {self} must be plain: nobody awaits it")
         check_is_one_of("catch_up", self.catch_up, get_args(CatchUp))
         check_is_one_of("overlap", self.overlap, get_args(Overlap))
-        within = seconds("within", self.within, least=ON_TIME_SECONDS)
-        derived = {
-            "_jitter_ms": milliseconds(seconds("jitter", self.jitter, most=DAY_SECONDS)),
-            "_within_seconds": ON_TIME_SECONDS if self.catch_up == "skip" else within,
-            "_writer": Writer(self.queue.known_shards, self.queue.codec, self.queue.settings),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        seconds("within", self.within, least=ON_TIME_SECONDS)
+        seconds("jitter", self.jitter, most=DAY_SECONDS)
         if not callable(self.body):
             self.run(0)  # a body that cannot be sent is refused now
 
@@ -140,13 +176,14 @@ class Periodic:
 
         After a long absence it is the beginning of that, of STEP_TICKS ticks.
         """
+        within = ON_TIME_SECONDS if self.catch_up == "skip" else seconds("within", self.within)
         ticks = self.schedule.ticks(last, now, most=STEP_TICKS + 1)
         newest = ticks[-1:]
         ticks = ticks[:STEP_TICKS]
         planned: list[Planned] = []
         missed = 0
         for tick in ticks:
-            if now - tick <= self._within_seconds and (self.catch_up == "all" or [tick] == newest):
+            if now - tick <= within and (self.catch_up == "all" or [tick] == newest):
                 planned.append(Planned(tick, last, missed, is_published=True))
                 last = tick
                 missed = 0
@@ -164,7 +201,7 @@ class Periodic:
         message = self._message(tick_id(self.name, planned.at), planned.at)
         # The jitter is random over ticks, and the same in every process.
         digest = hashlib.sha256(f"{self.name} {planned.at}".encode()).digest()
-        jitter_ms = int.from_bytes(digest[:8], "big") % (self._jitter_ms + 1)
+        jitter_ms = int.from_bytes(digest[:8], "big") % (milliseconds(self.jitter) + 1)
         return replace(tick, message=message, due_ms=planned.at * 1000 + jitter_ms, overlap=self.overlap)
 
     def run(self, asked_ms: int) -> Tick:
@@ -178,15 +215,27 @@ class Periodic:
         moment = self.schedule.moment(at)
         body = self.body(moment) if callable(self.body) else self.body
         headers = {} if self.queue.keys.bare else {TICK_HEADER: moment.isoformat()}
-        order = self._writer.order(body, {"id": id, "dedup": 0, "headers": headers})
+        writer = Writer(self.queue.known_shards, self.queue.codec, self.queue.settings)
+        order = writer.order(body, {"id": id, "dedup": 0, "headers": headers})
         return order.id, order.value
 
 
-class PeriodicRegistration:
-    """The periodic entries of a consumer, by their names."""
+class Registration:
+    """The handlers of a consumer by queue, the middleware and error hooks for all of them, and its periodic entries."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target | None = None) -> None:
+        self.target = target
+        self._handlers: dict[str, Handler] = {}
         self._periodic: dict[str, Periodic] = {}
+        #: The middleware of every call, the outermost first.
+        self.around_calls: list[Callable[[Job[Any]], Any]] = []
+        #: The hooks that are called for each failure.
+        self.error_hooks: list[Callable[[Job[Any], BaseException, bool], Any]] = []
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """The registered handlers."""
+        return tuple(self._handlers.values())
 
     @property
     def periodic(self) -> Sequence[Periodic]:
@@ -194,9 +243,7 @@ class PeriodicRegistration:
         return tuple(self._periodic.values())
 
     @overload
-    def cron(
-        self, expression: str, *, queue: Queue[B], name: str = "", tz: str = "UTC", **options: Unpack[PeriodicOptions]
-    ) -> Makes[B]: ...
+    def cron(self, expression: str, *, queue: Queue[B], name: str = "", **options: Unpack[CronOptions]) -> Makes[B]: ...
 
     @overload
     def cron(
@@ -206,8 +253,7 @@ class PeriodicRegistration:
         queue: Queue[B],
         body: B | Callable[[datetime], B],
         name: str,
-        tz: str = "UTC",
-        **options: Unpack[PeriodicOptions],
+        **options: Unpack[CronOptions],
     ) -> None: ...
 
     def cron(
@@ -248,7 +294,7 @@ class PeriodicRegistration:
             def daily_report(tick: datetime) -> Report:
                 return Report(day=tick.date())
         """
-        check_keywords("Consumer.cron", options, _PERIODIC_KEYWORDS)
+        check_keywords("Consumer.cron", options, {"tz", *_EVERY_KEYWORDS})
         return self._enter(Schedule.cron(expression, tz), queue, body, name, options)
 
     @overload
@@ -281,7 +327,7 @@ class PeriodicRegistration:
 
         Example: `consumer.every(timedelta(minutes=5), queue=checks, body=Check("all"), name="checks")`
         """
-        check_keywords("Consumer.every", options, _PERIODIC_KEYWORDS - {"tz"})
+        check_keywords("Consumer.every", options, _EVERY_KEYWORDS)
         return self._enter(Schedule.every(interval), queue, body, name, options)
 
     def _enter(self, schedule: Schedule, queue: Queue[Any], body: Any, name: str, options: PeriodicOptions) -> Any:
@@ -305,58 +351,16 @@ class PeriodicRegistration:
                 )
         self._periodic |= {entry.name: entry for entry in entries}
 
-
-class Registration(PeriodicRegistration):
-    """The handlers of a consumer by queue, the middleware and error hooks for all of them, and its periodic entries."""
-
-    def __init__(self, target: Target | None = None) -> None:
-        super().__init__()
-        self.target = target
-        self._handlers: dict[str, Handler] = {}
-        #: The middleware of every call, the outermost first.
-        self.around_calls: list[Callable[[Job[Any]], Any]] = []
-        #: The hooks that are called for each failure.
-        self.error_hooks: list[Callable[[Job[Any], BaseException, bool], Any]] = []
-
-    @property
-    def handlers(self) -> Sequence[Handler]:
-        """The registered handlers."""
-        return tuple(self._handlers.values())
-
     @overload
     def handler(self, queue: Queue[B], **options: Unpack[Options]) -> Register[B]: ...
 
     @overload
-    def handler(
-        self,
-        queue: Queue[B],
-        *,
-        batch: int,
-        linger: Duration | None = None,
-        batch_by_key: bool = False,
-        **options: Unpack[Options],
-    ) -> RegisterBatch[B]: ...
+    def handler(self, queue: Queue[B], *, batch: int, **options: Unpack[BatchOptions]) -> RegisterBatch[B]: ...
 
     @overload
-    def handler(
-        self,
-        queue: str,
-        *,
-        batch: int | None = None,
-        linger: Duration | None = None,
-        batch_by_key: bool = False,
-        **options: Unpack[Options],
-    ) -> Callable[[F], F]: ...
+    def handler(self, queue: str, *, batch: int | None = None, **options: Unpack[BatchOptions]) -> Callable[[F], F]: ...
 
-    def handler(
-        self,
-        queue: Queue[Any] | str,
-        *,
-        batch: int | None = None,
-        linger: Duration | None = None,
-        batch_by_key: bool = False,
-        **options: Unpack[Options],
-    ) -> Any:
+    def handler(self, queue: Queue[Any] | str, *, batch: int | None = None, **options: Unpack[BatchOptions]) -> Any:
         """
         Register the decorated function, plain or async, for the messages of `queue`; the function stays as it is.
 
@@ -390,12 +394,15 @@ class Registration(PeriodicRegistration):
             @consumer.handler(orders, timeout=60, concurrency=4)
             def ship(order: Order, job: Job) -> None: ...
         """
-        check_queue(queue)
-        check_keywords("Consumer.handler", options, _KEYWORDS)
-        settings = HandlerSettings(batch=batch, linger=linger, batch_by_key=batch_by_key, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
+        if not isinstance(queue, Queue | str):
+            if callable(queue):
+                raise ConfigurationError(f"say which queue {function_name(queue)} handles: @consumer.handler(QUEUE)")
+            raise ConfigurationError(f"handler takes a Queue or the name of one, not {type(queue).__name__}")
+        check_keywords("Consumer.handler", options, HandlerSettings.__dataclass_fields__)
+        settings = HandlerSettings(batch=batch, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
 
         def register(function: F) -> F:
-            handler = inspect_handler(queue, function, settings)
+            handler = Handler(queue, function, settings)
             self._check_is_new(handler)
             self._handlers[handler.queue.name] = handler
             return function
@@ -411,7 +418,7 @@ class Registration(PeriodicRegistration):
         Raises:
             ConfigurationError: it does not take a job, or cannot return a context manager.
         """
-        check_around(around)
+        check_manager("middleware", around, "job")
         self.around_calls.append(around)
         return around
 
@@ -427,7 +434,11 @@ class Registration(PeriodicRegistration):
         Raises:
             ConfigurationError: it is async, or does not take three arguments.
         """
-        check_hook(hook)
+        if not callable(hook):
+            raise ConfigurationError(f"an on_error hook must be a function, not a {type(hook).__name__}")
+        if inspect.iscoroutinefunction(hook):
+            raise ConfigurationError(f"on_error {function_name(hook)} must be a plain function: nobody awaits it")
+        check_takes(f"on_error {function_name(hook)}", hook, "job", "error", "final")
         self.error_hooks.append(hook)
         return hook
 
@@ -443,7 +454,17 @@ class Registration(PeriodicRegistration):
         if unknown := [name for name in queues if name not in self._handlers]:
             raise ConfigurationError(f"no handler for queue {unknown[0]!r}; there are: {', '.join(self._handlers)}")
         chosen = [handler for name, handler in self._handlers.items() if not queues or name in queues]
-        check_middleware(self.around_calls, chosen)
+        plain = next((handler for handler in chosen if not handler.is_async), None)
+        for around in self.around_calls:
+            is_async_class = (
+                isinstance(around, type) and hasattr(around, "__aenter__") and not hasattr(around, "__enter__")
+            )
+            if plain and (is_async_class or inspect.isasyncgenfunction(inspect.unwrap(around))):
+                raise ConfigurationError(
+                    f"middleware {function_name(around)} is an async context manager, and handler "
+                    f"{function_name(plain.function)} of queue {plain.queue.name!r} is plain; make the middleware a plain one, "
+                    "or the handler async"
+                )
         return chosen
 
     def ticked_beside(self, handlers: Sequence[Handler]) -> list[Periodic]:
@@ -465,15 +486,6 @@ class Registration(PeriodicRegistration):
     def connection(self, handlers: Sequence[Handler]) -> Connection:
         """Return the connection to the one Redis of the consumer and its queues; raise as `redis` does."""
         return Connection.to(self.redis(handlers))
-
-    def _register_all_of(self, other: Registration) -> None:
-        """Register all that `other` has; raise ConfigurationError when a queue would have two handlers."""
-        for handler in other._handlers.values():
-            self._check_is_new(handler)
-        self._add(*other.periodic)
-        self._handlers.update(other._handlers)
-        self.around_calls += other.around_calls
-        self.error_hooks += other.error_hooks
 
     def _check_is_new(self, handler: Handler) -> None:
         name = handler.queue.name

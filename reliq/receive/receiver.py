@@ -338,10 +338,6 @@ class Received(Effects, Generic[B]):
     cancelled: bool = False
     answer: Ack | Nack | Reject | Snooze | RateLimited | None = field(default=None, repr=False)
 
-    def _ordinal(self) -> int:
-        self._published += 1
-        return self._published
-
     @property
     def _inbox_keep_ms(self) -> int:
         return self._kept_ms()

@@ -5,10 +5,8 @@ import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
 
 import pytest
 
@@ -26,9 +24,7 @@ def takes_three(body, job, more): ...
 def needs_a_keyword(body, *, database): ...
 def takes_a_wrong_second(body, count: int): ...
 def takes_a_job_first(job: Job, body: str): ...
-def takes_a_job_of_others(body: str, job: Job[int]): ...
 def jobs_first(jobs: list[Job[str]]): ...
-def jobs_of_others(bodies: list[str], jobs: list[Job[int]]): ...
 def one_body(body: str): ...
 def one_job(bodies: list[str], job: Job[str]): ...
 def yields(body):
@@ -45,7 +41,6 @@ def test_a_function_of_another_signature_is_refused():
         (needs_a_keyword, "it takes body, database"),
         (takes_a_wrong_second, "annotate 'count' as Job"),
         (takes_a_job_first, "the first parameter is the body, the second the Job; 'job' comes first"),
-        (takes_a_job_of_others, "'job' is annotated as Job of int, and queue 'orders' has bodies of str"),
         (yields, "must return its answer, not yield"),
         ("text", "must be a function, not a str"),
         (dict, "signature"),
@@ -54,7 +49,6 @@ def test_a_function_of_another_signature_is_refused():
             Consumer().handler(ORDERS)(function)
     for function, complaint in (
         (jobs_first, "'jobs' comes first"),
-        (jobs_of_others, "Job of int, and queue 'orders'"),
         (one_body, r"annotate 'body' as list\[\.\.\.\]"),
         (one_job, r"annotate 'job' as list\[Job"),
     ):
@@ -230,32 +224,6 @@ def test_the_traceback_of_a_module_installed_beside_reliq_is_complete():
 
 class Animal:
     pass
-
-
-@dataclass
-class Cat(Animal):
-    lives: int
-
-
-class Mail(TypedDict):
-    to: str
-
-
-@pytest.mark.parametrize("batch", [None, 5], ids=["one", "batch"])
-def test_an_annotation_that_certainly_contradicts_the_queue_is_refused(batch):
-    def register(kind, annotated):
-        def handle(body): ...
-
-        handle.__annotations__["body"] = annotated if batch is None else list[annotated]
-        Consumer().handler(Queue("q", kind), batch=batch)(handle)
-
-    for kind, annotated in ((str, int), (bytes, str), (Cat, Consumer), (Cat, dict)):
-        with pytest.raises(ConfigurationError, match=r"handle: 'body' is annotated as .*, and queue 'q' has bodies of"):
-            register(kind, annotated)
-    for annotated in (Animal, object, Any, Cat | None):
-        register(Cat, annotated)
-    for kind, annotated in ((int, float), (Mail, dict), (dict, Mail), (list[int], list[str])):
-        register(kind, annotated)
 
 
 def generator():
