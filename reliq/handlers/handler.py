@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, g
 
 from reliq.codec import Codec
 from reliq.errors import ConfigurationError, Stopped
-from reliq.handlers.effects import Effects
+from reliq.handlers.effects import Effects, inbox_keep_ms
 from reliq.keys import first_published, made_at
 from reliq.queue import Queue
 from reliq.settings import LINGER_SECONDS, HandlerSettings, seconds
@@ -140,7 +140,8 @@ class Job(Effects, Generic[B]):
 
     @property
     def _inbox_keep_ms(self) -> int:
-        return self._held.inbox_keep_ms
+        handler = self._held.handler
+        return inbox_keep_ms(handler.queue.settings, handler.settings)
 
     def check(self) -> None:
         """Raise Stopped when the worker is stopping or the message was cancelled or lost."""

@@ -163,7 +163,7 @@ class BodyReader:
 
     def _expect(self, name: str, size: int) -> None:
         """Expect bodies of this size in a queue; no more of its messages are claimed ahead than three reads bring."""
-        self._inflight.limit_reads(name, max(1, min(BATCH_LIMIT, READ_BYTES // size)))
+        self._inflight.queues[name].read_limit = max(1, min(BATCH_LIMIT, READ_BYTES // size))
 
 
 def _ids(group: list[HeldDelivery]) -> list[str]:

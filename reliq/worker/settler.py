@@ -323,10 +323,12 @@ class Renewer:
                 self._backoff.note(group[0].keys, answer)
                 continue
             self._backoff.over(group[0].keys)
+            lease_seconds = group[0].handler.lease_seconds
             lost = []
             for held in group:
                 if held.delivery.id not in answer.lost:
-                    held.leased(sent_at)
+                    held.lease_until = sent_at + lease_seconds
+                    held.renew_at = sent_at + lease_seconds / 3
                     held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
                 elif not held.settling:  # else its own settling has used up its receipt
                     held.lost = True
@@ -351,14 +353,16 @@ class Renewer:
 
         A coroutine that has not ended CANCEL_SECONDS after it was cancelled is like a thread.
         """
-        if run.abandoned and run.hangs:
-            run.leave_leases()
-        if run.abandoned or (run.handler.is_async and run.task is None):
+        if run.handler.is_async and run.task is None:
             return
+        is_first = not run.abandoned
         self._inflight.abandon(run)
-        if run.handler.is_async:
+        if run.hangs:
+            for held in run.deliveries:
+                held.abandoned = True
+        if is_first and run.handler.is_async:
             self._async_executor.cancel(run)
-        elif run.abandoned:
+        elif is_first and run.abandoned:
             seconds = (now - run.started_at) / len(run.deliveries)
             events = [
                 Handled(held.queue, held.delivery.id, held.delivery.attempt, "timeout", seconds, failed=True)

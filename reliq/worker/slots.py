@@ -1,8 +1,8 @@
 """
 The deliveries of a process from their claim until Redis has their outcome, and the slots that calls of handlers need.
 
-A `HeldDelivery` is one claimed message, a `HandlerCall` one call of a handler. `QueueSlots` counts the messages and calls of
-one queue, `SlotTable` divides the free slots among queues, and `Inflight` guards both with a lock for all threads.
+A `HeldDelivery` is one claimed message, a `HandlerCall` one call of a handler. `QueueSlots` has the messages and calls of one
+queue, `Inflight` divides the free slots among queues and guards all with a lock for all threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from reliq.handlers.effects import inbox_keep_ms
 from reliq.handlers.settlement import RELEASED
 from reliq.lua.transitions import Suspects
 from reliq.message import BARE, Delivery
@@ -93,17 +92,6 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
     trace_id: str = ""
     size: int = 0
 
-    @property
-    def inbox_keep_ms(self) -> int:
-        """For how long after its first delivery its message may be delivered again."""
-        return inbox_keep_ms(self.handler.queue.settings, self.handler.settings)
-
-    def leased(self, at: float) -> None:
-        """Move the lease on: a renewal sent at `at` was granted."""
-        lease = self.handler.lease_seconds
-        self.lease_until = at + lease
-        self.renew_at = at + lease / 3
-
 
 def deliveries_of(
     claimed: Sequence[Claimed], handler: Handler, leased_at: float, keys: Keys | None = None
@@ -154,11 +142,6 @@ class HandlerCall(msgspec.Struct, eq=False):
     thread: int = 0
     task: Any = None
 
-    def leave_leases(self) -> None:
-        """Leave the leases to end: only the end of the process ends the handler."""
-        for held in self.deliveries:
-            held.abandoned = True
-
     def arguments(self, jobs: list[Job[Any]]) -> tuple[Any, ...]:
         """Return what the handler is called with for `jobs`."""
         handler = self.handler
@@ -185,6 +168,16 @@ class HandlerCall(msgspec.Struct, eq=False):
         return self.abandoned and now > (self.timeout_at or now) + CANCEL_SECONDS
 
 
+def started_call(deliveries: list[HeldDelivery], thread: int = 0) -> HandlerCall:
+    """Return a call of the handler of `deliveries`, which starts now."""
+    handler = deliveries[0].handler
+    now = time.monotonic()
+    timeout = handler.timeout_seconds
+    for held in deliveries:
+        held.started = True
+    return HandlerCall(deliveries, handler, now, None if timeout is None else now + timeout, thread=thread)
+
+
 class QueueSlots:
     """
     The messages and calls of one queue in this process.
@@ -193,12 +186,12 @@ class QueueSlots:
         limit: how many calls there may be at once.
         batch: how many messages a call has at most.
         waiting: what has its body and waits for a slot, in the order in which it starts.
-        queued: how many messages are claimed and have no slot, those in `waiting` included.
+        queued: the messages that are claimed and have no slot, those in `waiting` included.
         running: how many slots its calls have.
         ended: how many messages have ended, or gone back, and are not settled in Redis.
         pace: running mean of a call's seconds, None before the first.
         read_limit: how many messages one round trip reads at most.
-        rooms: of each suspect that is held or runs, among how many it may run.
+        suspects: those that are held or run, but for one whose handler has overran its time.
         stalled: its event loop is blocked: its calls get no slots, and those that they have count as free.
     """
 
@@ -209,51 +202,24 @@ class QueueSlots:
         self.batch = handler.batch
         self.linger = handler.linger_seconds
         self.waiting: deque[HeldDelivery] = deque()
-        self.queued = 0
+        self.queued: dict[HeldDelivery, None] = {}
         self.running = 0
         self.ended = 0
         self.pace: float | None = None
         self.read_limit = BATCH_LIMIT
-        self.rooms: list[int] = []
+        self.suspects: set[HeldDelivery] = set()
+        self.no_suspects = Suspects(self.limit, 0, self.limit)
         self.stalled = False
 
     @property
     def calls(self) -> int:
         """How many calls run, and will be made with what is queued."""
-        return self.running + (self.queued + self.batch - 1) // self.batch
-
-    @property
-    def suspects(self) -> Suspects:
-        """The queue's suspects here, as the next claim needs them."""
-        return Suspects(self.limit, len(self.rooms), min(self.rooms, default=self.limit))
+        return self.running + (len(self.queued) + self.batch - 1) // self.batch
 
     @property
     def rest(self) -> int:
         """How many more messages the batch takes that is being gathered."""
-        return -self.queued % self.batch
-
-    def add(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Count what was claimed, and the suspects among it."""
-        self.queued += len(deliveries)
-        for held in deliveries:
-            if held.delivery.claimed.deaths:
-                self.rooms.append(Suspects.room(held.delivery.claimed, self.limit))
-
-    def drop(self, held: HeldDelivery) -> None:
-        """Count what is withdrawn no more."""
-        self.queued -= 1
-        self.ended += 1
-        self.forget_suspects([held])
-
-    def forget_suspects(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Give room to others: suspects among `deliveries` have ended, gone back, or overrun their time."""
-        for held in deliveries:
-            if held.delivery.claimed.deaths:
-                self.rooms.remove(Suspects.room(held.delivery.claimed, self.limit))
-
-    def learn(self, took: float) -> None:
-        """Take one more duration into the mean."""
-        self.pace = took if self.pace is None else self.pace * (1 - _PACE_WEIGHT) + took * _PACE_WEIGHT
+        return -len(self.queued) % self.batch
 
     def hold_limit(self, standstill: float) -> int:
         """Return how many messages would start within HOLD_SECONDS, when none has for `standstill` seconds."""
@@ -264,19 +230,6 @@ class QueueSlots:
             return 0
         return min(HOLD_READS * self.read_limit, int(self.limit * self.batch * HOLD_SECONDS / pace))
 
-    def put(self, held: HeldDelivery) -> None:
-        """Queue `held` for a slot: at the end, or before a batch that is being gathered if it must not wait."""
-        if held.must_start and self.batch > 1:
-            self.waiting.appendleft(held)
-        else:
-            self.waiting.append(held)
-
-    def may_start(self, now: float) -> bool:
-        """Return whether a call may be given a free slot."""
-        if not self.waiting or self.running >= self.limit or self.stalled:
-            return False
-        return self.batch == 1 or self.ripe_at() <= now
-
     def ripe_at(self) -> float:
         """Return when the next call may start: a batch lingers for more, unless it is full."""
         if self.waiting[0].must_start or len(self.waiting) >= self.batch:
@@ -284,21 +237,13 @@ class QueueSlots:
         return self.waiting[0].held_since + self.linger
 
     def take(self) -> list[HeldDelivery]:
-        """Give a slot to the next call and return its messages: what must not wait is called alone."""
+        """Remove the messages of the next call from the queue: what must not wait is called alone."""
         waiting = self.waiting
         first = waiting.popleft()
         deliveries = [first]
         while len(deliveries) < self.batch and not first.must_start and waiting and not waiting[0].must_start:
             deliveries.append(waiting.popleft())
-        self.queued -= len(deliveries)
-        self.running += 1
         return deliveries
-
-    def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Take back the slot of a call that was never made."""
-        self.waiting.extendleft(reversed(deliveries))
-        self.queued += len(deliveries)
-        self.running -= 1
 
 
 class SlotsByKey(QueueSlots):
@@ -308,29 +253,15 @@ class SlotsByKey(QueueSlots):
     A batch that is full starts before one that lingers, unless the lingering batch is ripe.
     """
 
-    def __init__(self, handler: Handler, concurrency: int) -> None:
-        super().__init__(handler, concurrency)
-        self._queued_by_key: Counter[str | None] = Counter()  # key -> how many of its messages are queued
-
     @property
     def calls(self) -> int:
         """How many calls run, and will be made with what is queued: one for each key at least."""
-        return self.running + sum(-(-count // self.batch) for count in self._queued_by_key.values())
+        return self.running + sum(-(-count // self.batch) for count in Counter(map(_key, self.queued)).values())
 
     @property
     def rest(self) -> int:
         """Nothing: a claim cannot ask for the key whose batch is being gathered."""
         return 0
-
-    def add(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Count what was claimed."""
-        super().add(deliveries)
-        self._queued_by_key.update(map(_key, deliveries))
-
-    def drop(self, held: HeldDelivery) -> None:
-        """Count what is withdrawn no more."""
-        super().drop(held)
-        self._forget([held])
 
     def ripe_at(self) -> float:
         """Return when the next call may start."""
@@ -340,170 +271,30 @@ class SlotsByKey(QueueSlots):
         return first.held_since + self.linger
 
     def take(self) -> list[HeldDelivery]:
-        """Give a slot to the next call and return its messages: all of one key."""
+        """Remove the messages of the next call from the queue: all of one key."""
         first = self.waiting[0]
         lingers = not first.must_start and first.held_since + self.linger > time.monotonic()
         if lingers and (full := self._first_of_full_batch()) is not None:
             first = full
         same = [held for held in self.waiting if held is first or (_key(held) == _key(first) and not held.must_start)]
         deliveries = [first] if first.must_start else same[: self.batch]
-        started = set(map(id, deliveries))
-        self.waiting = deque(held for held in self.waiting if id(held) not in started)
-        self._forget(deliveries)
-        self.queued -= len(deliveries)
-        self.running += 1
+        started = set(deliveries)
+        self.waiting = deque(held for held in self.waiting if held not in started)
         return deliveries
-
-    def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Take back the slot of a call that was never made."""
-        super().put_back(deliveries)
-        self._queued_by_key.update(map(_key, deliveries))
 
     def _first_of_full_batch(self) -> HeldDelivery | None:
         """Return the first message of a key that has a whole batch here."""
         sizes = Counter(_key(held) for held in self.waiting if not held.must_start)
         return next((held for held in self.waiting if sizes[_key(held)] >= self.batch), None)
 
-    def _forget(self, deliveries: Sequence[HeldDelivery]) -> None:
-        self._queued_by_key.subtract(map(_key, deliveries))
-        self._queued_by_key += Counter()  # drops the keys of which nothing is queued
-
 
 def _key(held: HeldDelivery) -> str | None:
     return held.delivery.claimed.key
 
 
-class SlotTable:
-    """
-    The slots of a process, and the queues that share them; its caller holds a lock.
-
-    Attributes:
-        queues: the slots of each queue, by its name.
-        queued: how many messages are claimed and have no slot, of all queues.
-        refill_at: at how many of them there is capacity ahead again.
-        started_at: when the latest call was given a slot.
-        loop_late: the event loop does not answer.
-    """
-
-    def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
-        self._concurrency = concurrency
-        self._free = concurrency
-        self.queues = {
-            handler.queue.name: (SlotsByKey if handler.settings.batch_by_key else QueueSlots)(handler, concurrency)
-            for handler in handlers
-        }
-        self._batching = [slots for slots in self.queues.values() if slots.batch > 1]
-        self.queued = 0
-        self.refill_at = 0
-        self.started_at = 0.0
-        self.loop_late = False
-
-    @property
-    def plain_calls(self) -> int:
-        """How many calls of plain handlers may run at once with what is held."""
-        calls = 0
-        for slots in self.queues.values():
-            if not slots.is_async:
-                calls += min(slots.limit, slots.calls)
-        return calls
-
-    def add(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Count what was claimed of one queue."""
-        self.queues[deliveries[0].queue].add(deliveries)
-        self.queued += len(deliveries)
-
-    def next_call(self, now: float) -> list[HeldDelivery]:
-        """Give a free slot to what was claimed first of all that may start, and return it; nothing when none is free."""
-        if self._free <= 0:
-            return []
-        first: QueueSlots | None = None
-        for slots in self.queues.values():
-            if slots.may_start(now) and (first is None or slots.waiting[0].fetched_at < first.waiting[0].fetched_at):
-                first = slots
-        if first is None:
-            return []
-        deliveries = first.take()
-        self.queued -= len(deliveries)
-        self._free -= 1
-        self.started_at = now
-        return deliveries
-
-    def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Take back the slot of a call that was never made."""
-        slots = self.queues[deliveries[0].queue]
-        slots.put_back(deliveries)
-        self._free += not slots.stalled
-        self.queued += len(deliveries)
-
-    def end_call(self, run: HandlerCall, now: float) -> QueueSlots:
-        """Free the slot of a call that has ended; return the slots of its queue."""
-        slots = self.queues[run.deliveries[0].queue]
-        slots.running -= 1
-        slots.ended += len(run.deliveries)
-        self._free += not slots.stalled
-        if run.began:
-            slots.learn(now - run.started_at)
-        if slots.rooms and not run.abandoned:
-            slots.forget_suspects(run.deliveries)
-        return slots
-
-    def give_coroutines_slots(self, *, on: bool) -> None:
-        """Give calls of coroutine handlers slots, or none: those that they have count as free."""
-        for slots in self.queues.values():
-            slots.stalled = slots.is_async and not on
-        self._free = self._concurrency - sum(slots.running for slots in self.queues.values() if not slots.stalled)
-
-    def withdraw(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Remove `deliveries`, which are settling, from their queues."""
-        for held in deliveries:
-            self.queues[held.queue].drop(held)
-            self.queued -= 1
-        for slots in self.queues.values():
-            slots.waiting = deque(held for held in slots.waiting if not held.settling)
-
-    def linger(self, now: float, *, is_async: bool) -> float | None:
-        """Return the seconds until a batch that lingers now may start, None when there is none."""
-        if not self._batching:
-            return None
-        ripe = [slots.ripe_at() for slots in self._batching if slots.is_async is is_async and slots.waiting]
-        return min((at - now for at in ripe if at > now), default=None)
-
-    def capacities(self, claims: Sequence[QueueClaims], now: float) -> list[Capacity]:
-        """Return how much of each queue can be claimed, and note when there will be more."""
-        free = self._concurrency
-        is_busy = False
-        for slots in self.queues.values():
-            if not slots.stalled:
-                free -= min(slots.limit, slots.calls)
-                is_busy = is_busy or slots.running > 0
-        # When nothing has started for longer than calls usually take, the next will take as long.
-        standstill = now - self.started_at if is_busy else 0.0
-        self.refill_at = 0
-        capacities = []
-        for claim in claims:
-            slots = self.queues[claim.name]
-            if slots.ended >= UNSETTLED_LIMIT or (slots.is_async and self.loop_late):
-                capacities.append(Capacity(0, 0))
-                continue
-            hold_limit = slots.hold_limit(standstill)
-            refill_at = max(hold_limit - hold_limit // 2, hold_limit - BATCH_LIMIT)
-            self.refill_at = max(self.refill_at, refill_at)
-            ahead = hold_limit - self.queued if self.queued <= refill_at else 0
-            calls = slots.calls
-            below_limit = max(0, slots.limit - calls)
-            direct = max(0, min(free, below_limit))
-            rest = slots.rest if free >= 0 and calls <= slots.limit else 0
-            is_crowded = not direct and below_limit > 0
-            capacities.append(Capacity(direct, ahead, is_crowded, slots.batch, rest, slots.suspects))
-        if any(map(QueueClaims.starves, claims, capacities)):
-            self.refill_at = 0
-            return [capacity._replace(ahead=0) for capacity in capacities]
-        return capacities
-
-
 class Inflight:
     """
-    The deliveries of a process, from claim to settled. Every method is atomic; the `SlotTable` says what may start.
+    The deliveries of a process, from claim to settled, and the slots that its queues share. Every method is atomic.
 
     Free slots are given to calls at once. One thread is woken; it wakes the next when it takes a call. The fetcher waits
     for capacity here or in Redis (`watch`).
@@ -512,6 +303,7 @@ class Inflight:
         started, closed: how many messages were given to handlers, and whether nothing more starts.
         max_jobs: no more messages start than these; a batch that begins before starts as a whole.
         call_loop, nudge: called when a coroutine may start, and when the wait in Redis may be over.
+        queues: the slots of each queue, by its name.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
@@ -519,15 +311,24 @@ class Inflight:
         self.started = 0
         self.closed = False
         self.max_jobs = math.inf
-        self._slots_given = 0  # how many messages have slots, or had
         self.call_loop: Callable[[], None] = lambda: None
         self.nudge = self.call_loop
+        self.queues = {
+            handler.queue.name: (SlotsByKey if handler.settings.batch_by_key else QueueSlots)(handler, concurrency)
+            for handler in handlers
+        }
+        self._batching = [slots for slots in self.queues.values() if slots.batch > 1]
+        self._free = concurrency
+        self._slots_given = 0  # how many messages have slots, or had
+        self._slot_given_at = 0.0  # when the latest call was given one
+        self._queued = 0  # messages of all queues that are claimed and have no slot
+        self._refill_at = 0  # at how many of them there is capacity ahead again
+        self._loop_late = False  # the event loop does not answer
         self._lock = threading.Lock()
         self._plain_call_ready = threading.Condition(self._lock)  # a plain handler may start
         self._capacity_grew = threading.Condition(self._lock)  # more can be claimed
         self._something_ended = threading.Condition(self._lock)  # something ended
         self._something_held = threading.Condition(self._lock)  # something is held
-        self._table = SlotTable(handlers, concurrency)
         self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
         self._plain_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no thread yet
         self._async_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no task yet
@@ -543,31 +344,32 @@ class Inflight:
         with self._lock:
             if not self._deliveries:
                 self._something_held.notify_all()
-            self._deliveries.update(dict.fromkeys(deliveries))
-            self._table.add(deliveries)
+            claimed = dict.fromkeys(deliveries)
+            slots = self.queues[deliveries[0].queue]
+            self._deliveries.update(claimed)
+            slots.queued.update(claimed)
+            self._queued += len(claimed)
+            for held in deliveries:
+                if held.delivery.claimed.deaths:
+                    slots.suspects.add(held)
 
     def wait_for_deliveries(self, timeout_seconds: float) -> None:
         """Wait until something is held, or nothing more will be."""
         with self._lock:
             self._something_held.wait_for(lambda: self._deliveries or self.closed, timeout_seconds)
 
-    def limit_reads(self, queue: str, messages: int) -> None:
-        """Set how many messages of `queue` one round trip reads at most, because its bodies are large."""
-        with self._lock:
-            self._table.queues[queue].read_limit = messages
-
     def wait_for_capacity(self, claims: Sequence[QueueClaims], timeout_seconds: float) -> list[Capacity]:
         """Return the capacity for each of `claims`, waiting a little until one has room."""
-        capacities: list[Capacity] = []
-
-        def any_room() -> bool:
-            self._fetcher_waits = True  # unless there is room
-            capacities[:] = self._table.capacities(claims, time.monotonic())
-            return self.closed or any(map(QueueClaims.has_room, claims, capacities))
-
+        until = time.monotonic() + timeout_seconds
         with self._lock:
-            self._capacity_grew.wait_for(any_room, timeout_seconds)
-            self._fetcher_waits = False
+            capacities = self._capacities(claims)
+            while (left := until - time.monotonic()) > 0:
+                if self.closed or any(map(QueueClaims.has_room, claims, capacities)):
+                    break
+                self._fetcher_waits = True
+                self._capacity_grew.wait(left)
+                self._fetcher_waits = False
+                capacities = self._capacities(claims)
             return capacities
 
     def watch(self, claims: Sequence[QueueClaims]) -> bool:
@@ -589,14 +391,26 @@ class Inflight:
             return True
 
     def enqueue(self, deliveries: Iterable[HeldDelivery]) -> int:
-        """Queue `deliveries` for slots; return how many threads plain handlers can use."""
+        """
+        Queue `deliveries` for slots; return how many threads plain handlers can use.
+
+        A message that must not wait goes before a batch that is being gathered.
+        """
         with self._lock:
             for held in deliveries:
                 if not held.settling:
-                    self._table.queues[held.queue].put(held)
+                    slots = self.queues[held.queue]
+                    if held.must_start and slots.batch > 1:
+                        slots.waiting.appendleft(held)
+                    else:
+                        slots.waiting.append(held)
             self._give_slots()
             self._wake_thread()
-            return min(self.concurrency, self._table.plain_calls)
+            threads = 0
+            for slots in self.queues.values():
+                if not slots.is_async:
+                    threads += min(slots.limit, slots.calls)
+            return min(self.concurrency, threads)
 
     def next_plain(self, done: HandlerCall | None) -> HandlerCall | None:
         """Free the slot of `done`, wait for a call of a plain handler and start it; None when it is over."""
@@ -604,7 +418,7 @@ class Inflight:
             if done is not None:
                 self._finish((done,))
             while not (self._plain_calls or self.closed):
-                linger = self._table.linger(time.monotonic(), is_async=False)
+                linger = self._linger(time.monotonic(), is_async=False)
                 self._idle_threads += 1
                 try:
                     self._plain_call_ready.wait(linger)
@@ -615,7 +429,9 @@ class Inflight:
                     self._give_slots()
             if self.closed:
                 return None
-            run = self._start(self._plain_calls.popleft(), threading.get_ident())
+            run = started_call(self._plain_calls.popleft(), threading.get_ident())
+            self._runs[run] = None
+            self.started += len(run.deliveries)
             self._wake_thread()
             return run
 
@@ -625,10 +441,13 @@ class Inflight:
             self._loop_called = True  # it is here
             self._finish(done)
             self._wake_thread()
-            runs = [self._start(deliveries, thread=0) for deliveries in self._async_calls]
+            runs = [started_call(deliveries) for deliveries in self._async_calls]
             self._async_calls.clear()
+            for run in runs:
+                self._runs[run] = None
+                self.started += len(run.deliveries)
             self._loop_called = False
-            return runs, self._table.linger(time.monotonic(), is_async=True)
+            return runs, self._linger(time.monotonic(), is_async=True)
 
     def withdraw(self, deliveries: Iterable[HeldDelivery]) -> list[HeldDelivery]:
         """Return those of `deliveries` that have not started and now never will."""
@@ -640,12 +459,12 @@ class Inflight:
 
     def loop_is_late(self) -> None:
         """Claim no more for the event loop: it may be blocked."""
-        self._table.loop_late = True
+        self._loop_late = True
 
     def loop_is_blocked(self) -> list[HeldDelivery]:
         """Take the slots of the event loop's calls, because it is blocked; return what was held for it, withdrawn."""
         with self._lock:
-            self._table.give_coroutines_slots(on=False)
+            self._stall_coroutines(on=True)
             waiting = [
                 held for held in self._deliveries if held.handler.is_async and not (held.started or held.settling)
             ]
@@ -655,8 +474,8 @@ class Inflight:
     def loop_runs(self) -> None:
         """Give the event loop's calls slots again."""
         with self._lock:
-            self._table.loop_late = False
-            self._table.give_coroutines_slots(on=True)
+            self._loop_late = False
+            self._stall_coroutines(on=False)
             self._give_slots()
             self._wake_thread()
             self._notify_fetcher()
@@ -667,7 +486,7 @@ class Inflight:
             for held in deliveries:
                 if held in self._deliveries:
                     del self._deliveries[held]
-                    self._table.queues[held.queue].ended -= 1
+                    self.queues[held.queue].ended -= 1
             self._something_ended.notify_all()
             if self._fetcher_waits:
                 self._notify_fetcher()
@@ -677,10 +496,8 @@ class Inflight:
         with self._lock:
             if run in self._runs and not run.abandoned:
                 run.abandoned = True
-                if not run.handler.is_async:  # a coroutine is cancelled, a thread cannot be ended
-                    run.leave_leases()
                 # Suspects among them count no more, so that others get their turn.
-                self._table.queues[run.deliveries[0].queue].forget_suspects(run.deliveries)
+                self.queues[run.handler.queue_name].suspects.difference_update(run.deliveries)
                 self._something_ended.notify_all()
                 self._notify_fetcher()
 
@@ -718,27 +535,88 @@ class Inflight:
     @property
     def loop_is_used(self) -> bool:
         """Whether calls of coroutine handlers have slots, or wait for some."""
-        return any(slots.is_async and slots.calls for slots in self._table.queues.values())
+        return any(slots.is_async and slots.calls for slots in self.queues.values())
 
     def _can_claim(self, claims: Sequence[QueueClaims]) -> bool:
-        return self.closed or any(map(QueueClaims.can_claim, claims, self._table.capacities(claims, time.monotonic())))
+        return self.closed or any(map(QueueClaims.can_claim, claims, self._capacities(claims)))
+
+    def _capacities(self, claims: Sequence[QueueClaims]) -> list[Capacity]:
+        """Return how much of each queue can be claimed, and note when there will be more."""
+        free = self.concurrency
+        is_busy = False
+        for slots in self.queues.values():
+            if not slots.stalled:
+                free -= min(slots.limit, slots.calls)
+                is_busy = is_busy or slots.running > 0
+        # When nothing has started for longer than calls usually take, the next will take as long.
+        standstill = time.monotonic() - self._slot_given_at if is_busy else 0.0
+        self._refill_at = 0
+        starves = False
+        capacities = []
+        for claim in claims:
+            slots = self.queues[claim.name]
+            if slots.ended >= UNSETTLED_LIMIT or (slots.is_async and self._loop_late):
+                capacities.append(Capacity(0, 0))
+                continue
+            hold_limit = slots.hold_limit(standstill)
+            refill_at = max(hold_limit - hold_limit // 2, hold_limit - BATCH_LIMIT)
+            self._refill_at = max(self._refill_at, refill_at)
+            ahead = hold_limit - self._queued if self._queued <= refill_at else 0
+            calls = slots.calls
+            below_limit = max(0, slots.limit - calls)
+            direct = max(0, min(free, below_limit))
+            rest = slots.rest if free >= 0 and calls <= slots.limit else 0
+            suspects = slots.no_suspects
+            if slots.suspects:
+                rooms = [Suspects.room(held.delivery.claimed, slots.limit) for held in slots.suspects]
+                suspects = Suspects(slots.limit, len(rooms), min(rooms))
+            is_crowded = not direct and below_limit > 0
+            capacity = Capacity(direct, ahead, is_crowded, slots.batch, rest, suspects)
+            capacities.append(capacity)
+            starves = starves or (is_crowded and claim.starves(capacity))
+        if starves:
+            self._refill_at = 0
+            return [capacity._replace(ahead=0) for capacity in capacities]
+        return capacities
 
     def _give_slots(self) -> None:
-        """Give free slots to what may start, and call the event loop for its own."""
+        """Give free slots to what was claimed first of all that may start, and call the event loop for its own."""
         now = time.monotonic()
-        while not self.closed and self._slots_given < self.max_jobs and (deliveries := self._table.next_call(now)):
+        while not self.closed and self._free > 0 and self._slots_given < self.max_jobs:
+            first: QueueSlots | None = None
+            for slots in self.queues.values():
+                if not slots.waiting or slots.running >= slots.limit or slots.stalled:
+                    continue
+                may_start = slots.batch == 1 or slots.ripe_at() <= now
+                if may_start and (first is None or slots.waiting[0].fetched_at < first.waiting[0].fetched_at):
+                    first = slots
+            if first is None:
+                break
+            deliveries = first.take()
+            for held in deliveries:
+                del first.queued[held]
+            first.running += 1
+            self._queued -= len(deliveries)
+            self._free -= 1
             self._slots_given += len(deliveries)
-            (self._async_calls if deliveries[0].handler.is_async else self._plain_calls).append(deliveries)
-        loop_wanted = self._async_calls or self._table.linger(now, is_async=True) is not None
+            self._slot_given_at = now
+            (self._async_calls if first.is_async else self._plain_calls).append(deliveries)
+        loop_wanted = self._async_calls or self._linger(now, is_async=True) is not None
         if loop_wanted and not self._loop_called:
             self._loop_called = True
             self.call_loop()
 
+    def _linger(self, now: float, *, is_async: bool) -> float | None:
+        """Return the seconds until a batch that lingers now may start, None when there is none."""
+        if not self._batching:
+            return None
+        ripe = [slots.ripe_at() for slots in self._batching if slots.is_async is is_async and slots.waiting]
+        return min((at - now for at in ripe if at > now), default=None)
+
     def _wake_thread(self) -> None:
         """Wake a thread for the next call, or for a batch that lingers, unless one is on its way: it wakes the next."""
         if self._idle_threads and not self._waking:
-            lingers = self._table.linger(time.monotonic(), is_async=False) is not None
-            self._waking = bool(self._plain_calls) or lingers
+            self._waking = bool(self._plain_calls) or self._linger(time.monotonic(), is_async=False) is not None
             if self._waking:
                 self._plain_call_ready.notify()
 
@@ -746,19 +624,20 @@ class Inflight:
         """Take the slots of calls that have no thread or task yet."""
         for calls in (self._plain_calls, self._async_calls):
             while calls:
-                self._slots_given -= len(calls[-1])
-                self._table.put_back(calls.pop())
+                deliveries = calls.pop()
+                slots = self.queues[deliveries[0].queue]
+                slots.waiting.extendleft(reversed(deliveries))
+                slots.queued.update(dict.fromkeys(deliveries))
+                slots.running -= 1
+                self._queued += len(deliveries)
+                self._free += not slots.stalled
+                self._slots_given -= len(deliveries)
 
-    def _start(self, deliveries: list[HeldDelivery], thread: int) -> HandlerCall:
-        handler = deliveries[0].handler
-        now = time.monotonic()
-        timeout = handler.timeout_seconds
-        run = HandlerCall(deliveries, handler, now, None if timeout is None else now + timeout, thread=thread)
-        for held in deliveries:
-            held.started = True
-        self._runs[run] = None
-        self.started += len(deliveries)
-        return run
+    def _stall_coroutines(self, *, on: bool) -> None:
+        """Give calls of coroutine handlers no slots, or slots again; while stalled, those that they have count as free."""
+        for slots in self.queues.values():
+            slots.stalled = slots.is_async and on
+        self._free = self.concurrency - sum(slots.running for slots in self.queues.values() if not slots.stalled)
 
     def _finish(self, runs: Iterable[HandlerCall]) -> None:
         """Free the slots of `runs` and give them on."""
@@ -766,12 +645,19 @@ class Inflight:
         now = time.monotonic()
         for run in runs:
             del self._runs[run]
-            slots = self._table.end_call(run, now)
+            slots = self.queues[run.handler.queue_name]
+            slots.running -= 1
+            slots.ended += len(run.deliveries)
+            slots.suspects.difference_update(run.deliveries)
+            self._free += not slots.stalled
+            if run.began:
+                took = now - run.started_at
+                slots.pace = took if slots.pace is None else slots.pace * (1 - _PACE_WEIGHT) + took * _PACE_WEIGHT
             is_slot_unused = is_slot_unused or not slots.queued  # nothing of the queue takes the slot
         if self.closed:
             self._something_ended.notify_all()
         self._give_slots()
-        if is_slot_unused or self._table.queued <= self._table.refill_at:
+        if is_slot_unused or self._queued <= self._refill_at:
             self._notify_fetcher()
 
     def _withdraw(self, deliveries: list[HeldDelivery]) -> None:
@@ -779,7 +665,13 @@ class Inflight:
         self._take_back()
         for held in deliveries:
             held.settling = True
-        self._table.withdraw(deliveries)
+            slots = self.queues[held.queue]
+            del slots.queued[held]
+            slots.suspects.discard(held)
+            slots.ended += 1
+            self._queued -= 1
+        for slots in self.queues.values():
+            slots.waiting = deque(held for held in slots.waiting if not held.settling)
         self._give_slots()
         self._wake_thread()
         self._notify_fetcher()

@@ -10,7 +10,7 @@ from reliq.worker.slots import UNSETTLED_LIMIT
 
 def be_quick(inflight):
     """Have the handler be one that is known to end at once."""
-    inflight._table.queues["q"].learn(1e-6)
+    inflight.queues["q"].pace = 1e-6
 
 
 def client_of(caller, run_all):
