@@ -23,7 +23,7 @@ from reliq.text import shell_command
 from reliq.wire_format import DUE_BYTES, envelope_due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
     from reliq.redis.client import Client
     from reliq.redis.commands import Call, Command, Request
@@ -163,131 +163,99 @@ class QueueSnapshot:
 
 class QueueLook:
     """
-    One look at one shard of a queue: three times requests and the taking of their answers, then `snapshot`.
+    One look at one shard of a queue: three rounds of `requests`, and of answers to `take`.
 
     Args:
         blocked_keys: the keys without a turn that earlier looks saw; None does not ask for them.
 
     Attributes:
+        requests: those of the next round, if it has any.
         refusal: why nothing can be read of the queue; empty when it can.
         is_away: whether the reason is that Redis is away.
+        snapshot: the state that was seen; None before the end of the third round.
     """
 
     def __init__(self, keys: Keys, blocked_keys: BlockedKeys | None = None) -> None:
         self.keys = keys
         self.refusal = ""
         self.is_away = False
-        self._blocked_keys = blocked_keys
-        self._now_ms = 0.0
-        self._counts = Counts.sum([])
-        self._heads: dict[str, str] = {}  # the first message of each list whose bodies have a due time
-        self._due_ms: dict[str, float] = {}
-        self._unack_ids: list[str] = []
-        self._backoff_share = 0.0
-        self._has_overdue = False
-        self._overdue = 0
-        self._crons = list[CronState]()
-        self._lines: KeyQueues | None = None
-        self._held_seconds: float | None = None
+        self.snapshot: QueueSnapshot | None = None
+        self._rounds = self._look(blocked_keys)
+        self.requests = next(self._rounds)
 
-    def first_requests(self) -> list[Request[Any]]:
-        """Return the requests that need no earlier answer."""
-        requests: list[Request[Any]] = [
-            transitions.counts(self.keys),
-            commands.first_score(self.keys, "pending"),
-            commands.first_score(self.keys, "unack"),
-            commands.end_of(self.keys, "ready"),
-            commands.end_of(self.keys, "retry"),
-            commands.held_sample(self.keys, UNACK_SAMPLE),
+    def take(self, answers: Sequence[Any], now_ms: float) -> None:
+        """Take the answers to `requests`; a queue with a spoilt key, or whose server is away, hides no other."""
+        try:
+            self.requests = self._rounds.send((answers, now_ms))
+        except StopIteration as end:
+            self.snapshot = end.value
+        except (RedisRefusedError, ProtocolError, RedisUnavailableError) as error:
+            self.refusal = str(error)
+            self.is_away = isinstance(error, RedisUnavailableError)
+
+    def _look(
+        self, blocked_keys: BlockedKeys | None
+    ) -> Generator[list[Request[Any]], tuple[Sequence[Any], float], QueueSnapshot]:
+        keys = self.keys
+        answers, now_ms = yield [
+            transitions.counts(keys),
+            commands.first_score(keys, "pending"),
+            commands.first_score(keys, "unack"),
+            commands.end_of(keys, "ready"),
+            commands.end_of(keys, "retry"),
+            commands.held_sample(keys, UNACK_SAMPLE),
+            *([] if keys.shard else [cron_states(keys)]),
         ]
-        if not self.keys.shard:
-            requests.append(cron_states(self.keys))
-        return requests
-
-    def take_first(self, answers: Sequence[Any], now_ms: float) -> None:
-        """Take the answers to `first_requests`; a queue with a spoilt key, or whose server is away, hides no other."""
-        required = answers[:6]
-        for answer in required:
-            if isinstance(answer, RedisRefusedError | ProtocolError | RedisUnavailableError):
-                self.refusal = str(answer)
-                self.is_away = isinstance(answer, RedisUnavailableError)
-                return
-            if isinstance(answer, Exception):
-                raise answer
-        self._now_ms = now_ms
-        self._counts, pending, unack, ready, retry, self._unack_ids = required
-        self._due_ms = {
-            place: 1000 * score for place, score in (("pending", pending), ("unack", unack)) if score is not None
-        }
+        counts, pending, unack, ready, retry, unack_ids = commands.raise_first([*answers[:6]])
+        crons = next((states for states in answers[6:] if isinstance(states, list)), [])
+        due_ms = {place: 1000 * score for place, score in (("pending", pending), ("unack", unack)) if score is not None}
+        # The first message of each list; a bare body has no due time.
+        heads = {} if keys.bare else {place: id for place, id in (("ready", ready), ("retry", retry)) if id}
         # The rest of pending is asked about only when its first message is due.
-        self._has_overdue = self._due_ms.get("pending", now_ms + 1) <= now_ms
-        if not self.keys.bare:
-            self._heads = {place: id for place, id in (("ready", ready), ("retry", retry)) if id}
-        if not self.keys.shard and isinstance(answers[6], list):
-            self._crons = answers[6]
-
-    def second_requests(self) -> list[Request[Any]]:
-        """Return the requests that follow from the first answers: due times of first messages, state words, and keys."""
-        if self.refusal:
-            return []
-        requests: list[Request[Any]] = [commands.body_start(self.keys, id, DUE_BYTES) for id in self._heads.values()]
-        if self._unack_ids:
-            requests.append(commands.state_words(self.keys, self._unack_ids))
-        if self._has_overdue:
-            requests.append(commands.due_count(self.keys, self._now_ms / 1000))
-        if self._counts.keyed:
-            requests.append(transitions.key_queues(self.keys))
-            if self._blocked_keys:
-                requests.append(self._blocked_keys.request(self.keys))
-        return requests
-
-    def take_second(self, answers: Sequence[Any], now_ms: float) -> None:
-        """Take the answers to `second_requests`; an answer that was refused is passed over."""
+        has_overdue = due_ms.get("pending", now_ms + 1) <= now_ms
+        requests: list[Request[Any]] = [commands.body_start(keys, id, DUE_BYTES) for id in heads.values()]
+        if unack_ids:
+            requests.append(commands.state_words(keys, unack_ids))
+        if has_overdue:
+            requests.append(commands.due_count(keys, now_ms / 1000))
+        if counts.keyed:
+            requests.append(transitions.key_queues(keys))
+            if blocked_keys:
+                requests.append(blocked_keys.request(keys))
+        answers, now_ms = yield requests
+        # An answer that was refused is passed over.
         rest = iter(answers)
-        for place, id in self._heads.items():
-            self._take_due(place, id, next(rest))
-        if self._unack_ids and isinstance(words := next(rest), list):
-            self._backoff_share = sum(word.waits for word in words) / len(words)
-        if self._has_overdue and isinstance(overdue := next(rest), int):
-            self._overdue = overdue
-        if self._counts.keyed and isinstance(lines := next(rest), KeyQueues):
-            self._lines = lines
+        for place, id in heads.items():
+            due_ms[place] = _due_ms(id, next(rest))
+        words = next(rest) if unack_ids else None
+        overdue = next(rest) if has_overdue else None
+        lines = next(rest) if counts.keyed else None
         first = next(rest, None)
-        if self._blocked_keys and isinstance(first, dict):
-            self._held_seconds = self._blocked_keys.take(self.keys, first, now_ms)
-
-    def third_requests(self) -> list[Request[Any]]:
-        """Return the request for the due time of the message whose turn is next, where there is such a message."""
-        return [commands.body_start(self.keys, self._lines.next, DUE_BYTES)] if self._lines and self._lines.next else []
-
-    def take_third(self, answers: Sequence[Any]) -> None:
-        """Take the answers to `third_requests`."""
-        for answer in answers:
-            self._take_due("waiting", self._lines.next if self._lines else "", answer)
-
-    def snapshot(self, now_ms: float) -> QueueSnapshot:
-        """Return the state that was seen; in an empty state nothing is late."""
-        oldest = {place: max(0.0, (now_ms - due) / 1000) for place, due in self._due_ms.items()}
+        held_up = blocked_keys.take(keys, first, now_ms) if blocked_keys and isinstance(first, dict) else None
+        turn = lines.next if isinstance(lines, KeyQueues) else ""
+        answers, now_ms = yield [commands.body_start(keys, turn, DUE_BYTES)] if turn else []
+        for start in answers:
+            due_ms["waiting"] = _due_ms(turn, start)
+        oldest = {place: max(0.0, (now_ms - due) / 1000) for place, due in due_ms.items() if due is not None}
         for place in ("pending", "unack", "ready", "retry"):
-            if not getattr(self._counts, place):
+            if not getattr(counts, place):  # in an empty state nothing is late
                 oldest.setdefault(place, 0.0)
         return QueueSnapshot(
-            self.keys,
-            self._counts,
+            keys,
+            counts,
             oldest,
-            round(self._counts.unack * self._backoff_share),
-            self._overdue,
-            self._crons,
-            lines=self._lines,
-            held_up=self._held_seconds,
+            round(counts.unack * sum(word.waits for word in words) / len(words)) if isinstance(words, list) else 0,
+            overdue if isinstance(overdue, int) else 0,
+            crons,
+            lines=lines if isinstance(lines, KeyQueues) else None,
+            held_up=held_up,
         )
 
-    def _take_due(self, place: str, id: str, start: Any) -> None:
-        """Note since when the first message of a place has been due, by the start of its value, or else by its id."""
-        due = envelope_due(start) if isinstance(start, bytes) else None
-        due = made_at(id) if due is None else due
-        if due is not None:
-            self._due_ms[place] = due
+
+def _due_ms(id: str, start: Any) -> int | None:
+    """Return since when a message has been due, by the start of its value, or else by its id; None when unknown."""
+    due = envelope_due(start) if isinstance(start, bytes) else None
+    return made_at(id) if due is None else due
 
 
 class ShardMaps:
@@ -457,12 +425,9 @@ class SnapshotReader:
             if keys not in unreadable
         }
         readable = [look for looks in there.values() for look in looks]
-        for look, answers in zip(
-            readable, self._run_groups([look.second_requests() for look in readable]), strict=True
-        ):
-            look.take_second(answers, now_ms)
-        for look, answers in zip(readable, self._run_groups([look.third_requests() for look in readable]), strict=True):
-            look.take_third(answers)
+        for _second_and_third in range(2):
+            for look, answers in zip(readable, self._run_groups([look.requests for look in readable]), strict=True):
+                look.take(answers, now_ms)
         self._maps.keep(chosen.queues)
         if self._blocked_keys:
             self._blocked_keys.keep(chosen.queues)
@@ -470,7 +435,7 @@ class SnapshotReader:
             QueueSnapshot.sum(
                 keys,
                 self._maps.served(keys),
-                [look.snapshot(now_ms) for look in looks],
+                [look.snapshot for look in looks if look.snapshot],
                 tuple(look.keys.shard for look in parts[keys] if look.is_away),
             )
             for keys, looks in there.items()
@@ -494,12 +459,12 @@ class SnapshotReader:
             *self._maps.questions(due),
         ]
         looks = [look for shards in parts.values() for look in shards]
-        (time_ms, *rest), *groups = self._run_groups([general, *(look.first_requests() for look in looks)])
+        (time_ms, *rest), *groups = self._run_groups([general, *(look.requests for look in looks)])
         if clock_ms is None and isinstance(time_ms, Exception):
             time_ms = self._client.run(commands.server_ms())  # of another server: the first is known to be away now
         now_ms = time_ms if clock_ms is None else clock_ms
         for look, answers in zip(looks, groups, strict=True):
-            look.take_first(answers, now_ms)
+            look.take(answers, now_ms)
         sections = rest[: len(INFO_SECTIONS)]
         maps = rest[len(INFO_SECTIONS) :]
         for keys, why in self._maps.learn(due, maps).items():
@@ -513,8 +478,8 @@ class SnapshotReader:
                 look = QueueLook(shard, self._blocked_keys)
                 known.append(look)
                 gained.append(look)
-        for look, answers in zip(gained, self._run_groups([look.first_requests() for look in gained]), strict=True):
-            look.take_first(answers, now_ms)
+        for look, answers in zip(gained, self._run_groups([look.requests for look in gained]), strict=True):
+            look.take(answers, now_ms)
         if not self._client.has_many:
             return parts, now_ms, _joined(sections)
         everywhere = self._client.run_everywhere([commands.server_facts(section) for section in INFO_SECTIONS])
@@ -542,19 +507,14 @@ def registered(client: Client, first: Callable[[], Sequence[Keys]], cursor: int 
     """Return the queues that workers and producers have noted in the registry: of too many, `first` and some others."""
     size = client.run(commands.registry_size())
     if size <= QUEUES_LIMIT:
-        names, at = _page(client, 0, QUEUES_LIMIT)
+        at, entries = client.run(commands.registry_page(0, QUEUES_LIMIT))
+        names = set(entries)
         while at:
-            more, at = _page(client, at, QUEUES_LIMIT)
-            names |= more
+            at, entries = client.run(commands.registry_page(at, QUEUES_LIMIT))
+            names.update(entries)
     else:
-        names = {keys.entry: None for keys in first()[:QUEUES_LIMIT]}
-        more, at = _page(client, cursor, max(QUEUES_LIMIT - len(names), QUEUES_LIMIT // 10))
-        names |= more
+        names = {keys.entry for keys in first()[:QUEUES_LIMIT]}
+        at, entries = client.run(commands.registry_page(cursor, max(QUEUES_LIMIT - len(names), QUEUES_LIMIT // 10)))
+        names.update(entries)
     queues = [keys for name in sorted(names) if (keys := Keys.registered(name)) is not None]
     return Selection(queues, max(0, size - len(names)), at)
-
-
-def _page(client: Client, cursor: int, count: int) -> tuple[dict[str, None], int]:
-    """Return about so many names of the registry, and where the next are."""
-    at, entries = client.run(commands.registry_page(cursor, count))
-    return dict.fromkeys(entries), at
