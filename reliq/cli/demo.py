@@ -35,6 +35,7 @@ from reliq.message import Outgoing
 from reliq.redis.client import Client
 from reliq.redis.server import URL_VARIABLE, Connection
 from reliq.redis.url import check_url, masked
+from reliq.settings import WorkerSettings
 from reliq.supervisor.plan import ChildPlan
 from reliq.supervisor.supervisor import EXIT_NO_START, Supervisor
 from reliq.testing.server import EmbeddedRedis
@@ -158,11 +159,7 @@ def _work(log: Path, journal: Path, signals: SignalNotes, console: Console) -> b
     plan = ChildPlan(
         consumer="reliq.cli.demo_jobs:consumer",
         queues=(),
-        concurrency=CONCURRENCY,
-        grace=1.0,
-        max_jobs=None,
-        burst=False,
-        allow_eviction=True,
+        settings=WorkerSettings(concurrency=CONCURRENCY, grace=1.0, allow_eviction=True),
         log_level="error",
     )
     supervisor = Supervisor(consumer, plan, processes=PROCESSES)

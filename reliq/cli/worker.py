@@ -134,20 +134,21 @@ def worker(
     pyproject.toml, where CONSUMER is consumer. `reliq config` shows what is in force.
     """
     _check_options(log_level, log_format, processes, stall)
-    settings = WorkerSettings(concurrency=concurrency, grace=grace, max_jobs=max_jobs, burst=burst)
     limit = None if max_memory is None else size(max_memory)
     plan = ChildPlan(
         consumer=consumer,
         queues=tuple(queue or ()),
-        concurrency=settings.concurrency,
-        grace=grace,
-        max_jobs=max_jobs,
-        burst=burst,
-        allow_eviction=allow_eviction,
+        settings=WorkerSettings(
+            concurrency=concurrency,
+            grace=grace,
+            max_jobs=max_jobs,
+            burst=burst,
+            allow_eviction=allow_eviction,
+            log_error_text=log_error_text,
+        ),
         log_level=log_level,
         metrics=metrics_port is not None,
         log_format=log_format,
-        log_error_text=log_error_text,
         folder=str(Path.cwd()),
     )
     # The module is imported here: who asks for help or the name of an option need not wait for all that runs.

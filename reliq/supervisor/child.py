@@ -320,7 +320,9 @@ class Child:
         """Start a process with `plan`; its standard input stays open as long as the supervisor lives."""
         path = self.folder / f"board-{self.number}"
         figures = str(self.folder / METRICS_FOLDER) if plan.metrics else ""
-        self.board = ProcessStatusView(path, [handler.queue.name for handler in self.handlers], plan.concurrency)
+        self.board = ProcessStatusView(
+            path, [handler.queue.name for handler in self.handlers], plan.settings.concurrency
+        )
         self.pulse.note(None)
         command, environment = command_of("reliq.supervisor.main")
         if figures:

@@ -24,21 +24,23 @@ import msgspec
 
 from reliq.consumer import EXIT_HUNG, Consumer, SignalNotes, end_at_once, handle_signal, load_consumer
 from reliq.errors import EXIT_CONFIG, ConfigurationError, LoginError
-from reliq.logs import configure_logging, limiter
+from reliq.logs import LogObserver, configure_logging, limiter
+from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.store import file_of
-from reliq.settings import WorkerSettings
+from reliq.settings import seconds
 from reliq.supervisor.plan import EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan, find_modules, fingerprint
-from reliq.supervisor.status import spare_the_collector, watch
+from reliq.supervisor.status import ProcessStatus, spare_the_collector
 from reliq.text import printable
+from reliq.worker.health import Pulse, Sampler
 from reliq.worker.upkeep import call_stack, thread_stack
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from collections.abc import Sequence
 
 
 logger = logging.getLogger("reliq.child")
 
-#: The stop-watch looks twice a second whether a stop has begun.
+#: Twice a second a process looks whether a stop has begun.
 STOP_LOOK_SECONDS = 0.5
 #: Running handlers have 5 s when the supervisor is gone: its guard ends what is left 3 s later.
 ALONE_SECONDS = 5.0
@@ -64,7 +66,8 @@ def _finish() -> None:
 
 def main() -> int:
     """Work as the plan on standard input says; return the exit code."""
-    handle_signal(signal.SIGINT, _pass)  # the supervisor speaks for the terminal
+    # The supervisor speaks for the terminal; a program that a handler starts would inherit SIG_IGN, but not this.
+    handle_signal(signal.SIGINT, lambda *_: None)
     handle_signal(signal.SIGTERM, end_at_once)
     stack_requests = SignalNotes()
     handle_signal(signal.SIGUSR1, stack_requests.note)
@@ -81,10 +84,8 @@ def main() -> int:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    alone = threading.Event()
-    threading.Thread(
-        target=_notice_its_end, args=(supervisor, alone), name="reliq-supervisor-watch", daemon=True
-    ).start()
+    loaded: list[Consumer] = []
+    threading.Thread(target=_stop_when_alone, args=(supervisor, loaded), name="reliq-end-watch", daemon=True).start()
     try:
         try:
             consumer = load_consumer(plan.consumer)
@@ -94,7 +95,8 @@ def main() -> int:
             logger.error("the code has changed since this worker started; restart the worker, its processes do not fit")
             return EXIT_CRASHED
         spare_the_collector()
-        return _work(consumer, plan, stack_requests, alone)
+        loaded.append(consumer)
+        return _work(consumer, plan, stack_requests)
     except (ConfigurationError, LoginError) as error:
         logger.error("%s", error)  # noqa: TRY400  what to do is in the message; a trace would hide it
         return EXIT_CONFIG
@@ -105,64 +107,59 @@ def main() -> int:
         limiter.flush()
 
 
-def _pass(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing; a program that a handler starts inherits SIG_IGN, but not this."""
+def _stop_when_alone(supervisor: int, loaded: Sequence[Consumer]) -> None:
+    """
+    Stop when the supervisor is gone, for its pipe ends with it; a process that has not loaded its consumer ends at once.
+
+    The signal is sent again until a stop has begun: an application may have a handler of its own while it starts, and
+    Python drops an exception that a signal raises within a `__del__`.
+    """
+    while os.read(supervisor, 4096):
+        pass
+    while not any(consumer.is_stopping for consumer in loaded):
+        for consumer in loaded:
+            consumer.longest_grace = ALONE_SECONDS
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(STOP_LOOK_SECONDS)
 
 
-def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes, alone: threading.Event) -> int:
-    """Run the consumer, watched, and beside it what notices the end of the supervisor and bounds the stop."""
-    settings = WorkerSettings(
-        concurrency=plan.concurrency,
-        grace=plan.grace,
-        max_jobs=plan.max_jobs,
-        burst=plan.burst,
-        allow_eviction=plan.allow_eviction,
-        log_error_text=plan.log_error_text,
-    )
-    watch(
-        consumer,
-        plan.concurrency,
-        Path(plan.board),
-        queues=plan.queues,
-        pulse=Path(plan.pulse) if plan.pulse else None,
-        figures=file_of(Path(plan.figures), os.getpid()) if plan.metrics else None,
-        error_text=plan.log_error_text,
-    )
-    for name, look in (
-        ("stacks", lambda: _write_stacks(consumer, stack_requests)),
-        ("stop-watch", lambda: _bound_the_stop(consumer, plan)),
-        ("end-watch", lambda: _end_when_alone(consumer, alone)),
-    ):
+def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> int:
+    """Run the consumer, and have it log what happens, and write what its supervisor reads."""
+    handlers = consumer.chosen(plan.queues)
+    settings = plan.settings
+    pulse = Pulse(Path(plan.pulse) if plan.pulse else None)
+    notes = [pulse.note]
+    consumer.observers += [LogObserver(error_text=settings.log_error_text), pulse]
+    if plan.metrics:
+        file = file_of(Path(plan.figures), os.getpid())
+        metrics = ProcessMetrics([handler.queue.name for handler in handlers], file)
+        consumer.observers.append(metrics)
+        notes.append(metrics.sample)
+    Sampler(consumer.stats, *notes).start()
+    status = ProcessStatus(Path(plan.board), consumer, handlers, settings.concurrency)
+    consumer.before_call = status.begins
+    if settings.concurrency > 1:  # else `begins` names the only coroutine
+        consumer.note_step = status.steps
+
+    def write_stacks() -> None:
+        while stack_requests.wait():
+            logger.warning("stacks:\n%s", stacks(consumer))
+
+    def bound_the_stop() -> None:
+        """End this process when a stop of its own choice does not end; the supervisor watches the stops that it orders."""
+        while not consumer.is_stopping:
+            time.sleep(STOP_LOOK_SECONDS)
+        time.sleep(seconds("grace", settings.grace) + STOP_MARGIN_SECONDS)
+        logger.error("the stop has taken %.0f s longer than its grace; ending this process", STOP_MARGIN_SECONDS)
+        _report_unfinished(consumer, Path(plan.report))
+        os._exit(EXIT_HUNG)
+
+    for name, look in (("board", status.keep_up), ("stacks", write_stacks), ("stop-watch", bound_the_stop)):
         threading.Thread(target=look, name=f"reliq-{name}", daemon=True).start()
     try:
         return consumer.run(settings, queues=plan.queues, patient=True)
     finally:
         _report_unfinished(consumer, Path(plan.report))
-
-
-def _notice_its_end(supervisor: int, alone: threading.Event) -> None:
-    """Notice when the supervisor is gone, for its pipe ends with it; a process that still starts ends at once."""
-    while os.read(supervisor, 4096):
-        pass
-    alone.set()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _end_when_alone(consumer: Consumer, alone: threading.Event) -> None:
-    """Stop in peace when the supervisor is gone."""
-    alone.wait()
-    consumer.longest_grace = ALONE_SECONDS
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _bound_the_stop(consumer: Consumer, plan: ChildPlan) -> None:
-    """End this process when a stop of its own choice does not end; the supervisor watches the stops that it orders."""
-    while not consumer.is_stopping:
-        time.sleep(STOP_LOOK_SECONDS)
-    time.sleep(plan.grace + STOP_MARGIN_SECONDS)
-    logger.error("the stop has taken %.0f s longer than its grace; ending this process", STOP_MARGIN_SECONDS)
-    _report_unfinished(consumer, Path(plan.report))
-    os._exit(EXIT_HUNG)
 
 
 def _report_unfinished(consumer: Consumer, path: Path) -> None:
@@ -178,12 +175,6 @@ def _report_unfinished(consumer: Consumer, path: Path) -> None:
     with suppress(OSError):  # the folder was cleaned up
         half.write_text(json.dumps(rows))
         half.replace(path)
-
-
-def _write_stacks(consumer: Consumer, stack_requests: SignalNotes) -> None:
-    """Write every stack to the log at each SIGUSR1."""
-    while stack_requests.wait():
-        logger.warning("stacks:\n%s", stacks(consumer))
 
 
 def stacks(consumer: Consumer) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from reliq.distribution import VERSION
+from reliq.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,7 @@ class ChildPlan:
     Attributes:
         consumer: `module:name`.
         queues: some of the handlers' queues, none for all.
+        settings: of each process.
         handlers: the fingerprint of the supervisor's handlers, empty when there is no supervisor.
         folder: where the modules of the application are, empty when they are installed.
         board: the file in which the process writes what it runs.
@@ -40,11 +42,7 @@ class ChildPlan:
 
     consumer: str
     queues: tuple[str, ...]
-    concurrency: int
-    grace: float
-    max_jobs: int | None
-    burst: bool | Literal["delayed"]
-    allow_eviction: bool
+    settings: WorkerSettings
     log_level: str
     handlers: str = ""
     folder: str = ""
@@ -54,7 +52,6 @@ class ChildPlan:
     metrics: bool = False
     figures: str = ""
     log_format: str = "auto"
-    log_error_text: bool = False
 
     def as_line(self) -> str:
         """Return the plan as it is sent."""
@@ -64,7 +61,8 @@ class ChildPlan:
     def of(cls, line: str) -> ChildPlan:
         """Return the plan in a line."""
         fields: dict[str, Any] = json.loads(line)
-        return cls(**{**fields, "queues": tuple(fields["queues"])})
+        own = {"queues": tuple(fields["queues"]), "settings": WorkerSettings(**fields["settings"])}
+        return cls(**{**fields, **own})
 
 
 def fingerprint(handlers: Sequence[Handler]) -> str:

@@ -17,10 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq.logs import LogObserver
-from reliq.metrics.process import ProcessMetrics
 from reliq.wire_format import lane_of
-from reliq.worker.health import Pulse, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,21 +109,6 @@ class _Cell:
     timeout_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _HandlerFacts:
-    """The facts of a handler that the board writes, or decides by."""
-
-    number: int
-    is_batch: bool
-    is_alone: bool  # its thread runs nothing else at the same time
-
-
-def _raw_id(facts: _HandlerFacts, run: HandlerCall) -> bytes:
-    """Return the bytes of the message's id; none of a batch, nor of an id that is too long."""
-    raw = b"" if facts.is_batch else run.deliveries[0].delivery.claimed.id.encode("utf-8", "surrogateescape")
-    return raw if len(raw) <= _ID_BYTES else b""
-
-
 class ProcessStatus:
     """
     The board as its process writes it: when a handler begins, and by a thread that clears what has ended.
@@ -140,10 +122,8 @@ class ProcessStatus:
             self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency, len(handlers)))
         self._consumer = consumer
         self._concurrency = concurrency
-        self._facts = {
-            handler.queue.name: _HandlerFacts(at, handler.is_batch, not handler.is_async or concurrency == 1)
-            for at, handler in enumerate(sorted(handlers, key=lambda handler: handler.queue.name))
-        }
+        names = sorted(handler.queue.name for handler in handlers)
+        self._numbers = {name: number for number, name in enumerate(names)}
         self._lanes: dict[str, str] = {}
         self._cells: dict[int, _Cell] = {}
         self._hung: list[HandlerCall] = []
@@ -167,17 +147,12 @@ class ProcessStatus:
         queue = run.deliveries[0].queue
         if queue not in self._lanes:
             self._note_lanes()
-        facts = self._facts[queue]
         cell = self._cells.get(run.thread) or self._new_cell(run.thread)
-        if facts.is_alone:
-            raw = _raw_id(facts, run)
-            until = run.timeout_at or 0.0
+        if self._concurrency == 1 or not run.handler.is_async:  # its thread runs nothing else at the same time
             with self._lock:
                 cell.run = run
-                cell.timeout_at = until
-                _ROW.pack_into(
-                    self._memory, cell.place, run.started_at, until, cell.thread, facts.number, len(raw), raw
-                )
+                cell.timeout_at = run.timeout_at or 0.0
+                self._write(cell.place, run, run.started_at, cell.thread)
         elif cell.run is None:
             cell.run = run
             self._loop_thread = cell.thread
@@ -190,13 +165,18 @@ class ProcessStatus:
         if run is None:
             _TIMES.pack_into(self._memory, self._step_at, 0.0, 0.0)
             return before
-        facts = self._facts[run.handler.queue_name]
-        until = run.timeout_at or 0.0
-        raw = _raw_id(facts, run)
-        _ROW.pack_into(
-            self._memory, self._step_at, time.monotonic(), until, self._loop_thread, facts.number, len(raw), raw
-        )
+        self._write(self._step_at, run, time.monotonic(), self._loop_thread)
         return before
+
+    def _write(self, place: int, run: HandlerCall, since: float, thread: int) -> None:
+        """Write a row; of a batch, and of a message whose id is too long, without the id."""
+        raw = b""
+        if not run.handler.is_batch:
+            raw = run.deliveries[0].delivery.claimed.id.encode("utf-8", "surrogateescape")
+            if len(raw) > _ID_BYTES:
+                raw = b""
+        number = self._numbers[run.handler.queue_name]
+        _ROW.pack_into(self._memory, place, since, run.timeout_at or 0.0, thread, number, len(raw), raw)
 
     def _new_cell(self, thread: int) -> _Cell:
         with self._lock:
@@ -213,17 +193,24 @@ class ProcessStatus:
         self._memory[_LEAVES_AT] = self._consumer.is_leaving
         now = time.monotonic()
         running = self._consumer.running()
-        self._note_hung([run for run in running if run.handler.is_async and run.hangs])
+        # A coroutine that is alone in its process has its row from its start.
+        hung = [run for run in running if self._concurrency > 1 and run.handler.is_async and run.hangs]
+        hung = hung[: self._concurrency]
+        if hung != self._hung:
+            self._hung = hung
+            for at, run in enumerate(hung):
+                self._write(_hung_at(self._concurrency) + at * _ROW.size, run, run.started_at, 0)
+            _COUNT.pack_into(self._memory, _HUNG_COUNT_AT, len(hung))
         going_on = set(running)
         for cell in list(self._cells.values()):
-            run = cell.run  # read once: its thread may begin something else at any moment
-            if run is None or run.started_at >= now or not self._facts[run.handler.queue_name].is_alone:
+            noted = cell.run  # read once: its thread may begin something else at any moment
+            if noted is None or noted.started_at >= now or (self._concurrency > 1 and noted.handler.is_async):
                 continue
-            if run not in going_on:
-                self._change(cell, run, 0.0, 0.0)
-            elif (run.timeout_at or 0.0) != cell.timeout_at:
-                self._change(cell, run, run.started_at, run.timeout_at or 0.0)
-        if len(self._lanes) < len(self._facts):
+            if noted not in going_on:
+                self._change(cell, noted, 0.0, 0.0)
+            elif (noted.timeout_at or 0.0) != cell.timeout_at:
+                self._change(cell, noted, noted.started_at, noted.timeout_at or 0.0)
+        if len(self._lanes) < len(self._numbers):
             self._note_lanes()
         _BEAT.pack_into(self._memory, 0, time.monotonic())
 
@@ -235,20 +222,6 @@ class ProcessStatus:
                 cell.timeout_at = timeout_at
                 _TIMES.pack_into(self._memory, cell.place, started_at, timeout_at)
 
-    def _note_hung(self, hung: list[HandlerCall]) -> None:
-        """Write a row for each coroutine that hangs; one that is alone in its process has its row from its start."""
-        hung = [run for run in hung if not self._facts[run.handler.queue_name].is_alone][: self._concurrency]
-        if hung == self._hung:
-            return
-        self._hung = hung
-        for at, run in enumerate(hung):
-            facts = self._facts[run.handler.queue_name]
-            raw = _raw_id(facts, run)
-            until = run.timeout_at or 0.0
-            place = _hung_at(self._concurrency) + at * _ROW.size
-            _ROW.pack_into(self._memory, place, run.started_at, until, 0, facts.number, len(raw), raw)
-        _COUNT.pack_into(self._memory, _HUNG_COUNT_AT, len(hung))
-
     def _note_lanes(self) -> None:
         """Write the names under which this process claims: by them the supervisor finds its leases in Redis."""
         deliveries = self._consumer.deliveries()
@@ -256,7 +229,7 @@ class ProcessStatus:
             for held in deliveries:
                 self._lanes.setdefault(held.queue, lane_of(held.delivery.claimed.nonce))
             for queue, lane in self._lanes.items():
-                place = _lanes_at(self._concurrency) + self._facts[queue].number * _LANE.size
+                place = _lanes_at(self._concurrency) + self._numbers[queue] * _LANE.size
                 _LANE.pack_into(self._memory, place, lane.encode())
 
 
@@ -340,38 +313,3 @@ def spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
-
-
-def watch(
-    consumer: Consumer,
-    concurrency: int,
-    board: Path,
-    *,
-    queues: Sequence[str] = (),
-    pulse: Path | None = None,
-    figures: Path | None = None,
-    error_text: bool = False,
-) -> None:
-    """
-    Have `consumer`, which has not started, log what happens, and write what its supervisor reads.
-
-    Args:
-        board: a file of `board_bytes(concurrency)` bytes, for what the handlers of `queues` run.
-        pulse: a file for the signs that the process claims.
-        figures: a file for the numbers of metrics; None keeps none.
-        error_text: log the texts of exceptions, too.
-    """
-    handlers = consumer.chosen(queues)
-    sign = Pulse(pulse)
-    consumer.observers += [LogObserver(error_text=error_text), sign]
-    if figures is None:
-        Sampler(consumer.stats, sign.note).start()
-    else:
-        metrics = ProcessMetrics([handler.queue.name for handler in handlers], figures)
-        consumer.observers.append(metrics)
-        Sampler(consumer.stats, sign.note, metrics.sample).start()
-    status = ProcessStatus(board, consumer, handlers, concurrency)
-    consumer.before_call = status.begins
-    if concurrency > 1:  # else `begins` names the only coroutine
-        consumer.note_step = status.steps
-    threading.Thread(target=status.keep_up, name="reliq-board", daemon=True).start()

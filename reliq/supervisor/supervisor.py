@@ -22,6 +22,7 @@ from reliq.consumer import EXIT_SECOND_SIGNAL, STOPS, SignalNotes, handle_signal
 from reliq.errors import EXIT_CONFIG, ConfigurationError
 from reliq.events import ProcessEnded, notify
 from reliq.logs import Background
+from reliq.settings import seconds
 from reliq.supervisor.child import HARD_LIMIT_SECONDS, METRICS_FOLDER, Child, Folder, OrphanKiller
 from reliq.supervisor.plan import STALL_SECONDS, STOP_MARGIN_SECONDS, fingerprint
 from reliq.supervisor.recovery import Recovery, reap_orphans
@@ -144,6 +145,8 @@ class Supervisor:
     ) -> None:
         self.observers: list[Observer] = []
         self._plan = replace(plan, handlers=fingerprint(consumer.handlers))
+        self._concurrency = plan.settings.concurrency
+        self._grace = seconds("grace", plan.settings.grace)
         self._max_memory = max_memory
         self._stall = stall
         self._handlers = consumer.chosen(plan.queues) if consumer.handlers else []
@@ -151,7 +154,7 @@ class Supervisor:
         self._numbers = count()
         self.children = [self._place() for _ in range(processes)]
         self._leaving: list[Child] = []  # they finish what they run; others have their places
-        self._recovery = Recovery(consumer, plan.concurrency)
+        self._recovery = Recovery(consumer, self._concurrency)
         self._background = Background("reliq-recovery")
         self._has_worked = False  # some process has come through its start
         self._guard: OrphanKiller | None = None
@@ -170,7 +173,7 @@ class Supervisor:
                 self._look()
                 manager.look(self.pulses())
                 self._signals.wait(WATCH_SECONDS)
-            manager.stop(self._plan.grace + STOP_MARGIN_SECONDS)
+            manager.stop(self._grace + STOP_MARGIN_SECONDS)
             self._stop()
         finally:
             self._kill()
@@ -271,9 +274,9 @@ class Supervisor:
         child.hear(now)
         self._has_worked = self._has_worked or child.has_worked
         overran = child.overran(now)
-        if self._plan.concurrency == 1 and overran:
+        if self._concurrency == 1 and overran:
             self._end(child, "overran", "its handler overran its timeout", overran)
-        elif self._plan.concurrency > 1 and self._ends_for_its_neighbours(child, overran, now):
+        elif self._concurrency > 1 and self._ends_for_its_neighbours(child, overran, now):
             return
         elif child.complained > COMPLAINT_SECONDS:
             self._end(child, "hung", child.pulse.complaint(now))
@@ -332,7 +335,7 @@ class Supervisor:
         except OSError as error:
             child.signal(signal.SIGKILL)
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and not self._has_worked:
-                size = board_bytes(self._plan.concurrency, len(self._handlers)) // 1024 + 1
+                size = board_bytes(self._concurrency, len(self._handlers)) // 1024 + 1
                 raise ConfigurationError(
                     f"each worker process needs {size} KiB for temporary files in {self.folder.parent}: {error.strerror}; "
                     "free space there, or set TMPDIR to another folder"
@@ -356,7 +359,7 @@ class Supervisor:
         reason = ""
         if code == EXIT_CONFIG and not self._has_worked:
             self._exit_code = EXIT_CONFIG
-        elif code == 0 and self._plan.burst and has_reported:  # else a handler has ended it
+        elif code == 0 and self._plan.settings.burst and has_reported:  # else a handler has ended it
             child.done = True
         elif not self._stopping:
             reason = child.why(code)
@@ -399,7 +402,7 @@ class Supervisor:
                 child.signal(signal.SIGTERM)
         asked = self._asked
         signalled_at = time.monotonic()
-        until = signalled_at + self._plan.grace + STOP_MARGIN_SECONDS - GIVE_BACK_SECONDS
+        until = signalled_at + self._grace + STOP_MARGIN_SECONDS - GIVE_BACK_SECONDS
         while time.monotonic() < until:
             if time.monotonic() >= signalled_at + AGAIN_SECONDS:
                 signalled_at += AGAIN_SECONDS

@@ -150,7 +150,7 @@ def serve(
         handlers = consumer.chosen(plan.queues)
         if plan.log_format != "json":
             count = pluralize(processes, "process", "processes")
-            _print_handlers(handlers, f"{count} of {plan.concurrency} on {consumer.connection(handlers).name}")
+            _print_handlers(handlers, f"{count} of {plan.settings.concurrency} on {consumer.connection(handlers).name}")
         supervisor = Supervisor(consumer, plan, processes=processes, max_memory=max_memory, stall=stall)
         if reloader is not None:
             reloader.watch(supervisor.stop)

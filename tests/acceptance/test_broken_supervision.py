@@ -23,7 +23,7 @@ from waiting import eventually
 from worker_process import AT_ONCE, Worker, environment_for, works
 
 import reliq
-from reliq import Queue
+from reliq import Queue, WorkerSettings
 from reliq.errors import ConfigurationError
 from reliq.lua.transitions import CallNumber
 from reliq.supervisor.child import Child, Folder
@@ -39,9 +39,9 @@ def plan(tmp_path):
     """The plan of a child that stops itself after one job."""
     board = tmp_path / "board"
     ProcessStatusView(board, ["once", "slow"], 2)
-    settings = {"concurrency": 2, "grace": 0.2, "max_jobs": 1, "burst": False, "allow_eviction": False}
+    settings = WorkerSettings(concurrency=2, grace=0.2, max_jobs=1)
     files = {"board": str(board), "report": str(tmp_path / "report")}
-    return ChildPlan(consumer="stubborn:consumer", queues=("once",), log_level="info", **settings, **files)
+    return ChildPlan(consumer="stubborn:consumer", queues=("once",), settings=settings, log_level="info", **files)
 
 
 #: A child whose patience is short, so that the test's need not be long.

@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 
-from reliq import Consumer
+from reliq import Consumer, WorkerSettings
 from reliq.consumer import SignalNotes, StopSignals
 from reliq.supervisor.plan import ChildPlan
 from reliq.supervisor.supervisor import Supervisor
@@ -67,8 +67,7 @@ def test_a_consumer_may_be_interrupted_while_it_waits_for_the_signal_to_stop():
 def test_a_supervisor_only_notes_its_signals(monkeypatch):
     taken = {}
     monkeypatch.setattr(signal, "signal", taken.__setitem__)
-    numbers = {"concurrency": 1, "grace": 1, "max_jobs": None, "burst": False, "allow_eviction": False}
-    plan = ChildPlan(queues=(), **numbers, **dict.fromkeys(("consumer", "log_level", "board", "report"), ""))
+    plan = ChildPlan(consumer="", queues=(), settings=WorkerSettings(), log_level="")
     supervisor = Supervisor(Consumer(), plan, processes=0)
 
     assert supervisor.run() == 0
