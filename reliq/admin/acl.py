@@ -269,13 +269,13 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(calls.leaving, calls.marker, calls.marker_ms, calls.take_id, calls.free_id, calls.at_a_replica),
     ),
     "operator": (
-        *(*_TO_PUBLISH, *_TO_LOOK, commands.retries_left, commands.scores),
+        *(*_TO_PUBLISH, *_TO_LOOK, commands.retries_left, calls.scores),
         *(commands.delete_letters, commands.letters_between, commands.claims),
-        *(commands.worker_ids, commands.worker_records),
+        *(calls.worker_ids, calls.worker_records),
         shards.map_text,
-        *(commands.pause, commands.paused, commands.resume_queue),
+        *(commands.pause, calls.paused, commands.resume_queue),
         *(made for made in USES if made.__module__ == calls.__name__ and made not in _OF_THE_SERVER),
-        *(commands.noted, commands.request, commands.look),
+        *(commands.noted, calls.ask_stacks, calls.asked_stacks),
         *(
             schedule.pause_cron,
             schedule.resume_cron,

@@ -171,7 +171,7 @@ class ReadOnlyAdmin:
 
     def worker(self, id: str) -> WorkerView:
         """Return one worker process, and the stacks of its handlers when `Admin.ask_stacks` asked for them."""
-        requests = [*commands.worker_records([id]), *commands.look(id)]
+        requests = [*calls.worker_records([id]), *calls.asked_stacks(id)]
         record, waits_ms, report, is_known = self._redis.session().read_each(requests, None)
         if record is None and not is_known:
             raise ConfigurationError(
@@ -332,7 +332,7 @@ class ReadOnlyAdmin:
 
     def paused(self, queue: str) -> Pause | None:
         """Return who paused a queue, when and why; None when it is not paused."""
-        return self._redis.session().run(commands.paused(self.redis_keys(queue)))
+        return self._redis.session().run(calls.paused(self.redis_keys(queue)))
 
     def _named(self, names: Sequence[str]) -> list[Keys]:
         """Return the keys of the queues named, each of which must be known; none of all queues."""
@@ -547,17 +547,17 @@ class Admin(ReadOnlyAdmin):
             raise ConfigurationError(
                 f"worker {worker} has said nothing for 15 s: it is dead, or a handler holds its interpreter"
             )
-        self._redis.session().run_all(commands.request(worker))
+        self._redis.session().run_all(calls.ask_stacks(worker))
 
     def stacks(self, workers: Collection[str], *, for_seconds: Duration = 10.0) -> dict[str, StackReport]:
         """Ask worker processes for their stacks; return the reports that came within `for_seconds`, at most a minute."""
         wait = seconds("for_seconds", for_seconds, most=60)
         session = self._redis.session()
-        session.run_all([request for id in workers for request in commands.request(id)])
+        session.run_all([request for id in workers for request in calls.ask_stacks(id)])
         reports: dict[str, StackReport] = {}
         until = time.monotonic() + wait
         while waiting := [id for id in workers if id not in reports]:
-            answers = session.run_all([request for id in waiting for request in commands.look(id)])[1::3]
+            answers = session.run_all([request for id in waiting for request in calls.asked_stacks(id)])[1::3]
             reports |= {id: report for id, report in zip(waiting, answers, strict=True) if report is not None}
             if time.monotonic() >= until:
                 break

@@ -205,7 +205,7 @@ class Bench:
     def _lateness(self) -> list[Figure]:
         """Let messages come due at LATENESS_RATE while an idle worker waits."""
         before = time.time()
-        server = self._session.run(commands.server_seconds())
+        server = self._session.run(calls.server_seconds())
         offset = server - (before + time.time()) / 2
         count = self._messages // 20
         with self._workers("late", 1) as workers:
@@ -329,8 +329,8 @@ def remove_queue(url: str, name: str) -> None:
         for batch in server.scan(partial(calls.keys_scanned, every_key, count=1000)):
             if batch:
                 server.run(calls.delete_keys(batch))
-    ids = session.run(commands.worker_ids())
-    for worker in session.run_all(commands.worker_records(ids)):
+    ids = session.run(calls.worker_ids())
+    for worker in session.run_all(calls.worker_records(ids)):
         if isinstance(worker, Worker) and name in worker.queues:
             session.run_all(commands.remove_worker(worker.id))
     session.run(calls.unregister(keys))

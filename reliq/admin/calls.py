@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
-from reliq.keys import QUEUES_KEY, Keys, pattern
+import msgspec
+
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, pattern, stack_request_key, stacks_key, worker_key
 from reliq.message import Confirmed
 from reliq.redis.commands import (
     Command,
+    StackReport,
+    Worker,
     id_text,
     read_facts,
     read_ids,
     read_nothing,
+    read_pause,
     read_raw_scores,
     read_scores,
     read_text,
     runs,
 )
 from reliq.settings import check_is_one_of
+from reliq.text import clamp_time
 from reliq.wire_format import FailureNote, StateWord
 
 if TYPE_CHECKING:
@@ -26,8 +32,19 @@ if TYPE_CHECKING:
 
     from reliq.keys import Keys
     from reliq.lua import Script
+    from reliq.message import Pause
     from reliq.redis.commands import SortedSet
 
+T = TypeVar("T")
+
+#: A worker that does not take a request within this many ms is asked no longer.
+REQUEST_MS = 60_000
+#: Workers that are read at most.
+WORKERS_LIMIT = 10_000
+
+
+_worker_decoder = msgspec.json.Decoder(Worker)
+_report_decoder = msgspec.json.Decoder(StackReport)
 
 Place = Literal["pending", "ready", "waiting", "unack", "retry", "garbage", "dead"]
 PLACES: tuple[Place, ...] = get_args(Place)
@@ -538,3 +555,68 @@ def places_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, li
         return int(reply[0]), [(key, id) for key, _, id in members]
 
     return Command(("ZSCAN", keys.held, cursor, "COUNT", count), read)
+
+
+@runs("pending:ZMSCORE unack:ZMSCORE")
+def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
+    """Read the unix seconds at which messages are due, or their leases end; None for one that is not there."""
+    return Command(
+        ("ZMSCORE", getattr(keys, place), *ids),
+        lambda reply: [None if one is None else clamp_time(float(one)) for one in reply],
+    )
+
+
+@runs("paused:GET")
+def paused(keys: Keys) -> Command[Pause | None]:
+    """Read who paused the queue, when and why; None when it is not paused."""
+    return Command(("GET", keys.paused), lambda reply: None if reply is None else read_pause(reply))
+
+
+@runs("WORKERS_KEY:ZREVRANGE")
+def worker_ids() -> Command[list[str]]:
+    """Return the workers that wrote a record in the last hour, the latest first; not all of them are alive."""
+    return Command(
+        ("ZREVRANGE", WORKERS_KEY, 0, WORKERS_LIMIT - 1),
+        lambda reply: [one.decode("utf-8", "replace") for one in reply],
+    )
+
+
+@runs("worker_key:GET")
+def worker_records(ids: Sequence[str]) -> list[Command[Worker | None]]:
+    """Read each worker's record; None for one that is not alive, or whose record is none of ours."""
+    return [Command(("GET", worker_key(id)), lambda reply: _decoded(_worker_decoder, reply)) for id in ids]
+
+
+@runs("TIME")
+def server_seconds() -> Command[float]:
+    """Return Redis' clock in unix seconds."""
+    return Command(("TIME",), lambda reply: int(reply[0]) + int(reply[1]) / 1e6)
+
+
+@runs("stack_request_key:SET stacks_key:DEL")
+def ask_stacks(id: str) -> list[Command[Any]]:
+    """Ask a worker for its stacks, and forget those that it told before."""
+    return [
+        Command(("DEL", stacks_key(id)), int),
+        Command(("SET", stack_request_key(id), "1", "PX", REQUEST_MS), read_nothing),
+    ]
+
+
+@runs("stack_request_key:PTTL stacks_key:GET WORKERS_KEY:ZSCORE")
+def asked_stacks(id: str) -> list[Command[Any]]:
+    """
+    Read for how many ms a request has waited for its worker, and the stacks that it told; None where there is none.
+
+    The third answer is whether the worker was alive within the last hour.
+    """
+    waited = Command(("PTTL", stack_request_key(id)), lambda left: REQUEST_MS - left if left >= 0 else None)
+    known = Command(("ZSCORE", WORKERS_KEY, id), lambda seen: seen is not None)
+    return [waited, Command(("GET", stacks_key(id)), lambda reply: _decoded(_report_decoder, reply)), known]
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], reply: bytes | None) -> T | None:
+    """Return what a worker wrote; None when it is gone, or something else wrote it."""
+    try:
+        return None if reply is None else decoder.decode(reply)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

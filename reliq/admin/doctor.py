@@ -158,7 +158,7 @@ def _facts(session: Session, address: Address, roles: Sequence[Role], keys: Keys
 def _clock_offset(run_all: Any) -> float | None:
     """Return by how many seconds the server's clock is ahead, beyond what the round trip explains."""
     before = time.time()
-    [clock] = run_all([commands.server_seconds()])
+    [clock] = run_all([calls.server_seconds()])
     after = time.time()
     if isinstance(clock, Exception):
         return None

@@ -443,7 +443,7 @@ def entries(queue: QueueSession, state: Place, messages: list[Found]) -> list[En
         calls.failure_notes(keys, ids),
     ]
     if has_scores:
-        requests.append(commands.scores(keys, cast("SortedSet", state), ids))
+        requests.append(calls.scores(keys, cast("SortedSet", state), ids))
     words, lefts, notes, *scores = queue.run_all(requests)
     sizes = queue.read_each([calls.length(keys, id) for id in ids], 0)
     rows = zip(messages, words, lefts, notes, scores[0] if has_scores else [None] * len(ids), sizes, strict=True)

@@ -515,7 +515,7 @@ def with_rates(session: Session, chosen: Selection, maps: ShardMaps, interval: f
 
 def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
     """Return the pause of each of `paused`; its end is the one that Redis has."""
-    told = session.try_all([commands.paused(keys) for keys in paused])
+    told = session.try_all([calls.paused(keys) for keys in paused])
     lasting = session.try_all([calls.pause_ms(keys) for keys in paused])
     pauses = {}
     for keys, pause, ttl_ms in zip(paused, told, lasting, strict=True):

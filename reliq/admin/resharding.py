@@ -152,7 +152,7 @@ class ShardChange:
                 f"the change of {self.queue.name!r} from {now.was} to {now.n} shards is not finished: "
                 + shell_command("shards", self.queue.name, options=["--finish"])
             )
-        pause = self.queue.run(commands.paused(self.first))
+        pause = self.queue.run(calls.paused(self.first))
         left_ms = self.queue.run(calls.pause_ms(self.first))
         if pause is not None:  # the new shards are paused before any message comes into them
             new = [self.first.of_shard(shard) for shard in range(now.n, number)]

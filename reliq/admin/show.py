@@ -238,8 +238,8 @@ def _view(queue: QueueSession, id: str) -> MessageView:
     keys = queue.keys
     (pending,), (unack,), (word,), (left,), failures, in_garbage, value, ttl_ms, mark, mark_ms = queue.run_all(
         [
-            commands.scores(keys, "pending", [id]),
-            commands.scores(keys, "unack", [id]),
+            calls.scores(keys, "pending", [id]),
+            calls.scores(keys, "unack", [id]),
             commands.state_words(keys, [id]),
             commands.retries_left(keys, [id]),
             calls.failures(keys, id),

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq.redis import commands
+from reliq.admin import calls
 from reliq.redis.commands import Worker
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class WorkerView:
 
 def workers_alive(session: Session) -> list[Worker]:
     """Return the record of every worker process that is alive, sorted by host and pid."""
-    ids = session.run(commands.worker_ids())
-    answers = session.try_all(commands.worker_records(ids))
+    ids = session.run(calls.worker_ids())
+    answers = session.try_all(calls.worker_records(ids))
     # A record that is malformed, or whose server of several is away, hides no other.
     workers = [answer for answer in answers if isinstance(answer, Worker)]
     return sorted(workers, key=lambda worker: (worker.host, worker.pid))

@@ -16,7 +16,7 @@ from reliq.text import LAST_SECOND, clamp_time, whole_number
 from reliq.wire_format import FailureNote, StateWord, open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from reliq.events import Event
     from reliq.keys import Keys
@@ -184,9 +184,6 @@ RECORD_MS = 15_000
 FORGET_SECONDS = 3600
 #: Running handlers that a record names at most.
 SLOTS_LIMIT = 200
-#: Workers that are read at most.
-WORKERS_LIMIT = 10_000
-
 
 #: A record with other numbers is none of ours.
 _Number = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
@@ -242,7 +239,6 @@ class Worker:
 FOREIGN_REASON_LIMIT = 200
 
 _pause_decoder = msgspec.json.Decoder(Pause)
-_worker_decoder = msgspec.json.Decoder(Worker)
 
 
 def read_nothing(_reply: object) -> None:
@@ -259,11 +255,6 @@ def read_bytes(reply: Any) -> bytes:
 def read_text(reply: bytes | None) -> str:
     """Return a text; empty for nothing."""
     return "" if reply is None else reply.decode("utf-8", "replace")
-
-
-def read_id(reply: bytes | None) -> str:
-    """Return an id; empty for nothing."""
-    return id_text(reply) if reply else ""
 
 
 def read_ids(reply: Sequence[bytes]) -> list[str]:
@@ -294,16 +285,6 @@ def read_pause(reply: bytes) -> Pause:
         return _pause_decoder.decode(reply)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Pause("", None, reply.decode("utf-8", "replace")[:FOREIGN_REASON_LIMIT])
-
-
-def read_worker(reply: bytes | None) -> Worker | None:
-    """Return a worker's record; None for one that is gone or that something else wrote."""
-    if reply is None:
-        return None
-    try:
-        return _worker_decoder.decode(reply)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def read_letter(row: Any, keys: Keys) -> Letter:
@@ -357,15 +338,6 @@ def retries_left(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
     return Command(("HMGET", keys.retries_left, *ids), list)
 
 
-@runs("pending:ZMSCORE unack:ZMSCORE")
-def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
-    """Read the unix seconds at which messages are due, or their leases end; None for one that is not there."""
-    return Command(
-        ("ZMSCORE", getattr(keys, place), *ids),
-        lambda reply: [None if one is None else clamp_time(float(one)) for one in reply],
-    )
-
-
 @runs("pending:ZRANGE unack:ZRANGE")
 def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
     """Read the unix seconds at which the first message is due, or the first lease ends; None when there is none."""
@@ -396,7 +368,7 @@ def held_sample(keys: Keys, count: int) -> Command[list[str]]:
 @runs("ready:LINDEX retry:LINDEX")
 def end_of(keys: Keys, place: List) -> Command[str]:
     """Read the id of a list that is claimed next; empty when there is none."""
-    return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, -1), read_id)
+    return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, -1), lambda reply: id_text(reply or b""))
 
 
 @runs("garbage:SRANDMEMBER")
@@ -477,12 +449,6 @@ def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
     return Command(("SET", keys.paused, msgspec.json.encode(pause), *limit), read_nothing)
 
 
-@runs("paused:GET")
-def paused(keys: Keys) -> Command[Pause | None]:
-    """Read who paused the queue, when and why; None when it is not paused."""
-    return Command(("GET", keys.paused), lambda reply: None if reply is None else read_pause(reply))
-
-
 @runs("paused:DEL asleep:ZREM wake:RPUSH,LTRIM")
 def resume_queue(keys: Keys) -> list[Command[Any]]:
     """End the pause of a queue and the sleep of the whole queue: the first two answers are whether there was one."""
@@ -536,26 +502,11 @@ def remove_worker(id: str) -> list[Command[None]]:
     return [Command(("DEL", worker_key(id)), read_nothing), Command(("ZREM", WORKERS_KEY, id), read_nothing)]
 
 
-@runs("WORKERS_KEY:ZREVRANGE")
-def worker_ids() -> Command[list[str]]:
-    """Return the workers that wrote a record in the last hour, the latest first; not all of them are alive."""
-    return Command(
-        ("ZREVRANGE", WORKERS_KEY, 0, WORKERS_LIMIT - 1),
-        lambda reply: [one.decode("utf-8", "replace") for one in reply],
-    )
-
-
 @runs("WORKERS_KEY:ZCOUNT")
 def workers_alive(now_seconds: float, counted: Callable[[int], Any]) -> Command[None]:
     """Count the workers whose records have not expired; call `counted` with their number."""
     since = round(now_seconds - RECORD_MS / 1000)
     return Command(("ZCOUNT", WORKERS_KEY, since, "+inf"), lambda reply: counted(int(reply)))
-
-
-@runs("worker_key:GET")
-def worker_records(ids: Sequence[str]) -> list[Command[Worker | None]]:
-    """Read each worker's record; None for one that is not alive, or whose record is none of ours."""
-    return [Command(("GET", worker_key(id)), read_worker) for id in ids]
 
 
 # ---- the server
@@ -565,12 +516,6 @@ def worker_records(ids: Sequence[str]) -> list[Command[Worker | None]]:
 def server_facts(section: str) -> Command[dict[str, str]]:
     """Return a section of INFO."""
     return Command(("INFO", section), read_facts)
-
-
-@runs("TIME")
-def server_seconds() -> Command[float]:
-    """Return Redis' clock in unix seconds."""
-    return Command(("TIME",), lambda reply: int(reply[0]) + int(reply[1]) / 1e6)
 
 
 @runs("TIME")
@@ -674,8 +619,6 @@ def _read(value: bytes | None) -> Totals | None:
     return Totals(at_ms, arrived, acked, failed, dead, ended, waiting, whole_number(due))
 
 
-#: A worker that does not take a request within this many ms is asked no longer.
-REQUEST_MS = 60_000
 #: The stacks are kept for ten minutes.
 REPORT_MS = 600_000
 
@@ -712,9 +655,6 @@ class StackReport:
     left_out: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
 
 
-_decoder = msgspec.json.Decoder(StackReport)
-
-
 @runs("stack_request_key:GETDEL")
 def take_request(id: str, asked: Callable[[], Any]) -> Command[None]:
     """Take the request for the stacks of a worker; call `asked` when there was one."""
@@ -730,31 +670,3 @@ def take_request(id: str, asked: Callable[[], Any]) -> Command[None]:
 def write_report(id: str, report: StackReport) -> Command[None]:
     """Write the stacks of a worker, which somebody asked for."""
     return Command(("SET", stacks_key(id), msgspec.json.encode(report), "PX", REPORT_MS), read_nothing)
-
-
-@runs("stack_request_key:SET stacks_key:DEL")
-def request(id: str) -> list[Command[Any]]:
-    """Ask a worker for its stacks, and forget those that it told before."""
-    return [
-        Command(("DEL", stacks_key(id)), int),
-        Command(("SET", stack_request_key(id), "1", "PX", REQUEST_MS), read_nothing),
-    ]
-
-
-@runs("stack_request_key:PTTL stacks_key:GET WORKERS_KEY:ZSCORE")
-def look(id: str) -> list[Command[Any]]:
-    """
-    Read for how many ms a request has waited for its worker, and the stacks that it told; None where there is none.
-
-    The third answer is whether the worker was alive within the last hour.
-    """
-    waited = Command(("PTTL", stack_request_key(id)), lambda left: REQUEST_MS - left if left >= 0 else None)
-    known = Command(("ZSCORE", WORKERS_KEY, id), lambda seen: seen is not None)
-    return [waited, Command(("GET", stacks_key(id)), _read_report), known]
-
-
-def _read_report(reply: bytes | None) -> StackReport | None:
-    try:
-        return None if reply is None else _decoder.decode(reply)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None

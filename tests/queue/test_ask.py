@@ -10,11 +10,11 @@ import pytest
 from transition import run_transition
 
 from reliq import Pause, Queue
-from reliq.redis import commands
+from reliq.admin import calls
 
 
 def read_pause(queue):
-    return queue._clients.blocking().run(commands.paused(queue.keys))
+    return queue._clients.blocking().run(calls.paused(queue.keys))
 
 
 @pytest.fixture

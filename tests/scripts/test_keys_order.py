@@ -5,6 +5,7 @@ from itertools import islice
 import pytest
 from held_clock import HOUR_MS, NOON, micros, millis
 
+from reliq.admin import calls
 from reliq.lua import transitions as t
 from reliq.redis import commands
 
@@ -113,7 +114,7 @@ def test_the_order_of_one_due_time_changes_no_due_time_that_is_read(publish_unde
     publish_under("a", "last", at_ms=millis(300))
     client.zrem(keys.pending, *ids)
 
-    all_scores, first_score = commands.scores(keys, "pending", ["last"]), commands.first_score(keys, "pending")
+    all_scores, first_score = calls.scores(keys, "pending", ["last"]), commands.first_score(keys, "pending")
     assert all_scores.parse(client.execute_command(*all_scores.command)) == [millis(300) / 1000]
     assert first_score.parse(client.execute_command(*first_score.command)) == millis(300) / 1000
 

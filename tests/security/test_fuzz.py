@@ -6,6 +6,7 @@ import pytest
 import redis
 from hypothesis import example, given, settings, strategies as st
 
+from reliq.admin import calls
 from reliq.admin.check import check_ids
 from reliq.errors import ConfigurationError, ProtocolError
 from reliq.keys import Keys, Layout
@@ -66,10 +67,10 @@ REQUESTS = [
     commands.letters_between(KEYS, "-", "+", count=1),
     commands.claims(KEYS),
     commands.pause(KEYS, Pause("me@here", 1.0, "why"), None),
-    commands.paused(KEYS),
+    calls.paused(KEYS),
     commands.register(["q"], 1),
-    commands.worker_ids(),
-    *commands.worker_records(["a"]),
+    calls.worker_ids(),
+    *calls.worker_records(["a"]),
     commands.server_facts("server"),
     commands.confirmation(Durability.replicas(1)),
     commands.confirmation(Durability.aof()),

@@ -6,8 +6,9 @@ import re
 from site_page import EVERYTHING, site_of
 from streams import events_of
 
+from reliq.admin.calls import REQUEST_MS
 from reliq.keys import stack_request_key, stacks_key, worker_key
-from reliq.redis.commands import REQUEST_MS, HandlerStack, StackReport, write_report
+from reliq.redis.commands import HandlerStack, StackReport, write_report
 
 FRAME = "/srv/shop/<jobs>.py:31 pay.<locals>.charge"
 

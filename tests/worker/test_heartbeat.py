@@ -9,10 +9,10 @@ import pytest
 from waiting import eventually
 
 from reliq import Queue
+from reliq.admin import calls
 from reliq.errors import RedisRefusedError, RedisUnavailableError
 from reliq.events import Acked
 from reliq.keys import QUEUES_KEY, WORKERS_KEY
-from reliq.redis import commands
 from reliq.redis.commands import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT, StackReport
 from reliq.worker.claims import ServedQueues
 from reliq.worker.fetcher import POLL_SECONDS
@@ -24,8 +24,8 @@ def records(caller):
     """The records of those who are alive."""
 
     def look():
-        ids = caller.run(commands.worker_ids())
-        return [one for one in caller.run_all(commands.worker_records(ids)) if one is not None]
+        ids = caller.run(calls.worker_ids())
+        return [one for one in caller.run_all(calls.worker_records(ids)) if one is not None]
 
     return look
 
@@ -131,7 +131,7 @@ def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(acking,
     woken = []
     beat = beat_of()
     beat.wake = lambda: woken.append("heartbeat")
-    caller.run_all(commands.request(beat._id))
+    caller.run_all(calls.ask_stacks(beat._id))
 
     caller.run_all(beat.soon())  # as the fetcher does, which reads no answer of these
 

@@ -9,7 +9,7 @@ import pytest
 from waiting import eventually
 
 from reliq import ConfigurationError
-from reliq.admin import Admin, Worker
+from reliq.admin import Admin, Worker, calls
 from reliq.events import WorkerStopping
 from reliq.keys import stack_request_key, stacks_key
 from reliq.redis import commands
@@ -89,13 +89,13 @@ def test_a_report_has_a_bounded_size_and_a_bounded_life_as_has_a_request(running
     monkeypatch.setattr(upkeep, "REPORT_CHARACTERS", 10)
 
     report = running(lambda body: gate.pass_through())
-    [id] = caller.run(commands.worker_ids())
-    caller.run_all(commands.request("dead"))
+    [id] = caller.run(calls.worker_ids())
+    caller.run_all(calls.ask_stacks("dead"))
 
     assert (report.stacks, report.left_out) == ((), 1)
     assert client.exists(stack_request_key(id)) == 0
     assert 0 < client.pttl(stacks_key(id)) <= commands.REPORT_MS
-    assert 0 < client.pttl(stack_request_key("dead")) <= commands.REQUEST_MS
+    assert 0 < client.pttl(stack_request_key("dead")) <= calls.REQUEST_MS
 
 
 def test_a_deep_stack_shows_its_innermost_frames(running, gate):
