@@ -87,10 +87,10 @@ class Calls:
 
     def run(self, runner: Runner, call: HandlerCall) -> Returned:
         """Make one call, to its outcome; return what its handler returned, and what it raised."""
-        if not call.handler.is_async:
-            return runner.run(call)
         if not runner.begin(call):
             return None, None
+        if not call.handler.is_async:
+            return runner.run(call)
         return self._await(runner.arun(call))  # type: ignore[no-any-return]
 
     @contextmanager
@@ -133,10 +133,10 @@ class AsyncCalls:
 
     async def run(self, runner: Runner, call: HandlerCall) -> Returned:
         """As `Calls.run`."""
-        if not call.handler.is_async:
-            return runner.run(call)
         if not runner.begin(call):
             return None, None
+        if not call.handler.is_async:
+            return runner.run(call)
         answer, error = await runner.arun(call)
         if isinstance(error, asyncio.CancelledError):  # the test itself is cancelled
             raise error

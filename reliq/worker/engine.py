@@ -14,7 +14,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import ConfigurationError, LoginError, RedisUnavailableError, ReliqError
@@ -230,10 +230,10 @@ class Engine:
         self._runner = Runner(
             settle, middleware, observers, self.stopping, on_error=on_error, error_text=settings.log_error_text
         )
-        self._threads = ThreadExecutor(self._runner, inflight, settings.concurrency)
+        self._threads = ThreadExecutor(self._runner, inflight)
         self._tasks = AsyncExecutor(self._runner, inflight)
         inflight.nudge = self._settler.nudge
-        inflight.call_loop = self._tasks.start_more
+        inflight.call_loop = partial(self._tasks.call, self._tasks.fill)
         self._lifespan = Lifespan(lifespan, self._tasks)
         self._renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.report_overrun)
         self._scheduler = Scheduler(client, handlers, collect_soon, self._renewer.is_behind, served.is_keyed)

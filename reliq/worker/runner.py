@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -228,7 +229,7 @@ class Runner:
         on_error: Sequence[ErrorHook] = (),
         error_text: bool = False,
     ) -> None:
-        self.middleware = middleware
+        self._middleware = middleware
         self.state: Any = None
         self.before_call: Callable[[HandlerCall], None] | None = None
         self._settle = settle
@@ -245,13 +246,11 @@ class Runner:
         self._end_observers = wanting(observers, Handled)
 
     def run(self, run: HandlerCall) -> Returned:
-        """Run a plain handler's call, from its messages' bodies to their outcomes; return its answer, and what it raised."""
-        if not self.begin(run):
-            return None, None
+        """Make a plain handler's call, which has begun; return its answer, and what it raised."""
         answer: Any = None
         error: BaseException | None = None
         try:
-            if jobs := self.jobs(run):
+            if jobs := self._jobs(run):
                 answer = contextvars.copy_context().run(self._call, run, jobs)
         except BaseException as raised_error:  # SystemExit too: a handler must not end the thread
             error = raised_error
@@ -259,11 +258,11 @@ class Runner:
         return answer, error
 
     async def arun(self, run: HandlerCall) -> Returned:
-        """As `run`, of a coroutine handler's call, which has begun."""
+        """As `run`, of a coroutine handler's call."""
         answer: Any = None
         error: BaseException | None = None
         try:
-            if jobs := self.jobs(run):
+            if jobs := self._jobs(run):
                 answer = await self._acall(run, jobs)
         except asyncio.CancelledError as cancelled:
             error = TimeoutError("the handler overran its timeout") if run.abandoned else cancelled
@@ -290,7 +289,7 @@ class Runner:
                 pass
         return run.began
 
-    def jobs(self, run: HandlerCall) -> list[Job[Any]]:
+    def _jobs(self, run: HandlerCall) -> list[Job[Any]]:
         """Return the jobs of `run`; what does not decode is answered for, and left out."""
         decode = run.handler.codec.decode
         jobs = []
@@ -309,43 +308,41 @@ class Runner:
         if len(_forks) != self._forks:  # the handler has forked, and this is the copy
             os._exit(0)
         deliveries = run.unanswered
-        try:
-            outcomes = self._outcomes(run, deliveries, answer, error)
-        except BaseException as answer_error:
-            outcomes = [_nonsense(held, answer_error) for held in deliveries]
+        outcomes = [ACKED] * len(deliveries)
+        if not (answer is None and error is None):
+            try:
+                outcomes = self._outcomes(run, deliveries, answer, error)
+            except BaseException as answer_error:
+                outcomes = [_nonsense(held, answer_error) for held in deliveries]
         self._answer(run, deliveries, outcomes, answer if error is None else error)
 
     def _call(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
-        function = run.handler.function
-        if not self.middleware:
-            return _done(function(*run.arguments(jobs)))
+        if not self._middleware:
+            return _done(run.handler.function(*run.arguments(jobs)))
         with ExitStack() as stack:
-            for around in self.middleware:
+            for around in self._middleware:
                 for job in jobs:
                     stack.enter_context(around(job))
-            return _done(function(*run.arguments(jobs)))
+            return _done(run.handler.function(*run.arguments(jobs)))
         return None  # a middleware has dealt with the error
 
     async def _acall(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
-        function = run.handler.function
-        if not self.middleware:
-            return await function(*run.arguments(jobs))
+        if not self._middleware:
+            return await run.handler.function(*run.arguments(jobs))
         async with AsyncExitStack() as stack:
-            for around in self.middleware:
+            for around in self._middleware:
                 for job in jobs:
                     manager = around(job)
                     if hasattr(manager, "__aenter__"):
                         await stack.enter_async_context(manager)
                     else:
                         stack.enter_context(manager)
-            return await function(*run.arguments(jobs))
+            return await run.handler.function(*run.arguments(jobs))
         return None  # a middleware has dealt with the error
 
     def _outcomes(
         self, run: HandlerCall, deliveries: list[HeldDelivery], answer: Any, error: BaseException | None
     ) -> list[Outcome]:
-        if error is None and answer is None:
-            return [ACKED] * len(deliveries)
         if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
             # Cut off by the stop: no fault of the messages, and they run no more.
             return [RELEASED] * len(deliveries)
@@ -365,9 +362,9 @@ class Runner:
         seconds = (time.monotonic() - run.started_at) / len(run.deliveries)
         if run.handler.is_async or not run.abandoned:  # else that was done when it overran
             is_success = not run.abandoned and outcomes.count(ACKED) == len(outcomes)
+            observers = self._end_observers
             try:  # the work goes on when observers fail
-                observers = self._end_observers
-                if is_success:
+                if observers and is_success:
                     observers = [observer for observer in observers if getattr(observer, "hears_success", True)]
                 if observers:
                     ends = zip(deliveries, outcomes, strict=True)
@@ -431,18 +428,17 @@ def _handled(run: HandlerCall, held: HeldDelivery, outcome: Outcome, seconds: fl
 
 
 class ThreadExecutor:
-    """Plain handlers, one on each of at most `slots` threads."""
+    """Plain handlers, one on each of as many threads as there are slots, at most."""
 
-    def __init__(self, runner: Runner, inflight: Inflight, slots: int) -> None:
+    def __init__(self, runner: Runner, inflight: Inflight) -> None:
         self._runner = runner
         self._inflight = inflight
-        self._slots = slots
         self._threads: list[threading.Thread] = []
 
     def submit(self, deliveries: list[HeldDelivery]) -> None:
         """Queue `deliveries` for slots, with as many threads as plain calls and slots need."""
         wanted = self._inflight.enqueue(deliveries)
-        while len(self._threads) < min(wanted, self._slots):
+        while len(self._threads) < wanted:
             name = f"reliq-handler-{len(self._threads) + 1}"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             thread.start()  # a thread that cannot start is not counted, and tried again
@@ -463,7 +459,8 @@ class ThreadExecutor:
                 run = self._inflight.next_plain(done)
                 if run is None:
                     return
-                self._runner.run(run)
+                if self._runner.begin(run):
+                    self._runner.run(run)
             except BaseException:
                 logger.exception("a thread of the handlers failed and goes on")
 
@@ -567,7 +564,7 @@ class AsyncExecutor:
         self._runner = runner
         self._inflight = inflight
         self._done: list[HandlerCall] = []  # calls whose slots are to be freed
-        self._filling = False  # whether the loop will call `_fill`
+        self._filling = False  # whether the loop will call `fill`
         self._timer: asyncio.TimerHandle | None = None  # for a batch that lingers
         self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)
         self._context = contextvars.copy_context()  # of the consumer's start; each handler gets a copy
@@ -589,24 +586,10 @@ class AsyncExecutor:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
 
-    def start_more(self) -> None:
-        """Start what may start; other threads call this."""
-        with suppress(RuntimeError):  # the loop is closed: nothing starts any more
-            self._loop.call_soon_threadsafe(self._fill)
-
     @property
     def thread_id(self) -> int:
         """The loop's thread."""
         return self._thread.ident or 0
-
-    def cancel(self, run: HandlerCall) -> None:
-        """Cancel the task of `run`, if it still goes on."""
-        self.call(run.task.cancel)
-
-    def end_unbegun(self, run: HandlerCall) -> None:
-        """End `run` if its task was cancelled before its first step: no code of the task does."""
-        if run.task is not None and run.task.done() and run.unanswered:
-            self.call(self._end_unbegun, run)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run a coroutine on this loop, and return its future."""
@@ -636,8 +619,17 @@ class AsyncExecutor:
         self._tick(loop)
         self._started.set_result(loop)
         try:
-            if self._run_until_stopped(loop):
-                loop.run_until_complete(loop.shutdown_asyncgens())
+            while not self._closing:
+                try:
+                    loop.run_forever()
+                except Exception:
+                    # The loop's own, such as that its selector is closed; what callbacks raise besides stays in the loop.
+                    # It would come again at once: the thread ends, and the process is replaced.
+                    logger.exception("the event loop of the handlers is broken")
+                    return
+                except BaseException as error:  # SystemExit of a task that a handler has made
+                    logger.error("a task tried to end the event loop of the handlers: %s", placed(error))  # noqa: TRY400  no text
+            loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
 
@@ -645,34 +637,15 @@ class AsyncExecutor:
         """Wake the loop each second: after a handler has closed its selector, only the next wait fails."""
         loop.call_later(TICK_SECONDS, self._tick, loop)
 
-    def _run_until_stopped(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """
-        Run the loop, also after SystemExit came out of a task that a handler has made; return whether it still can run.
-
-        What any callback raises besides stays in the loop: another exception is the loop's own, such as that its
-        selector is closed. It would come again at once; the thread ends, and the process is replaced.
-        """
-        while not self._closing:
-            try:
-                loop.run_forever()
-            except Exception:
-                logger.exception("the event loop of the handlers is broken")
-                return False
-            except BaseException as error:
-                logger.error("a task tried to end the event loop of the handlers: %s", placed(error))  # noqa: TRY400  no text
-        return True
-
     async def _cancel_all(self) -> None:
         tasks = [run.task for run in self._inflight.runs() if run.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        for run in self._inflight.runs():
-            self.end_unbegun(run)
 
-    def _fill(self) -> None:
-        """Free the slots of what has ended, and start what may start, until nothing more may."""
+    def fill(self) -> None:
+        """Free the slots of what has ended, and start what may start, until nothing more may; the loop calls this."""
         self._filling = False
         if self._timer is not None:
             self._timer.cancel()
@@ -687,11 +660,11 @@ class AsyncExecutor:
             if not self._done:
                 break
         if linger is not None:
-            self._timer = self._loop.call_later(linger, self._fill)
+            self._timer = self._loop.call_later(linger, self.fill)
 
     def _start(self, run: HandlerCall) -> bool:
         """Make a task of `run`; return whether that worked: a task factory is the application's."""
-        coroutine: Coroutine[Any, Any, None] = self._run(run)
+        coroutine: Coroutine[Any, Any, Any] = self._runner.arun(run)
         if self.note_step is not None:
             coroutine = Steps(coroutine, run, self.note_step)
         context = self._context.copy()
@@ -702,7 +675,9 @@ class AsyncExecutor:
         except BaseException as error:
             coroutine.close()
             self._runner.end(run, None, error)
-        return run.task is not None
+            return False
+        run.task.add_done_callback(partial(self._ended, run))
+        return True
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         """Make a task; the steps of a task that a handler makes are noted as steps of the handler's call."""
@@ -711,25 +686,16 @@ class AsyncExecutor:
             coroutine = Steps(coroutine, run, self.note_step)
         return asyncio.Task(coroutine, loop=loop, **options)
 
-    async def _run(self, run: HandlerCall) -> None:
+    def _ended(self, run: HandlerCall, _task: asyncio.Task[Any]) -> None:
+        """Have the slot of `run` freed; answer for it if its task was cancelled before its first step."""
         try:
-            await self._runner.arun(run)
-        finally:
-            self._free(run)
-
-    def _free(self, run: HandlerCall) -> None:
-        """Have the slot of `run` freed."""
-        self._done.append(run)
-        if not self._filling:
-            self._filling = True
-            self._loop.call_soon(self._fill)
-
-    def _end_unbegun(self, run: HandlerCall) -> None:
-        if run.unanswered:  # it was not ended before
-            try:
+            if run.unanswered:
                 self._runner.end(run, None, asyncio.CancelledError())
-            finally:
-                self._free(run)
+        finally:
+            self._done.append(run)
+            if not self._filling:
+                self._filling = True
+                self._loop.call_soon(self.fill)
 
 
 class LoopWatchdog:

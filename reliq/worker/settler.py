@@ -285,7 +285,6 @@ class Renewer:
             return 0.0
         self._held_at = now
         for run in self._inflight.runs():
-            self._async_executor.end_unbegun(run)
             if run.timeout_at is not None and now > run.timeout_at and run.unanswered:
                 self._overran(run, now)
         self._watchdog.look(now)
@@ -361,7 +360,7 @@ class Renewer:
             for held in run.deliveries:
                 held.abandoned = True
         if is_first and run.handler.is_async:
-            self._async_executor.cancel(run)
+            self._async_executor.call(run.task.cancel)
         elif is_first and run.abandoned:
             seconds = (now - run.started_at) / len(run.deliveries)
             events = [
