@@ -28,7 +28,6 @@ from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, noti
 from reliq.handlers.handler import check_manager
 from reliq.handlers.registration import Registration
 from reliq.message import Answer
-from reliq.redis.client import Clients
 from reliq.settings import RECONNECT, WorkerSettings, seconds, seconds_after
 from reliq.text import join_first
 from reliq.wire_format import placed
@@ -337,7 +336,7 @@ class Consumer(Registration):
         if self.relay is not None:
             from reliq.outbox.relay import OutboxMover  # noqa: PLC0415  a satellite
 
-            relay = OutboxMover(self.relay, Clients(self.redis(chosen), self.observers))
+            relay = OutboxMover(self.relay, self.redis(chosen), self.observers)
         engine = Engine(
             chosen,
             self.connection(chosen),

@@ -78,15 +78,13 @@ def relay(
     """
     from reliq.logs import LogObserver  # noqa: PLC0415
     from reliq.outbox.relay import OutboxMover, Relay, run_until_signal  # noqa: PLC0415
-    from reliq.redis.client import Clients  # noqa: PLC0415
 
     configure_logging("info")
     keep_seconds = duration(keep)
     again_ms = round(duration(again_since) * 1000) if again_since else 0
     settings = Relay(database, prefix=prefix, batch=batch, keep=keep_seconds, url=url)
     observers: list[Any] = [LogObserver()]
-    clients = Clients(settings.url, observers)
-    mover = OutboxMover(settings, clients)
+    mover = OutboxMover(settings, settings.url, observers)
     with report_database_errors(mover.store.database):
         mover.check()
         if again_ms:
@@ -102,7 +100,7 @@ def relay(
                 )
                 raise typer.Exit(EXIT_UNFINISHED)
             return
-    run_until_signal(mover, clients, observers, None if metrics_port is None else (metrics_port, metrics_host))
+    run_until_signal(mover, observers, None if metrics_port is None else (metrics_port, metrics_host))
 
 
 outbox = typer.Typer(

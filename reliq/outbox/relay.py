@@ -13,19 +13,20 @@ import time
 from collections import Counter, defaultdict
 from contextlib import nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from reliq.consumer import STOPS, SignalNotes, handle_signal
 from reliq.distribution import VERSION
-from reliq.errors import ConfigurationError, RedisUnavailableError, ReliqError
+from reliq.errors import ConfigurationError, ProtocolError, RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.events import DatabaseAway, DatabaseBack, OutboxSeen, PublishEnded, notify, wanting
-from reliq.keys import SHARDS_LIMIT, Keys, check_id, home, made_at, token
-from reliq.lua import transitions
-from reliq.lua.transitions import CallNumber, CallSequence, PublishAnswer
+from reliq.keys import SHARDS_LIMIT, Keys, check_id, made_at
+from reliq.lua.transitions import CallNumber, CallSequences, PublishAnswer
 from reliq.outbox.store import AGAIN, OVERDUE_LIMIT, OutboxLook, Store, StoredRow, database
 from reliq.outbox.tables import RowTerms, Tables, missing
-from reliq.publish.messages import PreparedMessage
-from reliq.publish.publisher import Confirmer, QueueRegistration, check_one_shard
+from reliq.publish.messages import CallTerms, PreparedMessage, ShardBatch, by_shard, have_keys
+from reliq.publish.publisher import Confirmer, check_one_shard, registration
+from reliq.redis.client import Clients
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.redis.shards import Shards
 from reliq.redis.url import check_target
@@ -46,13 +47,14 @@ from reliq.worker.health import PATIENT_SECONDS, Pulse
 from reliq.worker.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from reliq.lua.transitions import AskStatus
-    from reliq.message import Duration, Header
-    from reliq.redis.client import Clients
+    from reliq.events import Observer
+    from reliq.lua.transitions import CallSequence
+    from reliq.message import Duration
     from reliq.redis.commands import Call
     from reliq.redis.url import Target
+    from reliq.settings import Durability
     from reliq.supervisor.supervisor import ServiceManager
 
 logger = logging.getLogger(__name__)
@@ -120,119 +122,71 @@ class Relay:
             check_target(self.url)
 
 
-class RelaySequences:
-    """
-    The lanes of one relay: each call has its own.
-
-    A lane is free again when the rows of its call are noted as sent in the transaction that takes the next rows, or in
-    an earlier one. So a relay that finds rows of an earlier call in the database, and gets the answer `stale` for it,
-    knows that they were sent.
-    """
-
-    def __init__(self) -> None:
-        self._name = token()
-        self._count = 0
-        self._free: list[CallSequence] = []
-
-    def take(self) -> CallSequence:
-        """Return a lane that no call has; it is gone until it is given back."""
-        if self._free:
-            return self._free.pop()
-        self._count += 1
-        return CallSequence(f"{self._name}{self._count}")
-
-    def give_back(self, lane: CallSequence) -> None:
-        """Note that the call of the lane has its answer."""
-        self._free.append(lane)
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RelayCall:
     """
     Rows that one call to Redis publishes.
 
+    Its lane is free again when the rows are noted as sent, in the transaction that takes the next rows or in an earlier
+    one. So a relay that finds rows of an earlier call in the database, and gets the answer `stale` for it, knows that
+    they were sent.
+
     Attributes:
-        left_ms: until they are due, when they were taken; `taken_at`, by the monotonic clock.
-        again: whether they, or a call with their number, may have been sent before.
+        queue: as the rows have it.
+        seqs: the numbers of the rows.
+        batch: the messages of those rows whose ids are not taken at their old home, by the numbers of the rows.
+        terms: of the messages, with the delay that was left when the rows were taken.
+        again: whether the rows, or a call with their number, may have been sent before.
         lane: of this relay, when the call is its own.
-        fence: of the map by which `keys` are the shard of the rows; NEVER when they are not.
-        old_home: the shard that may have messages of their chosen ids; None: there is none.
+        taken_at: by the monotonic clock.
     """
 
-    keys: Keys
-    terms: RowTerms
-    left_ms: int
+    queue: str
+    seqs: list[int]
+    batch: ShardBatch
+    terms: CallTerms
+    durability: Durability
     again: bool
-    rows: list[StoredRow]
     number: CallNumber
     lane: CallSequence | None = None
-    fence: str = "0"
-    old_home: Keys | None = None
     taken_at: float = field(default_factory=time.monotonic)
-
-    @property
-    def seqs(self) -> list[int]:
-        """The numbers of the rows."""
-        return [row.seq for row in self.rows]
 
     @property
     def number_text(self) -> str:
         """The number of the call as the database has it, with the shard that the call is for."""
-        return f"{self.number.lane}.{self.number.number}.{self.keys.shard}"
+        return f"{self.number.lane}.{self.number.number}.{self.batch.keys.shard}"
 
-    def ask_request(self) -> Call[list[AskStatus]] | None:
-        """Return the request that asks the old home of chosen ids which of them are free; None where there is none."""
-        if self.old_home is None:
-            return None
-        ids = [row.id for row in self.rows]
-        return transitions.ask(self.old_home, ids, fence=self.fence, replace=self.terms.replace and not self.again)
-
-    def publish_request(self, taken: Collection[str] = ()) -> Call[PublishAnswer]:
-        """
-        Return the request that publishes all rows whose ids are not `taken`.
-
-        They are due as long after they were written as their publisher asked.
-        """
-        terms = self.terms
-        window_ms = AGAIN_WINDOW_MS if self.again and terms.window_ms is None else terms.window_ms
+    def request(self) -> Call[PublishAnswer]:
+        """Return the request that publishes the batch; it is due as long after the insert as its publisher asked."""
         gone_ms = int((time.monotonic() - self.taken_at) * 1000)
-        rows = [row for row in self.rows if row.id not in taken]
-        request = transitions.publish(
-            self.keys,
-            [(row.id, self._value(row)) for row in rows],
-            self.number,
-            ttl_ms=terms.ttl_ms,
-            retries=terms.retries,
-            delay_ms=max(0, self.left_ms - gone_ms),
-            at_ms=terms.at_ms,
-            window_ms=window_ms,
-            replace=terms.replace and not self.again,
-            bare=self.keys.bare,
-            fence=self.fence,
-            message_keys=[_header(row)[0].line or "" for row in rows] if terms.keyed else None,
-            remember_ms=REMEMBERED_MS,
-        )
+        terms = self.terms._replace(delay_ms=max(0, self.terms.delay_ms - gone_ms))
+        keyed = have_keys(self.batch.orders)
+        request = self.batch.call(terms, self.number, keyed=keyed, remember_ms=REMEMBERED_MS)
         parse = request.parse
         return replace(request, parse=lambda reply: STALE if reply == b"stale" else parse(reply))
 
-    def _value(self, row: StoredRow) -> bytes:
-        """Return the value of a row; a value that is sent again says that its id is to be checked."""
+
+def _messages(
+    rows: list[StoredRow], terms: RowTerms, left_ms: int, *, again: bool, bare: bool
+) -> dict[int, PreparedMessage]:
+    """Return the messages of rows by their numbers; a message that is sent again says that its id is to be checked."""
+    is_checked = again and terms.window_ms is None
+    window_ms = AGAIN_WINDOW_MS if is_checked else terms.window_ms
+    replace = terms.replace and not again
+    call_terms = CallTerms(terms.at_ms, left_ms, terms.ttl_ms, terms.retries, window_ms, replace)
+    messages = {}
+    for row in rows:
         value = bytes(row.value)
-        if not self.again or self.keys.bare or self.terms.window_ms is not None:
-            return value
-        header, body = _header(row)
-        enqueued = made_at(row.id) if header.enqueued is None else header.enqueued
-        return (
-            envelope_rest(
-                self.terms.retries, enqueued, AGAIN_WINDOW_MS, header.headers, header.incarnation, header.line or ""
-            )
-            + body
-        )
-
-
-def _header(row: StoredRow) -> tuple[Header, bytes]:
-    """Return header and body of a row's value, which begins after the due time."""
-    return open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), bytes(row.value)))
+        line = ""
+        if not bare and (is_checked or terms.keyed):
+            header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), value))  # it begins after the due time
+            line = header.line or ""
+            if is_checked:
+                enqueued = made_at(row.id) if header.enqueued is None else header.enqueued
+                start = envelope_rest(terms.retries, enqueued, window_ms, header.headers, header.incarnation, line)
+                value = start + body
+        messages[row.seq] = PreparedMessage(row.id, value, call_terms, line)
+    return messages
 
 
 def _parse_number(text: str) -> tuple[CallNumber, int] | None:
@@ -244,14 +198,6 @@ def _parse_number(text: str) -> tuple[CallNumber, int] | None:
     return CallNumber(lane, int(number)), int(shard)
 
 
-def _checked(row: StoredRow) -> tuple[Keys, RowTerms]:
-    """Return queue and terms of a row; raise ConfigurationError when it can be published nowhere."""
-    keys = Keys.registered(row.queue)
-    if keys is None:
-        raise ConfigurationError(f"{row.queue[:80]!r} is no queue")
-    return keys, RowTerms.parse(row.terms)
-
-
 def _left_ms(terms: RowTerms, age_ms: int) -> int:
     """Return in how many ms a message of this age is due, rounded up so that few due times differ."""
     left = max(0, terms.delay_ms - max(0, age_ms))
@@ -259,47 +205,62 @@ def _left_ms(terms: RowTerms, age_ms: int) -> int:
     return -(-left // step) * step
 
 
-class QueueParts(NamedTuple):
-    """The parts of a relay for one queue: its shards, its name in the registry, and its confirmations."""
-
-    shards: Shards
-    registrar: QueueRegistration
-    confirmer: Confirmer
-
-
 class RowPublisher:
     """
     Publishes rows.
 
     Attributes:
+        clients: of calls for all queues.
+        queues: the shards of each queue that had rows, by the queue as the rows have it.
         unanswered: calls that are to be made, or made again because Redis was away.
         sent: calls that have an answer since the last time that they were noted.
         given_up: calls that a shard has refused by a later map: their rows are to be taken anew.
         failed: calls that Redis has refused or not confirmed since then.
     """
 
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
-        self._watching = wanting(clients.observers, PublishEnded)
-        self.lanes = RelaySequences()
+    def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
+        self._target = target
+        self.clients = Clients(target, observers)
+        self._confirmer = Confirmer(self.clients)
+        self._watching = wanting(observers, PublishEnded)
+        self.lanes = CallSequences()
+        self.queues: dict[str, Shards] = {}
+        self._unread: dict[str, ReliqError] = {}
         self.unanswered: list[RelayCall] = []
         self.sent: list[RelayCall] = []
         self.given_up: list[RelayCall] = []
         self.failed: list[RelayCall] = []
-        self._queues: dict[str, QueueParts] = {}
 
-    def shards(self, keys: Keys) -> Shards:
-        """Return the shards of the queue that has `keys`, as they are known; a queue that is new here has one."""
-        return self._parts(keys).shards
+    def shards(self, queue: str) -> Shards:
+        """Return the shards of a queue, as they are known; raise ConfigurationError when its text names no queue."""
+        if queue not in self.queues:
+            keys = Keys.registered(queue)
+            if keys is None:
+                raise ConfigurationError(f"{queue[:80]!r} is no queue")
+            self.queues[queue] = Shards(keys, Clients(self._target, self.clients.observers))
+        return self.queues[queue]
 
     def look(self) -> None:
-        """Read the maps of queues where that is due, or where a shard knew a later one."""
-        stale = {call.keys.entry for call in self.given_up}
-        for entry, parts in self._queues.items():
-            if entry in stale:
-                parts.shards.read(for_seconds=PUBLISH_SECONDS)
-            else:
-                parts.shards.refresh()
+        """
+        Read the maps of queues where that is due, or where a shard knew a later one.
+
+        Raises:
+            RedisUnavailableError: Redis is away; when one of several servers is, the calls of its queues fail.
+        """
+        stale = {call.queue for call in self.given_up}
+        self._unread = {}
+        for queue, shards in self.queues.items():
+            try:
+                if queue in stale:
+                    shards.read(for_seconds=PUBLISH_SECONDS)
+                else:
+                    shards.refresh()
+            except (RedisRefusedError, ProtocolError) as error:
+                self._unread[queue] = error
+            except RedisUnavailableError as error:
+                if not self.clients.blocking().has_many:
+                    raise
+                self._unread[queue] = error
 
     def publish(self) -> int:
         """
@@ -309,30 +270,29 @@ class RowPublisher:
             RedisUnavailableError: Redis is away; the calls without an answer are made again next time.
         """
         self._give_up_keyed_rows_of_sharded_queues()
-        taken = self._taken_ids()
-        unconfirmed = [call for call in self.unanswered if call.terms.durability is None]
-        requests = [call.publish_request(taken[id(call)]) for call in unconfirmed]
+        self._ask_old_homes()
+        unconfirmed = [call for call in self.unanswered if call.durability.kind == "none"]
+        requests = [call.request() for call in unconfirmed]
         began = time.monotonic()
-        answers = self._clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS)
+        answers = self.clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS)
         for call, answer in zip(unconfirmed, answers, strict=True):
             self._note_answer(call, answer, began)
         while self.unanswered:
             began = time.monotonic()
             call = self.unanswered[0]
-            if any(call.keys.entry == other.keys.entry for other in self.failed):
-                self._fail(call)  # unmade: the queue has held up the others once in this round
+            if any(call.queue == other.queue for other in self.failed):
+                self._end(call, self.failed)  # unmade: the queue has held up the others once in this round
             else:
-                self._note_answer(call, self._publish_confirmed(call, taken[id(call)]), began)
-        for entry in [parts.registrar.due() for parts in self._queues.values()]:
-            if entry:
-                with suppress(ReliqError):
-                    self._clients.blocking().run(entry)
-        return sum(len(call.rows) for call in self.sent)
+                self._note_answer(call, self._publish_confirmed(call), began)
+        named = [registration(shards.first, shards.clients) for shards in self.queues.values()]
+        with suppress(ReliqError):
+            self.clients.blocking().run_all([command for command in named if command])
+        return sum(len(call.seqs) for call in self.sent)
 
     def _give_up_keyed_rows_of_sharded_queues(self) -> None:
         """Give up rows with keys of a queue that has several shards: they are taken anew, and refused."""
-        for call in [call for call in self.unanswered if call.terms.keyed]:
-            shards = self.shards(call.keys)
+        for call in [call for call in self.unanswered if have_keys(call.batch.orders)]:
+            shards = self.shards(call.queue)
             try:
                 if not shards.is_keyed:
                     shards.read(for_seconds=PUBLISH_SECONDS)
@@ -342,30 +302,27 @@ class RowPublisher:
                 self._note_answer(call, error, time.monotonic())
                 continue
             if shards.map.served > 1:
-                self._give_up(call)
+                self._end(call, self.given_up)
 
-    def _taken_ids(self) -> dict[int, set[str]]:
-        """Return for each call the ids that their old home has; give up calls that it refuses by a later map."""
-        taken: dict[int, set[str]] = {id(call): set() for call in self.unanswered}
-        asking = [(call, request) for call in self.unanswered if (request := call.ask_request())]
-        answers = self._clients.blocking().run_all([request for _, request in asking], for_seconds=PUBLISH_SECONDS)
-        for (call, _), answer in zip(asking, answers, strict=True):
+    def _ask_old_homes(self) -> None:
+        """Leave out the rows whose ids their old home has; end calls that it refuses, and those that have no map."""
+        for call in [call for call in self.unanswered if call.queue in self._unread]:
+            self._note_answer(call, self._unread[call.queue], time.monotonic())
+        asking = [call for call in self.unanswered if call.batch.old_home and call.batch.orders]
+        requests = [call.batch.question() for call in asking]
+        answers = self.clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS)
+        for call, answer in zip(asking, answers, strict=True):
             if isinstance(answer, Exception):
                 self._note_answer(call, answer, time.monotonic())
             elif "stale" in answer:
-                self._give_up(call)
+                self._end(call, self.given_up)
             else:
-                words: Sequence[AskStatus] = answer
-                taken[id(call)] = {row.id for row, word in zip(call.rows, words, strict=True) if word != "free"}
-        return taken
+                call.batch = call.batch.free(answer)
 
-    def _publish_confirmed(self, call: RelayCall, taken: set[str]) -> PublishAnswer | Exception | None:
+    def _publish_confirmed(self, call: RelayCall) -> PublishAnswer | Exception | None:
         """Make a call that must be confirmed; return None when the confirmation did not come in time."""
-        # The confirmer reports their ids alone.
-        messages = [PreparedMessage(row.id, b"", None) for row in call.rows]  # type: ignore[arg-type]
-        confirmer = self._parts(call.keys).confirmer
         try:
-            answer, confirmed = confirmer.run(call.publish_request(taken), messages, call.terms.confirmation)
+            answer, confirmed = self._confirmer.run(call.request(), call.batch, call.durability)
         except RedisUnavailableError:
             raise
         except ReliqError as error:
@@ -374,56 +331,39 @@ class RowPublisher:
 
     def _note_answer(self, call: RelayCall, answer: PublishAnswer | Exception | None, began: float) -> None:
         """Note the answer to a call; without an answer it is made again later, under its number."""
-        if not isinstance(answer, Exception | None) and answer.is_stale:
-            self._give_up(call)
-            return
-        outcomes: dict[str, int] = {"published": len(call.rows)}
+        count = len(call.seqs)
+        outcomes: dict[str, int] = {"published": count}
         if isinstance(answer, Exception):
-            self._fail(call)
-            failure = f"{pluralize(len(call.rows), 'row')} of queue {call.keys.name} not published, to be tried again"
+            self._end(call, self.failed)
+            failure = f"{pluralize(count, 'row')} of queue {call.batch.keys.name} not published, to be tried again"
             logger.error("outbox: %s: %s", failure, answer)
-            outcomes = {"unknown" if getattr(answer, "maybe_ran", False) else "refused": len(call.rows)}
+            outcomes = {"unknown" if getattr(answer, "maybe_ran", False) else "refused": count}
         elif answer is None:
-            self._fail(call)
+            self._end(call, self.failed)
+        elif answer.is_stale:
+            self._end(call, self.given_up)
+            return
         else:
-            self.unanswered.remove(call)
-            self.sent.append(call)
-            if call.lane:
-                self.lanes.give_back(call.lane)
-            outcomes = {"published": len(call.rows) - len(answer.refused), **Counter(answer.refused.values())}
+            self._end(call, self.sent)
+            outcomes = {"published": count - len(answer.refused), **Counter(answer.refused.values())}
         if self._watching:
-            notify(self._watching, [PublishEnded(call.keys.name, time.monotonic() - began, outcomes)])
+            notify(self._watching, [PublishEnded(call.batch.keys.name, time.monotonic() - began, outcomes)])
 
-    def _fail(self, call: RelayCall) -> None:
-        """Note that a call has no answer and its queue is to back off; the lane stays with the call."""
+    def _end(self, call: RelayCall, ended: list[RelayCall]) -> None:
+        """Note how a call has ended; a failed call, which is made again, keeps its lane."""
         self.unanswered.remove(call)
-        self.failed.append(call)
-
-    def _give_up(self, call: RelayCall) -> None:
-        """Note that a call has published nothing; its number was not used."""
-        self.unanswered.remove(call)
-        self.given_up.append(call)
-        if call.lane:
+        ended.append(call)
+        if call.lane and ended is not self.failed:
             self.lanes.give_back(call.lane)
-
-    def _parts(self, keys: Keys) -> QueueParts:
-        if keys.entry not in self._queues:
-            first = keys.of_shard(0) if keys.shard else keys
-            self._queues[keys.entry] = QueueParts(
-                Shards(first, self._clients),
-                QueueRegistration(first, self._clients),
-                Confirmer(first.name, self._clients),
-            )
-        return self._queues[keys.entry]
 
 
 class OutboxMover:
     """Moves rows of one outbox; a part of a worker or a process of its own. One thread calls `step` or `move_all`."""
 
-    def __init__(self, relay: Relay, clients: Clients) -> None:
+    def __init__(self, relay: Relay, target: Target | None = None, observers: Sequence[Observer] = ()) -> None:
         self._relay = relay
-        self._observers = clients.observers
-        self.redis = RowPublisher(clients)
+        self._observers = observers
+        self.redis = RowPublisher(target, observers)
         self.store = Store(database(relay.database), relay.prefix)
         self._poll_seconds = seconds("poll", relay.poll)
         self._keep_ms = milliseconds(relay.keep)
@@ -530,16 +470,18 @@ class OutboxMover:
             self.store.hurry()
         is_due = every or time.monotonic() >= self._due["overdue"]
         overdue = self.store.overdue() if is_due else {}
+        self._read_new_maps(chain(*overdue.values()))
         earlier = self._earlier_calls(overdue)
         if time.monotonic() >= self._due["refused"] and (count := self.store.retry(newer=VERSION)):
             logger.info("outbox: %s that an older version refused tried again", pluralize(count, "row is", "rows are"))
-        new = self._new_calls(self.store.waiting(self._relay.batch))
+        rows = self.store.waiting(self._relay.batch)
+        if self._read_new_maps(rows):
+            queues = {row.queue for row in rows}
+            rows = [row for row in self.store.waiting(self._relay.batch) if row.queue in queues]
+        new = self._new_calls(rows)
         for call in new:
-            self.store.note_call(call.number_text, call.rows[0].queue, call.seqs)
-        self.store.commit()
-        self.redis.sent = []
-        self.redis.given_up = []
-        self.redis.failed = []
+            self.store.note_call(call.number_text, call.queue, call.seqs)
+        self._commit()
         self.redis.unanswered = earlier + new
         self._took_new = bool(new)
         if is_due:
@@ -547,6 +489,25 @@ class OutboxMover:
             self._due["overdue"] = 0.0 if are_more else time.monotonic() + OVERDUE_EVERY_SECONDS
         if time.monotonic() >= self._due["refused"]:
             self._due["refused"] = time.monotonic() + CLEAN_EVERY_SECONDS
+
+    def _read_new_maps(self, rows: Iterable[StoredRow]) -> bool:
+        """Read the maps of queues that have their first rows here, outside of the transaction; return whether any has."""
+        new = {row.queue for row in rows} - self.redis.queues.keys()
+        if new:
+            self._commit()
+            for queue in new:
+                with suppress(ConfigurationError):
+                    self.redis.shards(queue)
+            self.redis.look()
+            self.store.begin()
+        return bool(new)
+
+    def _commit(self) -> None:
+        """End a transaction in which the answers were noted."""
+        self.store.commit()
+        self.redis.sent = []
+        self.redis.given_up = []
+        self.redis.failed = []
 
     def _note_answers(self) -> None:
         sent = self.redis.sent
@@ -557,7 +518,7 @@ class OutboxMover:
         again = [seq for call in given_up if call.again for seq in call.seqs]
         self.store.give_up([call.number_text for call in given_up], again)
         # A queue that failed and works again: its first success is a call that was made again, which has no lane here.
-        recovered = {call.rows[0].queue for call in sent if not call.lane} - {call.rows[0].queue for call in failed}
+        recovered = {call.queue for call in sent if not call.lane} - {call.queue for call in failed}
         if recovered:
             self.store.hurry(sorted(recovered))
             self._due["overdue"] = 0.0
@@ -571,59 +532,62 @@ class OutboxMover:
             if parsed is None or not rows:
                 self.store.note_sent([text], [], keep=True)
                 continue
+            queue = rows[0].queue
             try:
-                keys, terms = _checked(rows[0])
+                shards = self.redis.shards(queue)
+                terms = RowTerms.parse(rows[0].terms)
             except ConfigurationError as error:
                 logger.warning("outbox: the call %s waits for a relay that understands its rows: %s", text, error)
                 continue
             number, shard = parsed
-            shards = self.redis.shards(keys)
             left_ms = max(_left_ms(terms, row.age_ms) for row in rows)
-            # Elsewhere the call must not run now. Its own answer comes before the fence, which refuses a call that never ran.
-            fence = shards.map.fence if {self._homes(keys, terms, row) for row in rows} == {(shard, shard)} else NEVER
-            calls.append(RelayCall(shards.keys(shard), terms, left_ms, True, rows, number, None, fence))
+            messages = _messages(rows, terms, left_ms, again=True, bare=shards.first.bare)
+            batch, *others = by_shard(messages, shards, shards.map)
+            if others or batch.keys.shard != shard or batch.old_home:
+                # The call must not run now. Its own answer comes before the fence, which refuses a call that never ran.
+                batch = ShardBatch([*messages.values()], [*messages], shards.keys(shard), NEVER)
+            calls.append(RelayCall(queue, [*messages], batch, batch.orders[0].terms, terms.confirmation, True, number))
         return calls
 
     def _new_calls(self, rows: list[StoredRow]) -> list[RelayCall]:
         """Return the calls for rows that none has; those of a call share queue, shard, terms and when they are due."""
-        groups: defaultdict[tuple[str, str, int, str, tuple[int, int]], list[StoredRow]] = defaultdict(list)
-        known: dict[tuple[str, str], tuple[Keys, RowTerms]] = {}
+        groups: defaultdict[tuple[str, str, int, str], list[StoredRow]] = defaultdict(list)
+        known: dict[tuple[str, str], RowTerms] = {}
         for row in rows:
             try:
                 check_id(row.id)
-                keys, terms = known.get((row.queue, row.terms)) or _checked(row)
+                shards = self.redis.shards(row.queue)
+                terms = known.get((row.queue, row.terms)) or RowTerms.parse(row.terms)
                 if terms.keyed:
-                    check_one_shard(self.redis.shards(keys))
+                    check_one_shard(shards)
             except ConfigurationError as error:
                 logger.error(  # noqa: TRY400  the row and the reason are in the message
                     "outbox: row %d is refused and stays, see `reliq outbox refused`: %s", row.seq, error
                 )
                 self.store.note_refused(row, VERSION, str(error)[:500])
                 continue
-            known[row.queue, row.terms] = keys, terms
-            homes = self._homes(keys, terms, row)
-            groups[row.queue, row.terms, _left_ms(terms, row.age_ms), row.note, homes].append(row)
+            known[row.queue, row.terms] = terms
+            groups[row.queue, row.terms, _left_ms(terms, row.age_ms), row.note].append(row)
         calls = []
-        for (queue, terms_text, left_ms, note, (now, before)), group in groups.items():
-            keys, terms = known[queue, terms_text]
-            shards = self.redis.shards(keys)
-            old_home = None if now == before else shards.keys(before)
-            for piece in chunked_by_size(group, lambda row: len(row.value), READ_BYTES, BATCH_LIMIT):
-                lane = self.redis.lanes.take()
-                again = note == AGAIN
-                calls.append(
-                    RelayCall(
-                        shards.keys(now), terms, left_ms, again, piece, lane.next(), lane, shards.map.fence, old_home
-                    )
+        for (queue, terms_text, left_ms, note), group in groups.items():
+            shards = self.redis.shards(queue)
+            terms = known[queue, terms_text]
+            again = note == AGAIN
+            messages = _messages(group, terms, left_ms, again=again, bare=shards.first.bare)
+            for batch in by_shard(messages, shards, shards.map):
+                pieces = chunked_by_size(
+                    zip(batch.places, batch.orders, strict=True),
+                    lambda each: len(each[1].value),
+                    READ_BYTES,
+                    BATCH_LIMIT,
                 )
+                for piece in pieces:
+                    seqs = [seq for seq, _ in piece]
+                    part = batch._replace(places=seqs, orders=[message for _, message in piece])
+                    lane, number = self.redis.lanes.take()
+                    call_terms = part.orders[0].terms
+                    calls.append(RelayCall(queue, seqs, part, call_terms, terms.confirmation, again, number, lane))
         return calls
-
-    def _homes(self, keys: Keys, terms: RowTerms, row: StoredRow) -> tuple[int, int]:
-        """Return the shard of a row, and the shard that may have its id already: else the same."""
-        map = self.redis.shards(keys).map
-        now = home(row.id, map.n)
-        is_chosen = terms.window_ms is not None or row.note == AGAIN
-        return now, home(row.id, map.was) if is_chosen else now
 
     def _look_after(self) -> None:
         """Delete rows that need not be kept, and report how many wait, each once in a while."""
@@ -650,12 +614,12 @@ class OutboxMover:
         return seconds_after(RECONNECT, self._failures)
 
 
-def run_until_signal(mover: OutboxMover, clients: Clients, observers: list[Any], page: tuple[int, str] | None) -> None:
+def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, str] | None) -> None:
     """
     Move rows until SIGTERM or Ctrl-C, and notify the service manager.
 
     Args:
-        observers: of `clients`; those of the metrics are among them while they are served.
+        observers: of `mover`; those of the metrics are among them while they are served.
         page: port and address of the metrics; None serves none.
     """
     from reliq.metrics.serving import of_relay  # noqa: PLC0415  an application with a `Relay` needs none of these
@@ -665,7 +629,7 @@ def run_until_signal(mover: OutboxMover, clients: Clients, observers: list[Any],
     # A round may wait for the confirmation of each of its calls: only a round of minutes hangs.
     pulse = Pulse(rounds="round", seconds=PATIENT_SECONDS)
     serving = (
-        of_relay(*page, observers, pulse=pulse, connection=clients.connection(), complaint=mover.complaint)
+        of_relay(*page, observers, pulse=pulse, connection=mover.redis.clients.connection(), complaint=mover.complaint)
         if page
         else nullcontext()
     )

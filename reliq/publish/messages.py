@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from reliq.codec import Codec
     from reliq.keys import Keys
-    from reliq.lua.transitions import Messages
+    from reliq.lua.transitions import AskStatus, Messages
     from reliq.message import Counts, Header
     from reliq.redis.commands import Call
     from reliq.redis.shards import ShardMap, Shards
@@ -129,12 +129,12 @@ class PreparedMessage(NamedTuple):
 
 class ShardBatch(NamedTuple):
     """
-    Orders that go to one shard in one call.
+    Messages that go to one shard in one call, all on the same terms.
 
     Attributes:
-        places: which of the orders of a publish they are.
+        places: which of the messages of a publish they are.
         keys: of the shard.
-        map: by which it was found.
+        fence: of the map by which it was found; a shard that knows a later map refuses a chosen id.
         old_home: the shard to ask first, which may have messages of these ids; None: there is none.
         may_detour: whether another shard may have them when this one cannot be reached.
     """
@@ -142,9 +142,73 @@ class ShardBatch(NamedTuple):
     orders: list[PreparedMessage]
     places: Sequence[int]
     keys: Keys
-    map: ShardMap
+    fence: str
     old_home: Keys | None = None
     may_detour: bool = False
+
+    def question(self) -> Call[list[AskStatus]]:
+        """Return the call that asks the old home which of the ids are free."""
+        ids = [order.id for order in self.orders]
+        replace = self.orders[0].terms.replace
+        return transitions.ask(self.old_home or self.keys, ids, fence=self.fence, replace=replace)
+
+    def free(self, answers: Sequence[AskStatus]) -> ShardBatch:
+        """Return the batch without the messages whose ids are not free at the old home."""
+        free = [at for at, answer in enumerate(answers) if answer == "free"]
+        return self._replace(orders=[self.orders[at] for at in free], places=[self.places[at] for at in free])
+
+    def call(
+        self,
+        terms: CallTerms,
+        call_number: transitions.CallNumber,
+        *,
+        keyed: bool,
+        remember_ms: int = transitions.REMEMBER_MS,
+    ) -> Call[transitions.PublishAnswer]:
+        """Return the call that publishes the messages on these terms."""
+        return transitions.publish(
+            self.keys,
+            [(order.id, order.value) for order in self.orders],
+            call_number,
+            at_ms=terms.at_ms,
+            delay_ms=terms.delay_ms,
+            ttl_ms=terms.ttl_ms,
+            retries=terms.retries,
+            window_ms=terms.window_ms,
+            replace=terms.replace,
+            bare=self.keys.bare,
+            fence=self.fence,
+            message_keys=[order.line for order in self.orders] if keyed else None,
+            remember_ms=remember_ms,
+        )
+
+
+def by_shard(
+    orders: Mapping[int, PreparedMessage], shards: Shards, map: ShardMap, *, may_detour: bool = False
+) -> list[ShardBatch]:
+    """
+    Return messages by the shard that they go to by `map`, and by the shard to ask first.
+
+    Args:
+        orders: by their places.
+        may_detour: whether another shard may have a message whose id was generated.
+    """
+    by_homes: dict[tuple[int, int], list[int]] = {}
+    for place, order in orders.items():
+        now = home(order.id, map.n)
+        before = now if order.is_generated else home(order.id, map.was)  # which may have a chosen id already
+        by_homes.setdefault((now, before), []).append(place)
+    return [
+        ShardBatch(
+            [orders[place] for place in places],
+            places,
+            shards.keys(now),
+            map.fence,
+            None if now == before else shards.keys(before),
+            may_detour and orders[places[0]].is_generated,
+        )
+        for (now, before), places in by_homes.items()
+    ]
 
 
 class Writer:
@@ -227,25 +291,10 @@ class Writer:
         return tuple(known)
 
     def call(self, part: ShardBatch, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
-        """Return the call that sends orders to their shard, all on the same terms."""
-        orders = part.orders
-        terms = orders[0].terms
+        """Return the call that sends orders to their shard."""
         # In a queue with a rate, only the keyed script knows when no worker is to be woken.
-        goes_keyed = self.shards.is_keyed or (self.has_keys and have_keys(orders))
-        return transitions.publish(
-            part.keys,
-            [(order.id, order.value) for order in orders],
-            call_number,
-            at_ms=terms.at_ms,
-            delay_ms=terms.delay_ms,
-            ttl_ms=terms.ttl_ms,
-            retries=terms.retries,
-            window_ms=terms.window_ms,
-            replace=terms.replace,
-            bare=self.bare,
-            fence=part.map.fence if part.keys.shard or terms.window_ms is not None else "",
-            message_keys=[order.line for order in orders] if goes_keyed else None,
-        )
+        keyed = self.shards.is_keyed or (self.has_keys and have_keys(part.orders))
+        return part.call(part.orders[0].terms, call_number, keyed=keyed)
 
     def failed(
         self, orders: list[PreparedMessage], error: ReliqError, confirmed: int = 0, *, unsent: bool = False

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reliq.errors import ConfigurationError, PublishFailed, RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.events import PublishEnded, Unconfirmed, notify, wanting
-from reliq.keys import home, of_shard
-from reliq.lua import transitions
+from reliq.keys import of_shard
 from reliq.message import Confirmed, Receipt
-from reliq.publish.messages import NOT_ASKED, ShardBatch, have_keys, receipts
+from reliq.publish.messages import NOT_ASKED, ShardBatch, by_shard, have_keys, receipts
 from reliq.redis import commands, server as transport
 from reliq.redis.connection import ServerVersion
 from reliq.redis.server import PUBLISH_SECONDS
@@ -57,37 +56,29 @@ LOOKS = 5
 _SERVER_FACTS = (commands.server_facts("server"), commands.server_facts("persistence"))
 
 
-class QueueRegistration:
-    """Decides when the queue of `keys` is to be named in the registry of the Redis of its `clients`."""
-
-    def __init__(self, keys: Keys, clients: Clients) -> None:
-        self._entry = keys.entry
-        self._clients = clients
-
-    def due(self) -> Command[None] | None:
-        """Return the command that names the queue, which the caller must make; None for the next minute."""
-        now = time.monotonic()
-        named = self._clients.connection().named
-        self._clients.named_until = now + NAMING_SECONDS
-        if named.get(self._entry, 0.0) > now:  # another object of the same queue has named it
-            return None
-        named[self._entry] = self._clients.named_until
-        return commands.register([self._entry], int(time.time()))
+def registration(keys: Keys, clients: Clients) -> Command[None] | None:
+    """Return the command that names a queue in the registry, which the caller must make; None for the next minute."""
+    now = time.monotonic()
+    named = clients.connection().named
+    clients.named_until = now + NAMING_SECONDS
+    if named.get(keys.entry, 0.0) > now:  # another object of the same queue has named it
+        return None
+    named[keys.entry] = clients.named_until
+    return commands.register([keys.entry], int(time.time()))
 
 
 class Confirmer:
     """Makes publishes and waits for their confirmation, through clients that await a reply for longer than usual."""
 
-    def __init__(self, queue: str, clients: Clients) -> None:
-        self._queue = queue
+    def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._has_waitaof = False
 
     def run(
-        self, call: Call[PublishAnswer], orders: Sequence[PreparedMessage], durability: Durability
+        self, call: Call[PublishAnswer], part: ShardBatch, durability: Durability
     ) -> tuple[PublishAnswer, Confirmed]:
         """
-        Make `call` and wait for its confirmation.
+        Make the call of a part and wait for its confirmation.
 
         Raises:
             ConfigurationError: the server cannot confirm in this way; nothing was published.
@@ -97,10 +88,10 @@ class Confirmer:
         if durability.kind == "aof" and not self._has_waitaof:
             self._check_server(client.run_all(_SERVER_FACTS, for_seconds=PUBLISH_SECONDS), durability)
         answer, confirmed = client.run_confirmed(call, commands.confirmation(durability), for_seconds=PUBLISH_SECONDS)
-        return answer, self._confirmed(client, orders, durability, confirmed)
+        return answer, self._confirmed(client, part, durability, confirmed)
 
     async def arun(
-        self, call: Call[PublishAnswer], orders: Sequence[PreparedMessage], durability: Durability
+        self, call: Call[PublishAnswer], part: ShardBatch, durability: Durability
     ) -> tuple[PublishAnswer, Confirmed]:
         """As `run`, in async code."""
         client = self._clients.asynchronous(longer_seconds(durability))
@@ -108,7 +99,7 @@ class Confirmer:
             self._check_server(await client.run_all(_SERVER_FACTS, for_seconds=PUBLISH_SECONDS), durability)
         confirmation = commands.confirmation(durability)
         answer, confirmed = await client.run_confirmed(call, confirmation, for_seconds=PUBLISH_SECONDS)
-        return answer, self._confirmed(client, orders, durability, confirmed)
+        return answer, self._confirmed(client, part, durability, confirmed)
 
     def _check_server(self, answers: Sequence[dict[str, str] | Exception], durability: Durability) -> None:
         """Raise ConfigurationError when the server has no WAITAOF; a server that hides its version is trusted."""
@@ -126,7 +117,7 @@ class Confirmer:
     def _confirmed(
         self,
         client: Client | AsyncClient,
-        orders: Sequence[PreparedMessage],
+        part: ShardBatch,
         durability: Durability,
         confirmed: Confirmed | Exception,
     ) -> Confirmed:
@@ -141,7 +132,7 @@ class Confirmer:
             replicas = f"{confirmed.replicas} of {pluralize(durability.count, 'replica')}"
             why = f"{replicas}{disk} within {durability.timeout:g} s"
         if not confirmed.durable:
-            notify(client.observers, [Unconfirmed(self._queue, tuple(order.id for order in orders), why)])
+            notify(client.observers, [Unconfirmed(part.keys.name, tuple(order.id for order in part.orders), why)])
         return confirmed
 
 
@@ -314,49 +305,21 @@ class Router:
             ConfigurationError: there are several shards, and one of the orders has a key.
         """
         map = self._map
-        orders = self._orders
-        if map.served > 1 and have_keys(orders):
+        if map.served > 1 and have_keys(self._orders):
             check_one_shard(self._shards)
-        by_homes: dict[tuple[int, int], list[int]] = {}
-        for at, order in enumerate(orders):
-            if at not in self._receipts:
-                now = home(order.id, map.n)
-                before = now if order.is_generated else home(order.id, map.was)  # which may have a chosen id already
-                by_homes.setdefault((now, before), []).append(at)
-        return [
-            ShardBatch(
-                [orders[at] for at in places],
-                places,
-                self._shards.keys(now),
-                map,
-                None if now == before else self._shards.keys(before),
-                may_detour=map.n > 1 and self._detours > 0 and orders[places[0]].is_generated,
-            )
-            for (now, before), places in by_homes.items()
-        ]
-
-    def question(self, part: ShardBatch) -> Call[list[AskStatus]]:
-        """Return the call that asks the old home of a part which of its ids are free."""
-        ids = list(dict.fromkeys(order.id for order in part.orders))
-        replace = part.orders[0].terms.replace
-        return transitions.ask(part.old_home or part.keys, ids, fence=part.map.fence, replace=replace)
+        unsent = {at: order for at, order in enumerate(self._orders) if at not in self._receipts}
+        return by_shard(unsent, self._shards, map, may_detour=map.n > 1 and self._detours > 0)
 
     def asked(self, part: ShardBatch, answers: Sequence[AskStatus]) -> ShardBatch:
         """Note the answers of an old home; return the part without the orders that may not be published."""
-        ids = dict.fromkeys(order.id for order in part.orders)
-        answer_of = dict(zip(ids, answers, strict=True))
         self.is_stale = self.is_stale or "stale" in answers
-        free: list[int] = []
         terms = part.orders[0].terms
         due = (time.time() * 1000 + terms.delay_ms if terms.at_ms is None else terms.at_ms) / 1000
-        for place, order in zip(part.places, part.orders, strict=True):
-            answer = answer_of[order.id]
-            if answer == "free":
-                free.append(place)
-            elif answer != "stale":
+        for place, order, answer in zip(part.places, part.orders, answers, strict=True):
+            if answer != "free" and answer != "stale":  # noqa: PLR1714  mypy narrows no tuple
                 self._receipts[place] = Receipt(order.id, answer, due)
                 self.left -= 1
-        return part._replace(orders=[self._orders[at] for at in free], places=free)
+        return part.free(answers)
 
     def answered(self, part: ShardBatch, done: list[Receipt] | None) -> None:
         """
@@ -403,8 +366,7 @@ class Sender:
         self._shards = shards
         self._lanes = lanes
         self._clients = clients
-        self._registrar = QueueRegistration(writer.keys, clients)
-        self._confirmer = Confirmer(writer.keys.name, clients)
+        self._confirmer = Confirmer(clients)
         self._watching = wanting(observers, PublishEnded)
         self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher] = weakref.WeakKeyDictionary()
 
@@ -416,7 +378,7 @@ class Sender:
         done = self._call(whole, confirmed, durability) if whole else None
         if not done:
             done = self._by_route(Router(self._shards, orders, confirmed, is_stale=is_stale), durability)
-        if time.monotonic() >= self._clients.named_until and (entry := self._registrar.due()):
+        if time.monotonic() >= self._clients.named_until and (entry := registration(self._writer.keys, self._clients)):
             with suppress(ReliqError):
                 self._clients.blocking().run(entry)
         return done
@@ -429,7 +391,7 @@ class Sender:
         done = await self._acall(whole, confirmed, durability) if whole else None
         if not done:
             done = await self._aby_route(Router(self._shards, orders, confirmed, is_stale=is_stale), durability)
-        if time.monotonic() >= self._clients.named_until and (entry := self._registrar.due()):
+        if time.monotonic() >= self._clients.named_until and (entry := registration(self._writer.keys, self._clients)):
             with suppress(ReliqError):
                 await self._clients.asynchronous().run(entry)
         return done
@@ -443,7 +405,8 @@ class Sender:
             return None, True
         is_fresh = time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
         if is_fresh and shards.map.n == shards.map.was == 1:
-            return ShardBatch(orders, range(len(orders)), shards.first, shards.map), True
+            fence = "" if orders[0].is_generated else shards.map.fence
+            return ShardBatch(orders, range(len(orders)), shards.first, fence), True
         return None, False
 
     def _by_route(self, route: Router, durability: Durability) -> list[Receipt]:
@@ -463,7 +426,7 @@ class Sender:
             for part in parts:
                 if part.old_home is not None:
                     try:
-                        answers = self._clients.blocking().run(route.question(part), for_seconds=PUBLISH_SECONDS)
+                        answers = self._clients.blocking().run(part.question(), for_seconds=PUBLISH_SECONDS)
                     except ReliqError as error:
                         self._unsent(part.orders, error, route.confirmed)
                         raise
@@ -491,9 +454,7 @@ class Sender:
             for part in parts:
                 if part.old_home is not None:
                     try:
-                        answers = await self._clients.asynchronous().run(
-                            route.question(part), for_seconds=PUBLISH_SECONDS
-                        )
+                        answers = await self._clients.asynchronous().run(part.question(), for_seconds=PUBLISH_SECONDS)
                     except ReliqError as error:
                         self._unsent(part.orders, error, route.confirmed)
                         raise
@@ -517,7 +478,7 @@ class Sender:
         began = time.monotonic()
         try:
             if durability.kind != "none":
-                answer, confirmations = self._confirmer.run(call, part.orders, durability)
+                answer, confirmations = self._confirmer.run(call, part, durability)
             elif part.may_detour:
                 answer = self._clients.blocking().run_once_sent(call, for_seconds=PUBLISH_SECONDS)
             else:
@@ -536,7 +497,7 @@ class Sender:
         began = time.monotonic()
         try:
             if durability.kind != "none":
-                answer, confirmations = await self._confirmer.arun(call, part.orders, durability)
+                answer, confirmations = await self._confirmer.arun(call, part, durability)
             else:
                 weight = sum(len(order.value) for order in part.orders)
                 answer = await self._batcher().run(call, weight, once_sent=part.may_detour)

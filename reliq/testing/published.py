@@ -16,7 +16,6 @@ from reliq.outbox.relay import OutboxMover, Relay
 from reliq.outbox.tables import check_dialect, percent
 from reliq.outbox.transactions import wrong_kind
 from reliq.redis import commands
-from reliq.redis.client import Clients
 from reliq.redis.commands import Command, read_ids, runs
 from reliq.text import chunked
 from reliq.wire_format import open_envelope
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 def move(outbox: Any, prefix: str) -> int:
     """Move the rows of an outbox to the test's Redis: of a `Relay`, or those that a transaction sees; return how many."""
     relay = outbox if isinstance(outbox, Relay) else Relay(TransactionDatabase(outbox), prefix=prefix)
-    with closing(OutboxMover(relay, Clients(None, ()))) as mover:
+    with closing(OutboxMover(relay)) as mover:
         return mover.move_all()
 
 

@@ -9,7 +9,6 @@ from required import must_run_in_ci
 
 from reliq import Queue, Relay
 from reliq.outbox.relay import OutboxMover
-from reliq.redis.client import Clients
 from tests.postgres import Postgres, programs
 
 
@@ -56,7 +55,7 @@ def mover_at(url):
     made = []
 
     def make(place, observers=(), redis=url, **options):
-        made.append(OutboxMover(Relay(place, **options), Clients(redis, observers)))
+        made.append(OutboxMover(Relay(place, **options), redis, observers))
         return made[-1]
 
     yield make

@@ -62,10 +62,9 @@ def relay(url):
     from reliq import Relay
     from reliq.outbox import relay as module, store
     from reliq.outbox.relay import OutboxMover
-    from reliq.redis.client import Clients
 
     store.OVERDUE_MS, module.OVERDUE_EVERY_SECONDS = 300, 0.1
-    mover = OutboxMover(Relay(url, poll=0.02), Clients(None, ()))
+    mover = OutboxMover(Relay(url, poll=0.02))
     while True:
         mover.step()
 

@@ -92,7 +92,7 @@ def test_call_of_a_relay_is_remembered_for_weeks_by_its_script_and_no_id_is(data
     client.script_flush()
     for _ in range(2):
         [sending] = relay.redis.unanswered
-        assert relay.redis._clients.blocking().run(sending.publish_request()).refused == {}
+        assert relay.redis.clients.blocking().run(sending.request()).refused == {}
         assert client.pttl(orders.keys.lane(sending.number.lane)) > 29 * 86_400_000
     assert bodies(orders) == [BODY]
     names = {key.decode().partition("}:")[2].partition(":")[0] for key in client.scan_iter("{reliq:orders}*")}
@@ -348,7 +348,7 @@ def test_unreachable_redis_keeps_no_transaction_open_and_loses_nothing(database,
     publish(database, orders)
     client.config_set("maxclients", 1)
     try:
-        relay.redis._clients.connection().close()
+        relay.redis.clients.connection().close()
         with pytest.raises(RedisUnavailableError):
             relay.move()
     finally:
@@ -672,6 +672,33 @@ def test_rows_of_a_sharded_queue_go_to_the_shards_of_their_ids(database, orders,
     assert sum(lengths(client, orders)) == 28
 
 
+def test_rows_go_to_the_shards_of_their_ids_from_the_first_row_of_their_queue(database, url, orders, relay, client):
+    """Each queue has a map of its own, and a relay reads it before it sends the first row: ids name their shards."""
+    client.set(orders.keys.map, ShardMap(epoch=1, n=4, was=4).text)
+    publish(database, Queue("other", url=url))
+    relay.move_all()
+    publish(database, Queue("orders", dict, url=url, shards=4), *[BODY] * 8)
+
+    assert relay.move_all() == 8
+
+    assert lengths(client, orders) == [2] * 4
+
+
+def test_unreadable_map_of_a_queue_holds_up_no_other_queue(database, url, orders, relay, client, caplog):
+    spoilt = Queue("spoilt", dict, url=url)
+    client.set(spoilt.keys.map, "no map")
+    publish(database, spoilt, *[BODY] * 2)
+    publish(database, orders)
+
+    assert relay.move_all() == 1
+    assert relay.move() == 0
+    assert unsent(database) == 2
+    assert "2 rows of queue spoilt not published, to be tried again" in caplog.text
+
+    client.delete(spoilt.keys.map)
+    assert relay.move_all() == 2
+
+
 def test_chosen_id_is_looked_up_in_its_old_home_while_shards_are_added(database, orders, mover, client):
     client.set(orders.keys.map, ShardMap(epoch=1, n=4, was=1, state="growing").text)
     run_transition(
@@ -688,7 +715,7 @@ def test_rows_are_taken_anew_when_the_old_home_knows_a_later_map(database, order
     """The relay read the map while shards were added; since then all of them were."""
     publish(database, orders, id=OF_SHARD_3)
     client.set(orders.keys.map, ShardMap(1, 4, 1, "growing").text)
-    relay.redis.shards(orders.keys).read()
+    relay.redis.shards(orders.name).read()
     client.set(orders.keys.map, ShardMap(2, 4, 4).text)
     client.set(orders.keys.epoch, "2 4 4")  # the new home has not heard of it yet
 
@@ -719,7 +746,7 @@ def test_earlier_call_for_a_shard_that_is_not_the_home_publishes_nothing(
     publish(database, orders, id=OF_SHARD_3)
     client.set(orders.keys.map, before.text)
     dead = mover()
-    dead.redis.shards(orders.keys).read()
+    dead.redis.shards(orders.name).read()
     dead._take()
     dead.store.database.close()
     client.delete(orders.keys.map)
@@ -736,7 +763,7 @@ def test_earlier_call_for_a_shard_that_is_not_the_home_publishes_nothing(
         orders._clients.blocking().run(call)
 
     other = mover()
-    other.redis.shards(orders.keys).read()
+    other.redis.shards(orders.name).read()
     other.move_all()
 
     assert lengths(client, orders) == [n == shard for n in range(4)]
@@ -749,13 +776,13 @@ def test_stopped_relay_publishes_nothing_that_another_relay_moved(database, orde
     wide = Queue("orders", dict, url=orders.target, shards=4)
     publish(database, wide, *[BODY] * 4)
     stopped, other = mover(), mover()
-    stopped.redis.shards(orders.keys).read()
+    stopped.redis.shards(orders.name).read()
     stopped._take()
     client.set(orders.keys.map, ShardMap(1, 4, 1, "growing").text)
     for number in range(4):
         client.set(orders.keys.of_shard(number).epoch, "1 4 1")
 
-    other.redis.shards(orders.keys).read()
+    other.redis.shards(orders.name).read()
     other.move_all()
     stopped.redis.publish()
 

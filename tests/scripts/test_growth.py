@@ -56,10 +56,9 @@ def producer(name, map, accepted, *, asks=True, fenced=True):
             known.map = yield shard_map(known.first)
             route.looked()
         for part in route.parts():
+            free = part
             if part.old_home is not None and asks:
-                free = route.asked(part, (yield clocked(route.question(part))))
-            else:
-                free = part
+                free = route.asked(part, (yield clocked(part.question())))
             if free.orders:
                 call = clocked(writer.call(free, t.CallNumber(name, known.map.epoch + 1)))
                 answer = yield call if fenced else unfenced(call)
