@@ -27,11 +27,10 @@ from itertools import count, islice, takewhile
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, available_timezones
 
-import msgspec
 from cronsim import CronSim, CronSimError
 
 from reliq.errors import ConfigurationError
-from reliq.redis.commands import Command, id_text, read_nothing, read_pause, runs
+from reliq.redis.commands import Command, id_text, read_pause, runs
 from reliq.text import LAST_SECOND, whole_number
 
 if TYPE_CHECKING:
@@ -55,10 +54,6 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 #: How many values each field of an expression has.
 _FIELD_SIZES = (60, 24, 31, 12, 7)
 _EVERY = "every"
-_CRON_FIELDS = (
-    *("schedule", "seen", "former", "former_seen", "last", "ticked"),
-    *("id", "missed", *SKIPS, "pause", "asked"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,42 +211,6 @@ class CronState:
 def cron_states(keys: Keys) -> Command[list[CronState]]:
     """Read the periodic entries of a queue, by name."""
     return Command(("HGETALL", keys.cron), _states)
-
-
-@runs("cron:HSET")
-def pause_cron(keys: Keys, entry: str, pause: Pause) -> Command[None]:
-    """Have the ticks of an entry skipped until it is resumed."""
-    return Command(("HSET", keys.cron, f"{entry} pause", msgspec.json.encode(pause)), read_nothing)
-
-
-@runs("cron:HDEL")
-def resume_cron(keys: Keys, entry: str) -> Command[bool]:
-    """Have the next tick of an entry published; say whether it was paused."""
-    return Command(("HDEL", keys.cron, f"{entry} pause"), bool)
-
-
-@runs("cron:HSET")
-def ask_run(keys: Keys, entry: str, now_ms: int) -> Command[None]:
-    """Ask the processes of an entry to publish its message at once."""
-    return Command(("HSET", keys.cron, f"{entry} asked", now_ms), read_nothing)
-
-
-@runs("cron:HGET")
-def asked_run(keys: Keys, entry: str) -> Command[int | None]:
-    """Read when somebody asked for a run that is not published yet, in unix ms; None when nobody did."""
-    return Command(("HGET", keys.cron, f"{entry} asked"), lambda reply: whole_number(reply or b""))
-
-
-@runs("cron:HDEL")
-def withdraw_run(keys: Keys, entry: str) -> Command[bool]:
-    """Ask for no run any more; say whether one was asked for that is not published."""
-    return Command(("HDEL", keys.cron, f"{entry} asked"), bool)
-
-
-@runs("cron:HDEL")
-def forget_cron(keys: Keys, entry: str) -> Command[int]:
-    """Remove what is known of an entry."""
-    return Command(("HDEL", keys.cron, *(f"{entry} {field}" for field in _CRON_FIELDS)), int)
 
 
 def _states(reply: Any) -> list[CronState]:

@@ -1,12 +1,11 @@
 """
-Text for people and from others: foreign data made harmless, numbers and durations formatted, keywords and chunks checked.
+Text for people and from others: foreign data made harmless, durations formatted, keywords and chunks checked.
 
 Redis may hold data that another program wrote. So text is escaped before it is shown, and numbers are read within bounds.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from functools import wraps
 from importlib import import_module
@@ -27,10 +26,7 @@ TEXT_LIMIT = 500
 NAME_LIMIT = 100
 #: A line names five ids, and how many more there are.
 IDS_SHOWN = 5
-#: JSON nested deeper is shown as text: a reader of our JSON may take no more levels.
-DEEPEST = 100
 
-_UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
 _UNUSUAL = re.compile(r"[^\x20-\x7e]")
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 
@@ -76,12 +72,6 @@ def class_name(value: object) -> str:
         return "a class without a name"
 
 
-def format_missing(away: Sequence[int]) -> str:
-    """Return a note that figures are partial, because the Redis of these shards is away."""
-    shards = "shard" if len(away) == 1 else "shards"
-    return f"partial: without {shards} {', '.join(map(str, away))}, whose Redis is away"
-
-
 def join_first(ids: Sequence[str], count: int = 0) -> str:
     """Return the first five of `ids` as one text, and how many more there are, of `count` when that are more."""
     left = max(len(ids), count) - min(len(ids), IDS_SHOWN)
@@ -119,63 +109,6 @@ def format_duration(seconds: float) -> str:
             rest = whole % size // below
             return f"{whole // size}{unit}" + (f"{rest}{smaller}" if rest else "")
     return f"{whole}s"
-
-
-def format_number(number: float) -> str:
-    """Return a number in at most six characters: `999`, `12,345`, `1.2M`."""
-    if number < 100_000:  # noqa: PLR2004  below it every digit is shown
-        return f"{number:,.0f}"
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{unit}" if number < 100 * size else f"{number / size:.0f}{unit}"
-    return f"{number:,.0f}"
-
-
-def format_rate(per_second: float) -> str:
-    """Return a rate: with its tenths while it is small."""
-    return f"{per_second:.1f}".removesuffix(".0") if per_second < 10 else format_number(per_second)  # noqa: PLR2004
-
-
-def pretty(body: bytes) -> Iterator[str]:
-    """Yield the lines of a body: JSON laid out, text as it is, else its bytes escaped."""
-    import msgspec  # noqa: PLC0415  completion of a command does not wait for it
-
-    try:
-        text = msgspec.json.format(body, indent=2).decode()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        text = body.decode("utf-8", "backslashreplace")
-    else:
-        text = _UNUSUAL_IN_BODY.sub(
-            lambda match: match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1], text
-        )
-    yield from text.split("\n")
-
-
-def as_value(body: bytes) -> Any:
-    """Return a body as JSON where it is JSON, else as text, else as bytes, which become base 64."""
-    import msgspec  # noqa: PLC0415  as above
-
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    else:
-        level = [value]
-        for _ in range(DEEPEST):
-            containers = [item for item in level if isinstance(item, dict | list)]
-            level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
-            if not level:
-                return value
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return body
-
-
-def start_of(body: bytes, limit: int) -> str:
-    """Return the start of a body as text, with `…` when there is more."""
-    text = body[: 4 * limit].decode("utf-8", "replace")
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def check_keywords(call: str, given: Iterable[str], known: Collection[str], advice: str = "") -> None:

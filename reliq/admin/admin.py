@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from reliq import schedule
 from reliq.admin import bulk, calls, messages
 from reliq.admin.acl import acl_roles, acl_rule, load_scripts
 from reliq.admin.bulk import MoveResult, OnMoved, move
@@ -465,13 +464,13 @@ class Admin(ReadOnlyAdmin):
         now_ms = session.run(commands.server_ms())
         if not cron_state(session, name).is_served(now_ms / 1000):
             raise ConfigurationError(f"no worker has the periodic entry {name!r} now, and who would publish? start one")
-        asked_ms = session.run(schedule.asked_run(session.keys, name))
+        asked_ms = session.run(calls.asked_run(session.keys, name))
         if asked_ms is None:
             asked_ms = now_ms
-            session.run(schedule.ask_run(session.keys, name, asked_ms))
+            session.run(calls.ask_run(session.keys, name, asked_ms))
         until = time.monotonic() + for_seconds
-        while session.run(schedule.asked_run(session.keys, name)) is not None:
-            if time.monotonic() > until and session.run(schedule.withdraw_run(session.keys, name)):
+        while session.run(calls.asked_run(session.keys, name)) is not None:
+            if time.monotonic() > until and session.run(calls.withdraw_run(session.keys, name)):
                 raise ConfigurationError(
                     f"no worker has published the periodic entry {name!r} within {for_seconds:.10g} s; see their logs"
                 )
@@ -483,7 +482,7 @@ class Admin(ReadOnlyAdmin):
         session = self._redis.queue(queue)
         pause = pause_by(by, reason)
         cron_state(session, name)
-        session.run(schedule.pause_cron(session.keys, name, pause))
+        session.run(calls.pause_cron(session.keys, name, pause))
 
     def resume_cron(self, queue: str, name: str) -> bool:
         """Have the next tick of a periodic entry published; return whether it was paused. Ticks until now are skipped."""
@@ -497,7 +496,7 @@ class Admin(ReadOnlyAdmin):
                 skipped = transitions.Tick(name, state.schedule, ticks[-1], state.last, missed=len(ticks))
                 session.run(transitions.tick(session.keys, skipped, ttl_ms=1, retries=0))
                 state = cron_state(session, name)
-        return session.run(schedule.resume_cron(session.keys, name))
+        return session.run(calls.resume_cron(session.keys, name))
 
     def forget_cron(self, queue: str, name: str) -> None:
         """Remove the state of a periodic entry that is no longer in the code; raise while a worker has it."""
@@ -508,7 +507,7 @@ class Admin(ReadOnlyAdmin):
                 f"a worker has the periodic entry {name!r}, and would register it again: take it out of the code, and wait "
                 f"{UNSERVED_SECONDS} s after the last worker with it has ended"
             )
-        session.run(schedule.forget_cron(session.keys, name))
+        session.run(calls.forget_cron(session.keys, name))
 
     def check(
         self, queue: str, *, repair: bool = False, patience: Duration = 5.0, progress: OnProgress = ignore

@@ -23,8 +23,9 @@ from reliq.redis.commands import (
     read_text,
     runs,
 )
+from reliq.schedule import SKIPS
 from reliq.settings import check_is_one_of
-from reliq.text import clamp_time
+from reliq.text import clamp_time, whole_number
 from reliq.wire_format import FailureNote, StateWord
 
 if TYPE_CHECKING:
@@ -612,6 +613,49 @@ def asked_stacks(id: str) -> list[Command[Any]]:
     waited = Command(("PTTL", stack_request_key(id)), lambda left: REQUEST_MS - left if left >= 0 else None)
     known = Command(("ZSCORE", WORKERS_KEY, id), lambda seen: seen is not None)
     return [waited, Command(("GET", stacks_key(id)), lambda reply: _decoded(_report_decoder, reply)), known]
+
+
+#: The fields that the hash `cron` has of an entry; see reliq.schedule.
+_CRON_FIELDS = (
+    *("schedule", "seen", "former", "former_seen", "last", "ticked"),
+    *("id", "missed", *SKIPS, "pause", "asked"),
+)
+
+
+@runs("cron:HSET")
+def pause_cron(keys: Keys, entry: str, pause: Pause) -> Command[None]:
+    """Have the ticks of an entry skipped until it is resumed."""
+    return Command(("HSET", keys.cron, f"{entry} pause", msgspec.json.encode(pause)), read_nothing)
+
+
+@runs("cron:HDEL")
+def resume_cron(keys: Keys, entry: str) -> Command[bool]:
+    """Have the next tick of an entry published; say whether it was paused."""
+    return Command(("HDEL", keys.cron, f"{entry} pause"), bool)
+
+
+@runs("cron:HSET")
+def ask_run(keys: Keys, entry: str, now_ms: int) -> Command[None]:
+    """Ask the processes of an entry to publish its message at once."""
+    return Command(("HSET", keys.cron, f"{entry} asked", now_ms), read_nothing)
+
+
+@runs("cron:HGET")
+def asked_run(keys: Keys, entry: str) -> Command[int | None]:
+    """Read when somebody asked for a run that is not published yet, in unix ms; None when nobody did."""
+    return Command(("HGET", keys.cron, f"{entry} asked"), lambda reply: whole_number(reply or b""))
+
+
+@runs("cron:HDEL")
+def withdraw_run(keys: Keys, entry: str) -> Command[bool]:
+    """Ask for no run any more; say whether one was asked for that is not published."""
+    return Command(("HDEL", keys.cron, f"{entry} asked"), bool)
+
+
+@runs("cron:HDEL")
+def forget_cron(keys: Keys, entry: str) -> Command[int]:
+    """Remove what is known of an entry."""
+    return Command(("HDEL", keys.cron, *(f"{entry} {field}" for field in _CRON_FIELDS)), int)
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], reply: bytes | None) -> T | None:

@@ -10,6 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from reliq.admin.calls import ROLES
+from reliq.admin.screens import format_missing
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
     AdminOption,
@@ -23,7 +24,7 @@ from reliq.cli.options import (
 )
 from reliq.cli.output import confirm, console, print_json, print_table, say
 from reliq.keys import Keys, Layout
-from reliq.text import format_missing, pluralize
+from reliq.text import pluralize
 
 if TYPE_CHECKING:
     from reliq.admin.bench import Bench

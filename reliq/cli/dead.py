@@ -10,6 +10,7 @@ import typer
 import reliq.admin
 from reliq.admin import LetterFilter
 from reliq.admin.filters import duration
+from reliq.admin.screens import format_missing, pretty, start_of
 from reliq.cli.messages import JSON_BODY, TABLE_BODY, TABLE_ERROR, format_when
 from reliq.cli.options import AdminOption, All, DryRun, Json, QueueName, WhichLetters, Yes, queue_names
 from reliq.cli.output import (
@@ -27,7 +28,7 @@ from reliq.cli.queues import format_time
 from reliq.errors import ConfigurationError
 from reliq.message import Letter
 from reliq.settings import check_int
-from reliq.text import format_missing, pluralize, pretty, start_of
+from reliq.text import pluralize
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, DeadGroups

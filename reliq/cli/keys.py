@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import reliq.admin
+from reliq.admin.screens import format_missing
 from reliq.cli.options import Json, QueueName, WholeQueueAdmin, Yes, state_option
 from reliq.cli.output import EXIT_UNFINISHED, confirm, print_facts, print_json, print_table, say
 from reliq.cli.queues import describe_sleep, format_time
 from reliq.errors import ConfigurationError
 from reliq.message import PRIORITY_LINES
-from reliq.text import format_missing, pluralize, shell_command
+from reliq.text import pluralize, shell_command
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, KeyQueue

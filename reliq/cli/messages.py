@@ -14,6 +14,7 @@ import typer
 import reliq.admin
 from reliq.admin.calls import CANCELLABLE, MOVABLE, PLACES, check_place
 from reliq.admin.filters import duration, headers_of
+from reliq.admin.screens import as_value, pretty, start_of
 from reliq.cli.keys import describe_wait
 from reliq.cli.options import (
     AdminOption,
@@ -40,7 +41,7 @@ from reliq.cli.output import (
 from reliq.cli.queues import describe_end, format_time
 from reliq.errors import ConfigurationError
 from reliq.settings import LARGEST_BODY
-from reliq.text import as_value, clamp_time, format_duration, pretty, shell_command, start_of
+from reliq.text import clamp_time, format_duration, shell_command
 from reliq.wire_format import FailureNote
 
 if TYPE_CHECKING:

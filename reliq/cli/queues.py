@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reliq.admin.filters import duration
+from reliq.admin.screens import format_missing, format_number, format_rate
 from reliq.cli.options import (
     AdminOption,
     Json,
@@ -23,7 +24,7 @@ from reliq.cli.output import complain, confirm, print_json, print_table, say, sa
 from reliq.errors import ConfigurationError
 from reliq.message import Pause
 from reliq.settings import seconds
-from reliq.text import format_duration, format_missing, format_number, format_rate, pluralize, shell_command
+from reliq.text import format_duration, pluralize, shell_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,13 +16,14 @@ from rich.live import Live
 from rich.text import Text
 
 from reliq.admin.filters import duration
+from reliq.admin.screens import format_number, format_rate
 from reliq.cli.messages import format_when
 from reliq.cli.options import Json, WholeQueueAdmin, queue_names
 from reliq.cli.output import complain, console, print_json, say
 from reliq.cli.queues import describe_end, describe_pause
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.schedule import TICK_LATE_SECONDS
-from reliq.text import format_duration, format_number, format_rate, pluralize, printable
+from reliq.text import format_duration, pluralize, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

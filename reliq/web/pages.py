@@ -12,23 +12,13 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from markupsafe import Markup
 
+from reliq.admin.screens import format_missing, format_number, format_rate, pretty, start_of
 from reliq.admin.show import story_of
 from reliq.admin.workers import running_in
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
 from reliq.message import DEATH_REASONS
 from reliq.redis.commands import BEAT_SECONDS
-from reliq.text import (
-    clamp_time,
-    format_duration,
-    format_missing,
-    format_number,
-    format_rate,
-    pluralize,
-    pretty,
-    printable,
-    shell_command,
-    start_of,
-)
+from reliq.text import clamp_time, format_duration, pluralize, printable, shell_command
 from reliq.web.access import Access, Visitor
 from reliq.web.render import Sparkline, ages, cron_marks, is_unwatched, marks, redacted, share
 from reliq.web.request import Fields, PageError, RequestContext

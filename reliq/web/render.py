@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from reliq.admin.screens import format_missing
 from reliq.message import BARE, Header
 from reliq.schedule import TICK_LATE_SECONDS
-from reliq.text import format_duration, format_missing
+from reliq.text import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

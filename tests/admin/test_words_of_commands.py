@@ -5,9 +5,10 @@ import json
 import pytest
 
 from reliq.admin.filters import duration
+from reliq.admin.screens import DEEPEST, as_value
 from reliq.cli.output import print_json, print_table
 from reliq.errors import ConfigurationError
-from reliq.text import DEEPEST, as_value, format_duration
+from reliq.text import format_duration
 
 
 def test_duration_is_parsed():

@@ -1,0 +1,78 @@
+"""Text on the screens of the commands and of the web console: bodies, figures, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+#: JSON nested deeper is shown as text: a reader of our JSON may take no more levels.
+DEEPEST = 100
+
+_UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
+
+
+def format_missing(away: Sequence[int]) -> str:
+    """Return a note that figures are partial, because the Redis of these shards is away."""
+    shards = "shard" if len(away) == 1 else "shards"
+    return f"partial: without {shards} {', '.join(map(str, away))}, whose Redis is away"
+
+
+def format_number(number: float) -> str:
+    """Return a number in at most six characters: `999`, `12,345`, `1.2M`."""
+    if number < 100_000:  # noqa: PLR2004  below it every digit is shown
+        return f"{number:,.0f}"
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{unit}" if number < 100 * size else f"{number / size:.0f}{unit}"
+    return f"{number:,.0f}"
+
+
+def format_rate(per_second: float) -> str:
+    """Return a rate: with its tenths while it is small."""
+    return f"{per_second:.1f}".removesuffix(".0") if per_second < 10 else format_number(per_second)  # noqa: PLR2004
+
+
+def pretty(body: bytes) -> Iterator[str]:
+    """Yield the lines of a body: JSON laid out, text as it is, else its bytes escaped."""
+    import msgspec  # noqa: PLC0415  completion of a command does not wait for it
+
+    try:
+        text = msgspec.json.format(body, indent=2).decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        text = body.decode("utf-8", "backslashreplace")
+    else:
+        text = _UNUSUAL_IN_BODY.sub(
+            lambda match: match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1], text
+        )
+    yield from text.split("\n")
+
+
+def as_value(body: bytes) -> Any:
+    """Return a body as JSON where it is JSON, else as text, else as bytes, which become base 64."""
+    import msgspec  # noqa: PLC0415  as above
+
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    else:
+        level = [value]
+        for _ in range(DEEPEST):
+            containers = [item for item in level if isinstance(item, dict | list)]
+            level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+            if not level:
+                return value
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return body
+
+
+def start_of(body: bytes, limit: int) -> str:
+    """Return the start of a body as text, with `…` when there is more."""
+    text = body[: 4 * limit].decode("utf-8", "replace")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
