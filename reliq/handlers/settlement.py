@@ -50,12 +50,6 @@ class Outcome:
     raised: str = ""
     failed: bool = False
 
-    @property
-    def kept(self) -> str:
-        """The text that is shown: why, and the places of an exception and its causes."""
-        places = self.raised.partition(" ")[2]
-        return f"{self.error} ({places})" if places else self.error
-
 
 class Settlement(NamedTuple):
     """
@@ -74,10 +68,6 @@ class Settlement(NamedTuple):
 B = TypeVar("B")
 #: A delivery whose outcome is known.
 E = TypeVar("E", "HeldDelivery", Settlement)
-
-#: The transition that settles an outcome, and for how many ms the keys of released messages are throttled.
-Transition = tuple[OutcomeKind, int]
-_ACK: Transition = ("ack", 0)
 
 ACKED = Outcome("ack")
 RELEASED = Outcome("release")
@@ -176,27 +166,26 @@ def calls(keys: Keys, settings: QueueSettings, deliveries: Iterable[E]) -> list[
 
     There is one call for each transition, and more when that settles more than `BATCH_LIMIT` messages.
     """
-    by_transition: dict[Transition, list[E]] = defaultdict(list)
+    groups: dict[tuple[OutcomeKind, int], list[E]] = defaultdict(list)
     for one in deliveries:
-        transition: Transition
-        if one.outcome is ACKED:
-            transition = _ACK
-        elif (
-            one.outcome.kind == "rate_limited"
-        ):  # a message that was claimed without regard to keys has none to throttle
-            is_keyless = one.delivery.claimed.key is None
-            transition = ("snooze", 0) if is_keyless else ("release", one.outcome.delay_ms)
-        else:
-            transition = ("nack" if one.outcome.kind == "reject" else one.outcome.kind, 0)
-        by_transition[transition].append(one)
+        kind = one.outcome.kind
+        sleep_ms = 0  # for how long the keys of released messages are throttled
+        if kind == "reject":
+            kind = "nack"
+        elif kind == "rate_limited":
+            if one.delivery.claimed.key is None:  # claimed without regard to keys, it has none to throttle
+                kind = "snooze"
+            else:
+                kind = "release"
+                sleep_ms = one.outcome.delay_ms
+        groups[kind, sleep_ms].append(one)
     calls = []
-    for (kind, sleep_ms), group in by_transition.items():
-        pieces = [group]
-        if len(group) > BATCH_LIMIT:
-            pieces = [group[at : at + BATCH_LIMIT] for at in range(0, len(group), BATCH_LIMIT)]
-        if kind == "release":
-            pieces.reverse()  # each goes before the messages in ready: the first piece must be released last
-        calls += [(_call(keys, settings, kind, sleep_ms, piece), piece) for piece in pieces]
+    for (kind, sleep_ms), group in groups.items():
+        starts = range(0, len(group), BATCH_LIMIT)
+        # Released messages go before those in ready: the first are released last.
+        for at in reversed(starts) if kind == "release" else starts:
+            piece = group[at : at + BATCH_LIMIT]
+            calls.append((_call(keys, settings, kind, sleep_ms, piece), piece))
     return calls
 
 

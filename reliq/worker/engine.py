@@ -14,7 +14,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import ConfigurationError, LoginError, RedisUnavailableError, ReliqError
@@ -72,41 +72,28 @@ STOP_REPORT_SECONDS = 5.0
 LEAST_REPLY_SECONDS = 2.0
 
 
-class Lifespan:
+def enter_lifespan(make: Callable[[], Any], tasks: AsyncExecutor) -> tuple[Any, Callable[[], Any]]:
     """
-    Enters and leaves a context manager; an async one within one task of the handlers' own event loop.
+    Enter a context manager; an async one is entered and left within one task of the handlers' own event loop.
 
-    Attributes:
-        leave: leaves it, if it was entered.
+    Returns:
+        what it yields, and a function that leaves it. Whatever it raises is raised here.
     """
+    manager = make()
+    if not hasattr(manager, "__aenter__"):
+        return manager.__enter__(), partial(manager.__exit__, None, None, None)
+    entered: Future[Any] = Future()
+    over = asyncio.Event()
+    ended = tasks.run(live(manager, entered, over))
 
-    def __init__(self, make: Callable[[], Any] | None, tasks: AsyncExecutor) -> None:
-        self._make = make
-        self._tasks = tasks
-        self.leave: Callable[[], Any] = lambda: None
+    async def end() -> None:
+        over.set()
 
-    def enter(self) -> Any:
-        """Enter it and return what it yields; whatever it raises is raised here."""
-        if self._make is None:
-            return None
-        manager = self._make()
-        if not hasattr(manager, "__aenter__"):
-            state = manager.__enter__()
-            self.leave = lambda: manager.__exit__(None, None, None)
-            return state
-        entered: Future[Any] = Future()
-        over = asyncio.Event()
-        ended = self._tasks.run(live(manager, entered, over))
+    def leave() -> None:
+        tasks.run(end()).result(LEAVE_SECONDS)
+        ended.result(LEAVE_SECONDS)
 
-        async def end() -> None:
-            over.set()
-
-        def leave() -> None:
-            self._tasks.run(end()).result(LEAVE_SECONDS)
-            ended.result(LEAVE_SECONDS)
-
-        self.leave = leave
-        return entered.result()
+    return entered.result(), leave
 
 
 async def live(manager: Any, entered: Future[Any] | asyncio.Future[Any], over: asyncio.Event) -> None:
@@ -156,26 +143,21 @@ class Drained:
 
     def _is_due(self, keys: Keys, counts: Counts) -> bool:
         """Return whether a message of a queue can run now or soon, or is leased."""
-        if counts.garbage:
-            return True
-        if counts.keyed:  # whether a message may start now or soon; what is throttled for longer is due later
-            (moved, next_in_ms), peek = self._answers(
-                [
-                    transitions.promote(keys, keyed=True),
-                    transitions.claim(keys, CallNumber(token(), 1), limit=0, lease_ms=1, keyed=True),
-                ]
-            )
-            if moved or peek.behind or 0 <= next_in_ms <= SOON_SECONDS * 1000:
-                return True
-        elif counts.due:
+        # In a queue with keys, a message that is throttled is among the due ones: only a look says whether one may start.
+        if counts.garbage or (counts.due and not counts.keyed):
             return True
         soon = time.time() + SOON_SECONDS
         # In the order in which messages move: one that another worker promotes or claims meanwhile is counted last.
-        pending, unack, last = self._answers(
-            [commands.first_score(keys, "pending"), commands.held(keys), transitions.counts(keys)]
+        (moved, next_in_ms), look, unack, last = self._answers(
+            [
+                transitions.promote(keys, keyed=counts.keyed),
+                transitions.claim(keys, CallNumber(token(), 1), limit=0, lease_ms=1, keyed=counts.keyed),
+                commands.held(keys),
+                transitions.counts(keys),
+            ]
         )
         has_moved = (last.due and not last.keyed) or last.garbage or min(last.unack, BATCH_LIMIT) != len(unack)
-        if has_moved or (pending is not None and pending <= soon):
+        if moved or look.behind or 0 <= next_in_ms <= SOON_SECONDS * 1000 or has_moved:
             return True
         words = self._answers([commands.state_words(keys, [id for id, _ in unack])])[0] if unack else []
         return any(not isinstance(word, Backoff) or due <= soon for word, (_, due) in zip(words, unack, strict=True))
@@ -190,9 +172,13 @@ class Engine:
 
     Messages go fetcher → runner → settler. Beside them the renewer keeps leases alive and the scheduler makes messages
     claimable; the ticker publishes periodic jobs, if there are any. `start` and `stop` may each be called once.
+
+    Attributes:
+        is_drained: returns whether nothing is held here and every queue is empty; with `delayed`, messages that are due
+            later count.
+        unfinished: deliveries that the stop cut off, or could not give back; None before the end of its grace.
     """
 
-    #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
     unfinished: list[HeldDelivery] | None = None
 
     def __init__(
@@ -209,6 +195,8 @@ class Engine:
         relay: OutboxMover | None = None,
     ) -> None:
         self._settings = settings
+        self._lifespan = lifespan
+        self._leave_lifespan: Callable[[], Any] = lambda: None
         self._relay = relay
         self._observers = observers
         self._event_queue = EventQueue(observers)
@@ -216,6 +204,7 @@ class Engine:
         self._client = client = Client.to(connection, reply_seconds(handlers), part_observers)
         self._served = served = ServedQueues(handlers)
         self.inflight = inflight = Inflight(handlers, settings.concurrency)
+        self.is_drained = Drained(client, served, inflight).look
         inflight.max_jobs = settings.max_jobs or math.inf
         self.stopping = threading.Event()
 
@@ -234,7 +223,6 @@ class Engine:
         self._tasks = AsyncExecutor(self._runner, inflight)
         inflight.nudge = self._settler.nudge
         inflight.call_loop = partial(self._tasks.call, self._tasks.fill)
-        self._lifespan = Lifespan(lifespan, self._tasks)
         self._renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.report_overrun)
         self._scheduler = Scheduler(client, handlers, collect_soon, self._renewer.is_behind, served.is_keyed)
         self._heartbeat = Heartbeat(
@@ -290,7 +278,8 @@ class Engine:
         self._tasks.note_step = note_step
         self._tasks.start()
         try:
-            self._runner.state = self._lifespan.enter()
+            if self._lifespan is not None:
+                self._runner.state, self._leave_lifespan = enter_lifespan(self._lifespan, self._tasks)
         except BaseException:
             self._tasks.close()
             raise
@@ -323,9 +312,19 @@ class Engine:
         self.inflight.wait_until_settled(LAST_SETTLE_SECONDS)
         self.unfinished = [*cut_off, *(held for held in self.inflight.deliveries() if not held.started)]
         try:
-            self._lifespan.leave()
+            self._leave_lifespan()
         finally:
-            self._end_loops()
+            others = [loop for name, loop in self._loops.items() if name != "fetcher"]
+            for loop in others:
+                loop.stop()
+            self._settler.nudge()
+            if self._relay:
+                self._relay.poke()
+            for loop in others:
+                loop.join(WORKER_TIMEOUT_SECONDS)
+            if self._relay and not self._loops["relay"].is_running:
+                self._relay.close()
+            self._heartbeat.leave()
             self._tasks.close()
             self._event_queue.close()
         return cut_off
@@ -341,18 +340,10 @@ class Engine:
         self._settler.settle(self.inflight.withdraw(self.inflight.deliveries()), RELEASED)
         self._fetcher.hand_on()
 
-    @cached_property
-    def _drained(self) -> Drained:
-        return Drained(self._client, self._served, self.inflight)
-
     def is_in_handler(self) -> bool:
         """Return whether the caller is a handler: its thread is the event loop, or runs a handler's call."""
         here = threading.get_ident()
         return here == self._tasks.thread_id or any(run.thread == here for run in self.inflight.runs())
-
-    def is_drained(self, *, delayed: bool) -> bool:
-        """Return whether nothing is held here and every queue is empty; with `delayed`, messages that are due later count."""
-        return self._drained.look(delayed=delayed)
 
     def must_be_replaced(self) -> bool:
         """
@@ -408,19 +399,6 @@ class Engine:
     def last_claim_at(self) -> float:
         """When the last claim round was completed, by the monotonic clock."""
         return self._fetcher.last_claim_at
-
-    def _end_loops(self) -> None:
-        others = [loop for name, loop in self._loops.items() if name != "fetcher"]
-        for loop in others:
-            loop.stop()
-        self._settler.nudge()
-        if self._relay:
-            self._relay.poke()
-        for loop in others:
-            loop.join(WORKER_TIMEOUT_SECONDS)
-        if self._relay and not self._loops["relay"].is_running:
-            self._relay.close()
-        self._heartbeat.leave()
 
 
 def reply_seconds(handlers: Sequence[Handler]) -> float:

@@ -174,7 +174,10 @@ class Failures:
         text = f"{held.queue} {delivery.id} {attempt} {verb} after {seconds:.3f} s, {consequence}"
         place = outcome.raised
         error_type = place.partition(" ")[0]
-        error_text = outcome.kept if self._error_text else place
+        error_text = place
+        if self._error_text:
+            places = place.partition(" ")[2]  # of the exception and its causes
+            error_text = f"{outcome.error} ({places})" if places else outcome.error
         with_trace = self._is_new(held.queue, error) or final
         hint = TEXT_HINT if with_trace and outcome.error != error_type and not self._error_text else ""
         fields = {

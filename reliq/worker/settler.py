@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -70,7 +70,7 @@ class Settler:
         self._buried = buried
         self._settled = settled
         self._waiting: queue.SimpleQueue[Sequence[HeldDelivery]] = queue.SimpleQueue()
-        self._hurried = threading.Event()
+        self._hurried: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._unsettled: dict[HeldDelivery, None] = {}
         self._latest = 0  # how many outcomes the last round trip had
         self._put_off: dict[Keys, list[HeldDelivery]] = defaultdict(list)
@@ -87,7 +87,7 @@ class Settler:
 
     def nudge(self) -> None:
         """End the wait of a step."""
-        self._hurried.set()
+        self._hurried.put(None)
         self._waiting.put([])
 
     def step(self) -> float:
@@ -112,8 +112,10 @@ class Settler:
                 self._unsettled |= dict.fromkeys(self._waiting.get(timeout=wait))
                 is_many = max(self._latest, self._waiting.qsize()) >= MANY
                 if self._unsettled and not is_many and not self._is_place_wanted():
-                    self._hurried.wait(GATHER_SECONDS)
-                self._hurried.clear()
+                    with suppress(queue.Empty):
+                        self._hurried.get(timeout=GATHER_SECONDS)
+                while not self._hurried.empty():
+                    self._hurried.get_nowait()
             while len(self._unsettled) < GATHER_LIMIT:
                 for held in self._waiting.get_nowait():
                     self._unsettled[held] = None
