@@ -59,6 +59,8 @@ BATCH_LIMIT = 500
 READ_BYTES = 8 * MIB
 #: Bodies that have no more bytes together come in the first round trip; of larger ones it brings the sizes.
 INLINE_BYTES = 131_072
+#: The shortest and the longest lease.
+LEASE_SECONDS = (0.05, DAY_SECONDS)
 #: How long a batch waits to be full unless its handler says otherwise.
 LINGER_SECONDS = 0.05
 LONGEST_LINGER_SECONDS = 60.0
@@ -71,9 +73,11 @@ WEIGHTS_LIMIT = 1000
 #: Without a burst of its own a rate permits at once what it permits in this part of a second, and one at least.
 BURST_PART = 10
 
-_UNIT_US = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
+#: Microseconds in the units of a rate.
+UNIT_US = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
 _RATE = re.compile(r"([1-9][0-9]{0,7})/([smh])")
-_WEIGHT = "weight:"
+#: What the field of a key's weight begins with.
+WEIGHT_FIELD = "weight:"
 
 R = TypeVar("R", Retrying, AsyncRetrying)
 
@@ -168,7 +172,7 @@ def _format_value(value: object) -> str:
 
 def lease_seconds(value: Duration) -> float:
     """Return the length of a lease in seconds; raise ConfigurationError when it is not allowed."""
-    return seconds("lease", value, least=0.05, most=DAY_SECONDS)
+    return seconds("lease", value, least=LEASE_SECONDS[0], most=LEASE_SECONDS[1])
 
 
 def milliseconds(duration: Duration) -> int:
@@ -227,7 +231,7 @@ class Durability:
         return cls(kind="aof", count=check_int("replicas", replicas, most=100), local=local, timeout=timeout)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "timeout", seconds("timeout", self.timeout, least=0.001, most=60.0))
+        _set_seconds(self, timeout=(0.001, 60.0))
 
     @classmethod
     def checked(cls, given: Any) -> Durability:
@@ -269,11 +273,11 @@ class QueueSettings:
     durability: Durability = Durability.NONE
 
     def __post_init__(self) -> None:
-        check_int("retries", self.retries, most=RETRIES_LIMIT)
-        check_int("max_body", self.max_body, least=1, most=LARGEST_BODY)
-        check_int("letters_max", self.letters_max, most=10_000_000)
-        check_int("history", self.history, most=100_000)
-        _normalise(self, ttl=0.001, dedup=0.0, letters_ttl=1.0)
+        _check_ints(self, retries=(0, RETRIES_LIMIT), max_body=(1, LARGEST_BODY))
+        _check_ints(self, letters_max=(0, 10_000_000), history=(0, 100_000))
+        _set_seconds(
+            self, ttl=(0.001, LONGEST_SECONDS), dedup=(0.0, LONGEST_SECONDS), letters_ttl=(1.0, LONGEST_SECONDS)
+        )
         Durability.checked(self.durability)
 
 
@@ -325,22 +329,16 @@ class HandlerSettings:
     batch_by_key: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lease", lease_seconds(self.lease))
         if not isinstance(self.batch_by_key, bool):
             raise ConfigurationError(f"batch_by_key must be True or False, not {_format_value(self.batch_by_key)}")
         if self.batch is None and self.batch_by_key:
             raise ConfigurationError("batch_by_key is for batches: give batch too, such as batch=100, or leave it out")
         if self.batch is None and self.linger is not None:
             raise ConfigurationError("linger is for batches: give batch too, such as batch=100, or leave it out")
-        if self.batch is not None:
-            check_int("batch", self.batch, least=1, most=BATCH_LIMIT)
-        if self.linger is not None:
-            object.__setattr__(self, "linger", seconds("linger", self.linger, most=LONGEST_LINGER_SECONDS))
+        _check_ints(self, batch=(1, BATCH_LIMIT), concurrency=(1, 10_000), weight=(1, WEIGHT_LIMIT))
+        _set_seconds(self, lease=LEASE_SECONDS, linger=(0.0, LONGEST_LINGER_SECONDS))
         if self.timeout is not None:
-            _normalise(self, timeout=0.001)
-        if self.concurrency is not None:
-            check_int("concurrency", self.concurrency, least=1, most=10_000)
-        check_int("weight", self.weight, least=1, most=1000)
+            _set_seconds(self, timeout=(0.001, LONGEST_SECONDS))
         for name in ("retry_on", "reject_on"):
             given = getattr(self, name)
             kinds = given if isinstance(given, tuple) else (given,)
@@ -383,18 +381,26 @@ class WorkerSettings:
     log_error_text: bool = False
 
     def __post_init__(self) -> None:
-        check_int("concurrency", self.concurrency, least=1, most=10_000)
-        _normalise(self, grace=0.0)
+        _check_ints(self, concurrency=(1, 10_000), max_jobs=(1, 10**9))
+        _set_seconds(self, grace=(0.0, LONGEST_SECONDS))
         if self.burst not in (False, True, "delayed"):
             raise ConfigurationError(f"burst must be True, False or 'delayed', not {_format_value(self.burst)}")
-        if self.max_jobs is not None:
-            check_int("max_jobs", self.max_jobs, least=1, most=10**9)
 
 
-def _normalise(settings: Any, **least: float) -> None:
-    """Turn the named durations of a frozen settings object into float seconds, checked."""
-    for name, at_least in least.items():
-        object.__setattr__(settings, name, seconds(name, getattr(settings, name), least=at_least))
+def _check_ints(settings: Any, **bounds: tuple[int, int]) -> None:
+    """Check the named numbers of a settings object; None passes where it is the default."""
+    for name, (least, most) in bounds.items():
+        value = getattr(settings, name)
+        if value is not None or settings.__dataclass_fields__[name].default is not None:
+            check_int(name, value, least=least, most=most)
+
+
+def _set_seconds(settings: Any, **bounds: tuple[float, float]) -> None:
+    """Turn the named durations of a frozen settings object into float seconds, checked; None stays if it is the default."""
+    for name, (least, most) in bounds.items():
+        value = getattr(settings, name)
+        if value is not None or settings.__dataclass_fields__[name].default is not None:
+            object.__setattr__(settings, name, seconds(name, value, least=least, most=most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,24 +433,19 @@ class Limits:
     def __post_init__(self) -> None:
         if not isinstance(self.ordered, bool):
             raise ConfigurationError(f"ordered must be True or False, not {self.ordered!r:.40}")
-        for name in ("per_key", "concurrency"):
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), least=1, most=HELD_LIMIT)
+        most = (1, HELD_LIMIT)
+        _check_ints(self, per_key=most, concurrency=most, burst=most, key_burst=most)
         if self.ordered and self.per_key not in (None, 1):
             raise ConfigurationError(
                 f"ordered=True is one message of a key at a time: leave out per_key, which is {self.per_key}"
             )
         for name, burst_name in (("rate", "burst"), ("key_rate", "key_burst")):
-            rate = getattr(self, name)
-            burst = getattr(self, burst_name)
-            if rate is not None:
-                self.parse_rate(rate, name)
-            elif burst is not None:
+            if getattr(self, name) is not None:
+                self.parse_rate(getattr(self, name), name)
+            elif getattr(self, burst_name) is not None:
                 raise ConfigurationError(
                     f"{burst_name} is for a rate: give {name} too, such as {name}='100/s', or leave it out"
                 )
-            if burst is not None:
-                check_int(burst_name, burst, least=1, most=HELD_LIMIT)
         given: object = self.key_weights
         if not isinstance(given, Mapping):
             raise ConfigurationError(
@@ -472,34 +473,12 @@ class Limits:
                 f"'1000/h', not {text!r:.40}"
             )
         number = int(match[1])
-        unit_us = _UNIT_US[match[2]]
+        unit_us = UNIT_US[match[2]]
         if number * 1_000_000 > STARTS_LIMIT * unit_us:
             raise ConfigurationError(
                 f"{name} must be at most {STARTS_LIMIT}/s, not {text!r}: for more leave it out, or limit concurrency"
             )
         return -(-unit_us // number)
-
-    @classmethod
-    def read(cls, stored: Mapping[Any, Any]) -> Self:
-        """
-        Return the limits in the fields of the hash `limits`, as bytes or text; unknown fields are ignored.
-
-        Raises:
-            ConfigurationError: something else has written a value that is not allowed.
-        """
-        texts = {_text(name): _text(value) for name, value in stored.items()}
-        ordered = texts.get("ordered") == "1"
-        weighted = [name for name in texts if name.startswith(_WEIGHT)]
-        return cls(
-            ordered=ordered,
-            per_key=None if ordered else _number("per_key", texts),
-            rate=_rate("rate_us", texts),
-            burst=_number("burst", texts),
-            key_rate=_rate("key_rate_us", texts),
-            key_burst=_number("key_burst", texts),
-            concurrency=_number("concurrency", texts),
-            key_weights={name.removeprefix(_WEIGHT): _number(name, texts) or 0 for name in weighted},
-        )
 
     def fields(self) -> dict[str, str]:
         """Return these limits as fields of the hash `limits`; its fields `on` and `declared` are written elsewhere."""
@@ -511,42 +490,16 @@ class Limits:
             if getattr(self, rate) is not None:
                 us = self.parse_rate(getattr(self, rate))
                 fields[f"{rate}_us"] = us
-                fields[burst] = getattr(self, burst) or max(1, _UNIT_US["s"] // (BURST_PART * us))
+                fields[burst] = getattr(self, burst) or max(1, UNIT_US["s"] // (BURST_PART * us))
         fields["concurrency"] = self.concurrency
         fields["weighted"] = 1 if self.key_weights else None
-        fields |= {_WEIGHT + key: weight for key, weight in self.key_weights.items()}
+        fields |= {WEIGHT_FIELD + key: weight for key, weight in self.key_weights.items()}
         return {name: str(value) for name, value in fields.items() if value is not None}
 
     @property
     def declaration(self) -> str:
         """The fingerprint of these limits: a worker writes its own when Redis has another one."""
         return sha256(msgspec.json.encode(sorted(self.fields().items()))).hexdigest()[:16]
-
-
-def _rate(name: str, texts: Mapping[str, str]) -> str | None:
-    """Return a rate as a person writes it: the fewest messages, in the shortest unit, that come to the same."""
-    us = _number(name, texts)
-    if not us:
-        return None
-    for unit, unit_us in _UNIT_US.items():
-        number = -(-unit_us // us)
-        if -(-unit_us // number) == us:
-            return f"{number}/{unit}"
-    return f"{-(-_UNIT_US['h'] // us)}/h"
-
-
-def _number(name: str, texts: Mapping[str, str]) -> int | None:
-    """Return a number of the hash; None without one."""
-    text = texts.get(name, "")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) < len(str(2**53))):
-        raise ConfigurationError(f"the limits in Redis have {text!r:.40} as {name}, which must be a whole number")
-    return int(text)
-
-
-def _text(raw: Any) -> str:
-    return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
 
 
 class LimitOptions(TypedDict, total=False):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reliq.admin import calls
 from reliq.admin.acl import denied_commands
+from reliq.admin.keys import limits_of
 from reliq.admin.messages import ask_each
 from reliq.admin.queues import chosen
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
@@ -23,7 +24,6 @@ from reliq.redis import commands
 from reliq.redis.connection import OLDEST_SERVER, ServerVersion, WrongKindError
 from reliq.redis.shards import UNSHARDED, WITNESSES, ShardMap, shard_map, witnesses
 from reliq.redis.url import is_near
-from reliq.settings import Limits
 from reliq.text import format_duration, pluralize, shell_command
 
 if TYPE_CHECKING:
@@ -623,7 +623,7 @@ def _of_home(queue: Keyed) -> Iterator[Finding]:
 def _of_limits(queue: Keyed) -> Iterator[Finding]:
     name = queue.keys.name
     try:
-        Limits.read(queue.stored)
+        limits_of(queue.stored)
     except ConfigurationError as error:
         yield Finding(
             "keys",

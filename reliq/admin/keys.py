@@ -12,7 +12,7 @@ from reliq.errors import ConfigurationError
 from reliq.lua import transitions
 from reliq.publish.publisher import check_one_shard
 from reliq.redis.server import PUBLISH_SECONDS
-from reliq.settings import Limits, check_int
+from reliq.settings import UNIT_US, WEIGHT_FIELD, Limits, check_int
 from reliq.text import chunked, shell_command
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ FIELDS = {
     "key_burst": ("key_burst",),
     "concurrency": ("concurrency",),
 }
-#: A weight is cleared by `weight:KEY`.
-WEIGHT = "weight:"
-#: All weights are cleared by this name.
+#: All weights are cleared by this name; one is cleared by `weight:KEY`.
 WEIGHTS = "key_weights"
 #: Fields that scripts write for themselves.
 _OWN = frozenset({"on", "declared", "weighted", "walk"})
@@ -122,11 +120,54 @@ def _parsed(after: str | None) -> tuple[str, str | None]:
 def read_limits(queue: str, stored: Mapping[str, str]) -> Limits:
     """Return the limits of a queue as Redis stores them; raise ConfigurationError for a malformed value."""
     try:
-        return Limits.read(stored)
+        return limits_of(stored)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{error}; `{shell_command('limits', queue, options=['--clear', 'NAME'])}` removes it"
         ) from None
+
+
+def limits_of(stored: Mapping[str, str]) -> Limits:
+    """
+    Return the limits in the fields of the hash `limits`; unknown fields are ignored.
+
+    Raises:
+        ConfigurationError: something else has written a value that is not allowed.
+    """
+    ordered = stored.get("ordered") == "1"
+    weighted = [name for name in stored if name.startswith(WEIGHT_FIELD)]
+    return Limits(
+        ordered=ordered,
+        per_key=None if ordered else _number("per_key", stored),
+        rate=_rate("rate_us", stored),
+        burst=_number("burst", stored),
+        key_rate=_rate("key_rate_us", stored),
+        key_burst=_number("key_burst", stored),
+        concurrency=_number("concurrency", stored),
+        key_weights={name.removeprefix(WEIGHT_FIELD): _number(name, stored) or 0 for name in weighted},
+    )
+
+
+def _rate(name: str, stored: Mapping[str, str]) -> str | None:
+    """Return a rate as a person writes it: the fewest messages, in the shortest unit, that come to the same."""
+    us = _number(name, stored)
+    if not us:
+        return None
+    for unit, unit_us in UNIT_US.items():
+        number = -(-unit_us // us)
+        if -(-unit_us // number) == us:
+            return f"{number}/{unit}"
+    return f"{-(-UNIT_US['h'] // us)}/h"
+
+
+def _number(name: str, stored: Mapping[str, str]) -> int | None:
+    """Return a number of the hash; None without one."""
+    text = stored.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < len(str(2**53))):
+        raise ConfigurationError(f"the limits in Redis have {text!r:.40} as {name}, which must be a whole number")
+    return int(text)
 
 
 def set_limits(
@@ -144,11 +185,13 @@ def set_limits(
     weights = given.pop(WEIGHTS, {})
     stored = queue.run(calls.limit_fields(queue.keys))
     replaced = set[str]()
-    for name in (*clear, *given, *(WEIGHT + key for key in weights)):
+    for name in (*clear, *given, *(WEIGHT_FIELD + key for key in weights)):
         if name in FIELDS:
             replaced |= {*FIELDS[name]}
-        elif name == WEIGHTS or name.startswith(WEIGHT):
-            replaced |= {field for field in stored if field == name or (name == WEIGHTS and field.startswith(WEIGHT))}
+        elif name == WEIGHTS or name.startswith(WEIGHT_FIELD):
+            replaced |= {
+                field for field in stored if field == name or (name == WEIGHTS and field.startswith(WEIGHT_FIELD))
+            }
         else:
             raise ConfigurationError(
                 f"what is cleared must be one of {', '.join(FIELDS)}, {WEIGHTS} or weight:KEY, not {name[:80]!r}"
@@ -162,4 +205,4 @@ def set_limits(
     fields |= dict.fromkeys(stored.keys() - wanted.keys() - _OWN, "")  # an empty field is removed
     if fields:
         queue.run(transitions.limit(queue.keys, fields))
-    return Limits.read(wanted)
+    return limits_of(wanted)

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
+from reliq.admin.keys import limits_of
 from reliq.errors import ConfigurationError
 from reliq.settings import Limits
 
@@ -89,8 +90,7 @@ def test_fields_in_redis_are_those_that_scripts_read():
 
 @given(LIMITS)
 def test_limits_are_read_back_as_written(limits):
-    stored = {name.encode(): value.encode() for name, value in limits.fields().items()}
-    found = Limits.read({**stored, b"on": b"1", b"declared": limits.declaration.encode(), b"foreign": b"x"})
+    found = limits_of({**limits.fields(), "on": "1", "declared": limits.declaration, "foreign": "x"})
 
     assert found.fields() == limits.fields()
     assert found.declaration == limits.declaration
@@ -99,9 +99,9 @@ def test_limits_are_read_back_as_written(limits):
 def test_rate_is_read_back_in_the_unit_a_person_would_write():
     rates = {"100/s": "100/s", "7/s": "7/s", "5/m": "5/m", "1000/h": "1000/h", "60/h": "1/m"}
 
-    assert {rate: Limits.read(Limits(rate=rate).fields()).rate for rate in rates} == rates
+    assert {rate: limits_of(Limits(rate=rate).fields()).rate for rate in rates} == rates
     with pytest.raises(ConfigurationError, match="have 'many' as per_key, which must be a whole number"):
-        Limits.read({b"per_key": b"many"})
+        limits_of({"per_key": "many"})
 
 
 def test_declaration_changes_with_its_values_only():
