@@ -7,6 +7,7 @@ to find the handler.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import shutil
@@ -18,7 +19,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
@@ -35,12 +36,6 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
     from reliq.supervisor.plan import ChildPlan
     from reliq.worker.health import Pulse
-
-
-try:
-    import fcntl
-except ImportError:  # without a Unix there are no locks, and nothing is swept
-    fcntl = None  # type: ignore[assignment]
 
 PREFIX = "reliq-worker-"
 #: The folder within it for the figures of processes.
@@ -84,7 +79,14 @@ class Folder:
             raise ConfigurationError(
                 f"a worker needs a folder for temporary files: {error}; set TMPDIR to one"
             ) from error
-        _sweep(self.path.parent)
+        for path in self.path.parent.glob(f"{PREFIX}*"):  # remove the folders of workers that were killed
+            with suppress(OSError):  # it is in use, it is another user's, or has gone meanwhile
+                stat = path.lstat()
+                is_young = time.time() - stat.st_mtime < YOUNG_SECONDS
+                if not (path.is_symlink() or stat.st_uid != os.geteuid() or is_young):
+                    descriptor = _lock(path)
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(descriptor)
 
     def restore(self, within: str) -> None:
         """
@@ -98,62 +100,45 @@ class Folder:
             is_there = False
         if not is_there:
             Path(tempfile.gettempdir()).mkdir(parents=True, exist_ok=True)
-            before = self._lock
+            with suppress(OSError):
+                os.close(self._lock)
             self._make()
-            _close(before)
         (self.path / within).mkdir(mode=0o700, exist_ok=True)
 
     def _make(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._made = self.path.lstat()
-        self._lock = _lock(self.path)
+        self._lock = -1
+        with suppress(OSError):  # not every file system has locks
+            self._lock = _lock(self.path)
 
     def remove(self) -> None:
         """Remove the folder with its content."""
-        _close(self._lock)
+        with suppress(OSError):
+            os.close(self._lock)
         self._lock = -1
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _lock(path: Path) -> int:
-    """Lock a folder against systemd-tmpfiles and other workers; return the lock's descriptor, -1 if it is taken."""
-    if fcntl is None:
-        return -1
+    """Lock a folder against systemd-tmpfiles and other workers; return the lock's descriptor, raise OSError if it is taken."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        return -1
+        raise
     return descriptor
 
 
-def _close(descriptor: int) -> None:
-    if descriptor >= 0:
-        os.close(descriptor)
-
-
-def _sweep(parent: Path) -> None:
-    """Remove the folders of workers that were killed."""
-    for path in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it is another user's, or has gone meanwhile
-            stat = path.lstat()
-            if path.is_symlink() or stat.st_uid != os.geteuid() or time.time() - stat.st_mtime < YOUNG_SECONDS:
-                continue
-            descriptor = _lock(path)
-            if descriptor >= 0:
-                shutil.rmtree(path, ignore_errors=True)
-                _close(descriptor)
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(NamedTuple):
     """
     The work of a thread since it began.
 
     Attributes:
         seconds: its CPU time.
-        waits: how often it gave up the CPU by itself; a thread that waits for the GIL does so all the time.
+        waits: how often it gave up the CPU by itself; a thread that waits for the GIL does so all the time. 0 where the
+            system does not show it.
     """
 
     seconds: float
@@ -166,16 +151,15 @@ def activities(pid: int) -> dict[int, Activity]:
         threads = psutil.Process(pid).threads()
     except (psutil.Error, NotImplementedError):
         return {}
-    return {thread.id: Activity(thread.user_time + thread.system_time, _waits(pid, thread.id)) for thread in threads}
-
-
-def _waits(pid: int, thread: int) -> int:
-    """Return how often a thread gave up the CPU by itself; 0 where the system does not show it."""
-    with suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/task/{thread}/status").read_text("ascii", "replace").splitlines():
-            if line.startswith("voluntary_ctxt_switches:"):
-                return int(line.split()[1])
-    return 0
+    found = {}
+    for thread in threads:
+        waits = 0
+        with suppress(OSError, ValueError):
+            for line in Path(f"/proc/{pid}/task/{thread.id}/status").read_text("ascii", "replace").splitlines():
+                if line.startswith("voluntary_ctxt_switches:"):
+                    waits = int(line.split()[1])
+        found[thread.id] = Activity(thread.user_time + thread.system_time, waits)
+    return found
 
 
 class OrphanKiller:
@@ -193,25 +177,16 @@ class OrphanKiller:
         )
         self._process.wait()  # the guard is its child, and is not waited for
 
-    def began(self, pid: int) -> None:
-        """Have the guard watch a process."""
-        self._send(f"+{pid}\n")
-
-    def ended(self, pid: int) -> None:
-        """Have the guard watch a process no more."""
-        self._send(f"-{pid}\n")
+    def note(self, pid: int, *, begins: bool) -> None:
+        """Have the guard watch a process that begins, and watch it no more when it has ended."""
+        if self._process.stdin is not None:
+            with suppress(OSError):  # the guard was killed
+                self._process.stdin.write(f"{'+' if begins else '-'}{pid}\n")
+                self._process.stdin.flush()
 
     def close(self) -> None:
         """End the guard's input: the supervisor itself has ended its children."""
-        if self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.close()
-
-    def _send(self, line: str) -> None:
-        if self._process.stdin is not None:
-            with suppress(OSError):  # the guard was killed
-                self._process.stdin.write(line)
-                self._process.stdin.flush()
+        self._process.communicate()
 
 
 @dataclass(slots=True)
@@ -340,10 +315,6 @@ class Child:
             self.process.stdin.write(own.as_line())
             self.process.stdin.flush()
 
-    def has_ended(self) -> bool:
-        """Say whether there was a process that runs no more."""
-        return self.process is not None and self.process.poll() is not None
-
     def note_end(self, returncode: int) -> None:
         """Count the end of a process at its start; one that has worked, if for a moment, begins the count anew."""
         self.note_work()
@@ -358,27 +329,23 @@ class Child:
         wait = min(RESTART_SECONDS * float(2 ** max(0, self.failures - 1)), SLOWEST_RESTART_SECONDS)
         return time.monotonic() >= self.started_at + wait
 
-    def leaves(self) -> bool:
-        """Say whether the process claims no more and only lets its handlers finish."""
-        return self.process is not None and self.board is not None and self.board.leaves
-
     def ask_to_leave(self, reason: str) -> None:
         """Have the process claim no more, let its handlers finish and end."""
         self.end_reason = reason
         if self.board is not None:
             self.board.ask_to_leave()
 
-    def hear(self, now: float) -> None:
-        """Note a sign of life, or a silence, once the process works."""
-        if self.board is None:
-            return
+    def hear(self, now: float) -> list[Row]:
+        """Note a sign of life, or a silence, once the process works; return the rows that overran their timeouts."""
         self.note_work()
-        if not self.has_worked:
-            return
+        if self.board is None or not self.has_worked:
+            return []
         gap = self.silence.hear(self.board.beat, now, self.pid)
-        self.overrun_seconds = self.overrun_seconds + gap if self.overran(now) else 0.0
+        overran = self.overran(now)
+        self.overrun_seconds = self.overrun_seconds + gap if overran else 0.0
         complains = self.pulse.is_ready and not self.board.leaves and self.pulse.complaint(now)
         self.complained = self.complained + gap if complains and not self.silence.seconds > HARD_LIMIT_SECONDS else 0.0
+        return overran
 
     def rows(self, *, is_silent: bool = False) -> list[Row]:
         """Return what the process runs."""
@@ -388,8 +355,14 @@ class Child:
     def stopped(self) -> Iterator[bool]:
         """Let the process not run within a `with` block; yield whether it has stood still since its silence began."""
         self.signal(signal.SIGSTOP)
+        until = time.monotonic() + STOPPED_SECONDS
+        stands = False  # every thread of it does, a moment after SIGSTOP
         try:
-            yield self._is_stopped() and self.board is not None and self.board.beat == self.silence.beat
+            while not stands and self.process is not None and self.process.poll() is None and time.monotonic() < until:
+                time.sleep(STOPPED_SECONDS / 100)
+                stands = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+            stands = stands or self.process is None
+            yield stands and self.board is not None and self.board.beat == self.silence.beat
         finally:
             self.signal(signal.SIGCONT)
 
@@ -417,11 +390,6 @@ class Child:
         late = self.overran(now)
         threads = self.silence.gil_holders(self.pid, {row.thread for row in rows}, now)
         return [row for row in rows if row.thread in threads or row in late]
-
-    def is_charged(self, queue: str, id: str) -> bool:
-        """Say whether a message pays for the end of the process."""
-        rows = self.rows() if self.charged is None else self.charged
-        return self.has_started(rows, queue, id)
 
     def has_started(self, rows: Sequence[Row], queue: str, id: str) -> bool:
         """Say whether a message is among `rows`, or may be: a row of coroutines or of a batch names no message."""
@@ -472,15 +440,6 @@ class Child:
             return 0 if self.process is None else int(psutil.Process(self.process.pid).memory_info().rss)
         except psutil.Error:
             return 0
-
-    def _is_stopped(self) -> bool:
-        """Say whether every thread of the process stands still, a moment after SIGSTOP; what is dead does, too."""
-        until = time.monotonic() + STOPPED_SECONDS
-        while self.process is not None and self.process.poll() is None and time.monotonic() < until:
-            if os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
-                return True
-            time.sleep(STOPPED_SECONDS / 100)
-        return self.process is None
 
     def note_work(self) -> None:
         """Note whether the process has come through its start."""

@@ -19,7 +19,7 @@ from reliq.redis.client import Client
 from reliq.redis.cluster import ClusterTransport
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS
 from reliq.settings import BATCH_LIMIT
-from reliq.text import join_first, printable
+from reliq.text import chunked, join_first, printable
 from reliq.wire_format import Held, read_count
 from reliq.worker.claims import ServedQueues
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from reliq.consumer import Consumer
-    from reliq.handlers.handler import Handler
     from reliq.keys import Keys
     from reliq.redis.server import Connection
     from reliq.supervisor.child import Child
@@ -57,34 +56,27 @@ def reap_orphans(own: Collection[int]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-class Leases:
+class Recovery:
     """
-    The leases of a consumer's queues, each shard by its keys; every method may raise ReliqError.
+    Settles for worker processes what they cannot: leases are extended, or messages given back unspent.
 
-    Attributes:
-        call_seconds: for how long a call is tried while Redis is away.
+    `shards`, `held`, `extend` and `release` may raise ReliqError.
     """
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Consumer, concurrency: int) -> None:
         self._consumer = consumer
+        self._concurrency = concurrency
+        self._handlers = {handler.queue.name: handler for handler in consumer.handlers}
         self._served = ServedQueues(consumer.handlers)
-        self.call_seconds = CALL_SECONDS
-
-    @property
-    def has_many_servers(self) -> bool:
-        """Whether one server may be away while others answer."""
-        return isinstance(self._connection().wire(PUBLISH_TIMEOUT_SECONDS), ClusterTransport)
+        self._call_seconds = CALL_SECONDS  # for how long a call is tried while Redis is away
+        self._released: dict[tuple[str, str], int] = {}  # (queue, id) -> how often; the latest at last
 
     def shards(self, names: Sequence[str]) -> list[Keys]:
         """Return the shards of queues; while Redis is away, the first of each."""
-        self._served = ServedQueues([self._handler(name) for name in names])
+        self._served = ServedQueues([self._handlers[name] for name in names])
         with suppress(ReliqError):
             self._client().run_all(self._served.questions())
         return list(self._served.shards())
-
-    def shard(self, name: str, number: int) -> Keys:
-        """Return one shard of queue `name`."""
-        return self._handler(name).queue.known_shards.keys(number)
 
     def held(self, keys: Keys, lane: str) -> list[Claimed]:
         """Return the messages of a shard that the consumer holds that claims as `lane`; each call reads a part of unack."""
@@ -92,7 +84,7 @@ class Leases:
         is_keyed = self._served.is_keyed(keys.name)
         at = 0
         claimed = []
-        while rows := client.run(commands.held(keys, at), for_seconds=self.call_seconds):
+        while rows := client.run(commands.held(keys, at), for_seconds=self._call_seconds):
             ids = [id for id, _ in rows]
             words = client.run(commands.state_words(keys, ids))
             counts = client.run(commands.retries_left(keys, ids))
@@ -103,50 +95,16 @@ class Leases:
             at += BATCH_LIMIT
         return claimed
 
-    def extend(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
-        """Extend the leases of these messages of a shard to a whole one from now."""
-        lease_ms = self._handler(keys.name).settings.lease_ms
-        for piece in _pieces(claimed):
-            self._client().run(transitions.extend(keys, piece, lease_ms=lease_ms), for_seconds=self.call_seconds)
-
-    def end(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
-        """End the leases of these messages of a shard now: their process is dead, and they pay for it."""
-        for piece in _pieces(claimed):
-            self._client().run(transitions.extend(keys, piece, lease_ms=1), for_seconds=self.call_seconds)
+    def extend(self, keys: Keys, claimed: Sequence[Claimed], lease_ms: int) -> None:
+        """Extend the leases of these messages of a shard to `lease_ms` from now."""
+        for piece in chunked(claimed, BATCH_LIMIT):
+            self._client().run(transitions.extend(keys, piece, lease_ms=lease_ms), for_seconds=self._call_seconds)
 
     def release(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
         """Give these messages of a shard back, unspent and in their order."""
-        for piece in reversed(_pieces(claimed)):  # each piece goes before the last one: the first must come last
-            self._client().run(transitions.release(keys, piece), for_seconds=self.call_seconds)
-
-    def hand_on(self, names: Sequence[str]) -> None:
-        """Have others look at every shard of queues: a wake token or a watch of a dead process wakes no other."""
-        shards = self.shards(names)
-        requests = [commands.drop_watch(keys) for keys in shards]
-        self._client().run_all(requests + [token for keys in shards for token in commands.push_wake_token(keys)])
-
-    def _handler(self, name: str) -> Handler:
-        (handler,) = self._consumer.chosen([name])
-        return handler
-
-    def _connection(self) -> Connection:
-        return self._consumer.connection(self._consumer.handlers)
-
-    def _client(self) -> Client:
-        return Client.to(self._connection(), PUBLISH_TIMEOUT_SECONDS)
-
-
-def _pieces(claimed: Sequence[Claimed]) -> list[Sequence[Claimed]]:
-    return [claimed[at : at + BATCH_LIMIT] for at in range(0, len(claimed), BATCH_LIMIT)]
-
-
-class Recovery:
-    """Settles for worker processes what they cannot: leases are extended, or messages given back unspent."""
-
-    def __init__(self, consumer: Consumer, concurrency: int) -> None:
-        self._leases = Leases(consumer)
-        self._concurrency = concurrency
-        self._released: dict[tuple[str, str], int] = {}  # (queue, id) -> how often; the latest at last
+        pieces = list(chunked(claimed, BATCH_LIMIT))
+        for piece in reversed(pieces):  # each piece goes before the last one: the first must come last
+            self._client().run(transitions.release(keys, piece), for_seconds=self._call_seconds)
 
     def help(self, child: Child) -> None:
         """
@@ -161,47 +119,47 @@ class Recovery:
             return
         silence.helped_at = silence.seconds
         late = child.overran(time.monotonic())
-        lease_of = {handler.queue.name: handler.lease_seconds for handler in child.handlers}
 
         def settle(keys: Keys, claimed: list[Claimed]) -> None:
+            handler = self._handlers[keys.name]
             waiting: list[Claimed] = []
-            if self._concurrency == 1 and silence.seconds > lease_of[keys.name] + SHORTEST_RENEWAL_SECONDS:
+            if self._concurrency == 1 and silence.seconds > handler.lease_seconds + SHORTEST_RENEWAL_SECONDS:
                 waiting = self._give_back_waiting(child, keys, claimed)
             given_up = [*waiting, *(message for message in claimed if child.has_started(late, keys.name, message.id))]
-            self._leases.extend(keys, [message for message in claimed if message not in given_up])
+            self.extend(keys, [message for message in claimed if message not in given_up], handler.lease_ms)
 
         self._of_each(child, settle)
 
     def give_back(self, child: Child, pid: int) -> None:
         """Release, unspent, what a dead process reports; without a report, all messages that do not pay for its end."""
-        by_shard: dict[tuple[str, int], list[Claimed]] | None
+        reported: defaultdict[Keys, list[Claimed]] = defaultdict(list)
         try:
-            by_shard = defaultdict(list)
             for row in json.loads(child.report.read_text()):
-                by_shard[row.pop("queue"), row.pop("shard")].append(Claimed(**row))
+                keys = self._handlers[row.pop("queue")].queue.known_shards.keys(row.pop("shard"))
+                reported[keys].append(Claimed(**row))
             child.report.unlink()
+            has_reported = True
         except FileNotFoundError:
-            by_shard = None
+            has_reported = False
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             logger.exception("what a process could not finish is unknown; what it had started will end with its lease")
-            by_shard = None
-        if by_shard is None:
+            has_reported = False
+        if not has_reported:
             self._of_each(child, lambda keys, claimed: self._release(child, keys, claimed))
             with suppress(ReliqError):  # workers that look now and then find the rest
-                self._leases.hand_on([handler.queue.name for handler in child.handlers])
+                # A wake token or a watch of a dead process wakes no other.
+                shards = self.shards([handler.queue.name for handler in child.handlers])
+                requests = [commands.drop_watch(keys) for keys in shards]
+                tokens = [token for keys in shards for token in commands.push_wake_token(keys)]
+                self._client().run_all(requests + tokens)
             return
 
         def release(keys: Keys) -> None:
-            self._leases.release(keys, of_shard[keys])
-            logger.warning(
-                "process %d ended before its handlers; given back to %s: %s",
-                pid,
-                keys.name,
-                _format_ids(of_shard[keys]),
-            )
+            self.release(keys, reported[keys])
+            ids = _format_ids(reported[keys])
+            logger.warning("process %d ended before its handlers; given back to %s: %s", pid, keys.name, ids)
 
-        of_shard = {self._leases.shard(*where): claimed for where, claimed in by_shard.items()}
-        self._each(list(of_shard), release)
+        self._each(list(reported), release)
 
     def _give_back_waiting(self, child: Child, keys: Keys, claimed: list[Claimed]) -> list[Claimed]:
         """Release and return the messages that have not started; none when the process wakes, for it may start them."""
@@ -214,7 +172,7 @@ class Recovery:
             return []
         with child.stopped() as is_silent:
             released = waiting() if is_silent else []
-            self._leases.release(keys, released)
+            self.release(keys, released)
         return released
 
     def _release(self, child: Child, keys: Keys, claimed: list[Claimed]) -> None:
@@ -225,7 +183,8 @@ class Recovery:
         One that was held by several processes that died of unknown causes keeps its lease, and pays when that ends.
         """
         name = keys.name
-        innocent = [message for message in claimed if not child.is_charged(name, message.id)]
+        charged = child.rows() if child.charged is None else child.charged
+        innocent = [message for message in claimed if not child.has_started(charged, name, message.id)]
         suspects = (
             []
             if child.end_reason
@@ -237,11 +196,12 @@ class Recovery:
                 name,
                 _format_ids(suspects),
             )
-        self._leases.release(keys, [message for message in innocent if message not in suspects])
+        self.release(keys, [message for message in innocent if message not in suspects])
         # Nothing of a dead process can come late. What dies again keeps its lease, lest it end one process after another;
         # but a key does not wait for it.
         paying = [message for message in claimed if message not in innocent or message in suspects]
-        self._leases.end(keys, [message for message in paying if not message.deaths or message.key is not None])
+        ended = [message for message in paying if not message.deaths or message.key is not None]
+        self.extend(keys, ended, lease_ms=1)
 
     def _releases_of(self, name: str, id: str) -> int:
         """Return how many processes, this one included, have died that held the message and had not started it."""
@@ -253,8 +213,8 @@ class Recovery:
     def _of_each(self, child: Child, settle: Callable[[Keys, list[Claimed]], None]) -> None:
         """Call `settle` with the messages of each shard that the process holds."""
         lanes = {} if child.board is None else child.board.lanes
-        shards = self._leases.shards(list(lanes))
-        self._each(shards, lambda keys: settle(keys, self._leases.held(keys, lanes[keys.name])))
+        shards = self.shards(list(lanes))
+        self._each(shards, lambda keys: settle(keys, self.held(keys, lanes[keys.name])))
 
     def _each(self, shards: Sequence[Keys], step: Callable[[Keys], None]) -> None:
         """
@@ -263,21 +223,27 @@ class Recovery:
         When Redis is away the others are not tried: other processes may wait for the same help. Where there are many
         servers they are, but once only.
         """
-        self._leases.call_seconds = CALL_SECONDS
+        self._call_seconds = CALL_SECONDS
         for at, keys in enumerate(shards):
             try:
                 step(keys)
             except ReliqError as error:
                 is_away = isinstance(error, RedisUnavailableError)
-                is_over = is_away and not self._leases.has_many_servers
+                is_over = is_away and not isinstance(self._connection().wire(PUBLISH_TIMEOUT_SECONDS), ClusterTransport)
                 queues = ", ".join(dict.fromkeys(shard.name for shard in (shards[at:] if is_over else [keys])))
                 logger.warning("%s: what a process held could not be settled, its leases will end: %s", queues, error)
                 if is_over:
                     return
                 if is_away:
-                    self._leases.call_seconds = 0.0
+                    self._call_seconds = 0.0
             except Exception:
                 logger.exception("%s: what a process held could not be settled, its leases will end", keys.name)
+
+    def _connection(self) -> Connection:
+        return self._consumer.connection(self._consumer.handlers)
+
+    def _client(self) -> Client:
+        return Client.to(self._connection(), PUBLISH_TIMEOUT_SECONDS)
 
 
 def _format_ids(claimed: Sequence[Claimed]) -> str:

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 #: A start that goes on as it should asks every 5 s for 30 s more: Redis may be away for long.
 EXTEND_EVERY_SECONDS = 5.0
 EXTEND_SECONDS = 30.0
+EXTENSION = "EXTEND_TIMEOUT_USEC={:.0f}"
 #: Two signs of life are sent within the time after which the manager restarts a service.
 SIGNS = 2
 #: A worker that has stopped needs a few seconds more, to end what atexit has and to remove its files.
@@ -94,14 +95,14 @@ class ServiceManager:
                 self._is_ready = self._send("READY=1", f"STATUS=processes: {len(pulses)}")
             elif now - self._extended_at >= EXTEND_EVERY_SECONDS and not health.live(pulses):
                 self._extended_at = now
-                self._send(_extension(EXTEND_SECONDS), f"STATUS={reason}")
+                self._send(EXTENSION.format(EXTEND_SECONDS * 1e6), f"STATUS={reason}")
         if self._sign_seconds and now - self._alive_at >= self._sign_seconds and self._send("WATCHDOG=1"):
             self._alive_at = now
 
     def stop(self, seconds: float) -> None:
         """Notify that the worker stops, and that this may take `seconds`: the manager then kills it no earlier."""
         if self._address:
-            self._send("STOPPING=1", _extension(seconds + EXIT_SECONDS), "STATUS=stopping")
+            self._send("STOPPING=1", EXTENSION.format((seconds + EXIT_SECONDS) * 1e6), "STATUS=stopping")
 
     def _send(self, *lines: str) -> bool:
         """Send one datagram and say whether it was taken; a manager that takes none does not hold the worker up."""
@@ -110,10 +111,6 @@ class ServiceManager:
             sender.sendto("\n".join(lines).encode(), self._address)
             return True
         return False
-
-
-def _extension(seconds: float) -> str:
-    return f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}"
 
 
 class Supervisor:
@@ -248,64 +245,51 @@ class Supervisor:
         reap_orphans([child.pid for child in self._all])
         self._look_at_each()
         is_full = len(self._leaving) >= len(self.children)
+        max_memory = None
+        if not is_full and time.monotonic() - self._memory_at >= MEMORY_SECONDS:
+            self._memory_at = time.monotonic()
+            max_memory = self._max_memory
         for child in list(self.children):
             with self._guarded(child):
-                if child.leaves():
+                if child.process is None:
+                    if not (child.done or self._stopping) and child.may_start():
+                        self._start(child)
+                elif child.board is not None and child.board.leaves:
                     self._leaving.append(child)
                     self._replace(child)
-                elif child.process is None and not child.done and not self._stopping and child.may_start():
-                    self._start(child)
                 elif child.board is not None:
                     child.board.let_stay(is_full)
-        if not is_full:
-            self._look_at_memory()
+                    if max_memory is not None and not child.end_reason and child.memory_bytes() > max_memory:
+                        logger.warning("process %d has grown over --max-memory; replacing it", child.pid)
+                        child.ask_to_leave("memory")
 
     def _look_at_each(self) -> None:
         for child in self._all:
             with self._guarded(child):
-                if child.has_ended():
+                if child.process is not None and child.process.poll() is not None:
                     self._reap(child)
                 elif child.process is not None and not child.is_killed:
                     self._check(child)
 
     def _check(self, child: Child) -> None:
-        """End a process whose handler overran its timeout or lets nothing else run; help one that is silent."""
+        """
+        End a process whose handler overran its timeout or lets nothing else run; help one that is silent.
+
+        In a process of several handlers, a thread that overran its timeout ends only with its process. The process
+        claims no more, its successor works already, and the neighbours have half of a lease to finish. The other half is
+        to spare: the message goes to another process only when it runs no more in this one.
+        """
         now = time.monotonic()
-        child.hear(now)
+        overran = child.hear(now)
         self._has_worked = self._has_worked or child.has_worked
-        overran = child.overran(now)
-        if self._concurrency == 1 and overran:
-            self._end(child, "overran", "its handler overran its timeout", overran)
-        elif self._concurrency > 1 and self._ends_for_its_neighbours(child, overran, now):
-            return
-        elif child.complained > COMPLAINT_SECONDS:
-            self._end(child, "hung", child.pulse.complaint(now))
-        elif child.silence.seconds and not child.is_helped:
-            child.is_helped = True
-            self._background.put(lambda: self._help(child))
-
-    def _help(self, child: Child) -> None:
-        try:
-            self._recovery.help(child)
-        except Exception:
-            logger.exception("process %d: could not renew its leases; trying again", child.pid)
-        finally:
-            child.is_helped = False
-
-    def _ends_for_its_neighbours(self, child: Child, overran: list[Row], now: float) -> bool:
-        """
-        End a process of several handlers, one of which harms the others, and say whether it was.
-
-        A thread that overran its timeout ends only with its process. The process claims no more, its successor works
-        already, and the neighbours have half of a lease to finish. The other half is to spare: the message goes to
-        another process only when it runs no more in this one.
-        """
         silent = child.silence.seconds
-        if silent > HARD_LIMIT_SECONDS and child.overran(now, since=child.silence.since):
-            self._end(
-                child, "overran", "a handler that holds the interpreter overran its timeout", child.gil_holders(now)
-            )
-        elif silent > self._stall:
+        has_neighbours = self._concurrency > 1
+        if overran and not has_neighbours:
+            self._end(child, "overran", "its handler overran its timeout", overran)
+        elif has_neighbours and silent > HARD_LIMIT_SECONDS and child.overran(now, since=child.silence.since):
+            why = "a handler that holds the interpreter overran its timeout"
+            self._end(child, "overran", why, child.gil_holders(now))
+        elif has_neighbours and silent > self._stall:
             self._end(child, "hung", f"a handler has held the interpreter for {silent:.0f} s", child.gil_holders(now))
         elif overran and child.is_half_lease_over(overran) and not self._stopping:
             self._end(child, "overran", "a handler overran its timeout", overran)
@@ -314,8 +298,19 @@ class Supervisor:
                 ran = ", ".join(map(str, overran))
                 logger.warning("process %d: a handler overran its timeout: %s; replacing the process", child.pid, ran)
                 child.ask_to_leave("overran")
-            return False
-        return True
+            if child.complained > COMPLAINT_SECONDS:
+                self._end(child, "hung", child.pulse.complaint(now))
+            elif silent and not child.is_helped:
+                child.is_helped = True
+                self._background.put(lambda: self._help(child))
+
+    def _help(self, child: Child) -> None:
+        try:
+            self._recovery.help(child)
+        except Exception:
+            logger.exception("process %d: could not renew its leases; trying again", child.pid)
+        finally:
+            child.is_helped = False
 
     def _end(self, child: Child, reason: str, why: str, charged: list[Row] | None = None) -> None:
         """Kill a process, and say why and what it ran."""
@@ -342,7 +337,7 @@ class Supervisor:
                 ) from error
             logger.warning("a process could not be started; trying again: %s", error)
         if self._guard is not None and child.pid:
-            self._guard.began(child.pid)
+            self._guard.note(child.pid, begins=True)
 
     def _reap(self, child: Child) -> None:
         """Have the messages of a dead process given back, and replace it or end the worker."""
@@ -355,7 +350,7 @@ class Supervisor:
         self._has_worked = self._has_worked or child.has_worked
         self._background.put(lambda: self._recover(child, process.pid))
         if self._guard is not None:
-            self._guard.ended(process.pid)
+            self._guard.note(process.pid, begins=False)
         reason = ""
         if code == EXIT_CONFIG and not self._has_worked:
             self._exit_code = EXIT_CONFIG
@@ -384,22 +379,10 @@ class Supervisor:
             logger.exception("process %d: its messages could not be given back; their leases will end", pid)
         child.remove_files()
 
-    def _look_at_memory(self) -> None:
-        """Have each process replaced that has grown over --max-memory."""
-        now = time.monotonic()
-        if self._max_memory is None or now - self._memory_at < MEMORY_SECONDS:
-            return
-        self._memory_at = now
-        for child in self.children:
-            if child.process is not None and not child.end_reason and child.memory_bytes() > self._max_memory:
-                logger.warning("process %d has grown over --max-memory; replacing it", child.process.pid)
-                child.ask_to_leave("memory")
-
     def _stop(self) -> None:
         """Let every child stop in peace, and have its messages given back; a second signal ends them at once."""
         for child in self._all:
-            with self._guarded(child):
-                child.signal(signal.SIGTERM)
+            child.signal(signal.SIGTERM)
         asked = self._asked
         signalled_at = time.monotonic()
         until = signalled_at + self._grace + STOP_MARGIN_SECONDS - GIVE_BACK_SECONDS
@@ -423,8 +406,7 @@ class Supervisor:
     def _kill(self) -> None:
         """Kill every process that still runs."""
         for child in self._all:
-            with self._guarded(child):
-                child.signal(signal.SIGKILL)
+            child.signal(signal.SIGKILL)
         for child in self._all:
             with self._guarded(child):
                 if child.process is not None:

@@ -16,7 +16,7 @@ from reliq.lua.transitions import CallNumber
 from reliq.redis.shards import ShardMap
 from reliq.supervisor.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child, HeartbeatMonitor
 from reliq.supervisor.main import _report_unfinished
-from reliq.supervisor.recovery import FREE_RELEASES, Leases, Recovery
+from reliq.supervisor.recovery import FREE_RELEASES, Recovery
 from reliq.supervisor.status import ProcessStatus, ProcessStatusView
 from reliq.worker.health import Pulse
 
@@ -24,8 +24,8 @@ LANE = "lane-of-another"
 
 
 @pytest.fixture
-def leases(acking):
-    return Leases(acking)
+def recovery(acking):
+    return Recovery(acking, concurrency=1)
 
 
 def give_back(consumer, tmp_path, *held):
@@ -60,26 +60,26 @@ def test_a_redis_that_is_away_is_waited_for_once_and_not_for_each_queue(own_serv
     assert told.startswith("a, b, c: ")
 
 
-def test_a_count_of_retries_beyond_all_measure_stops_nothing(leases, queue, client):
+def test_a_count_of_retries_beyond_all_measure_stops_nothing(recovery, queue, client):
     queue.publish_many(["x"] * 4)
     far, farther, *others = run_transition(queue, "claim", CallNumber(LANE, 1), limit=4, lease_ms=60_000).claimed
     client.hset(queue.keys.retries_left, mapping={far.id: "5000000", farther.id: "9" * 5000})
 
-    leases.release(queue.keys, leases.held(queue.keys, LANE))
+    recovery.release(queue.keys, recovery.held(queue.keys, LANE))
 
     again = run_transition(queue, "claim", CallNumber("another", 1), limit=4, lease_ms=60_000).claimed
     assert {one.id for one in others} <= {one.id for one in again}
 
 
-def test_messages_of_keys_go_back_to_the_heads_of_their_key_queues(leases, queue, client):
+def test_messages_of_keys_go_back_to_the_heads_of_their_key_queues(recovery, queue, client):
     for body in ("a0", "a1", "a2", "b0"):
         queue.publish(body, id=body, key=body[0])
     queue.publish("plain", id="plain")
     run_transition(queue, "claim", CallNumber(LANE, 1), limit=4, lease_ms=60_000, keyed=True)
-    (shard,) = leases.shards(["q"])
+    (shard,) = recovery.shards(["q"])
 
-    held = leases.held(shard, LANE)
-    leases.release(shard, held)
+    held = recovery.held(shard, LANE)
+    recovery.release(shard, held)
 
     assert {one.id: one.key for one in held} == {"a0": "a", "a1": "a", "b0": "b", "plain": ""}
     assert client.lrange(queue.keys.line("a"), 0, -1) == [b"a2", b"a1", b"a0"]
