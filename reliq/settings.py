@@ -181,6 +181,22 @@ def milliseconds(duration: Duration) -> int:
     return math.ceil(number * 1000 - 1e-6)
 
 
+def _check_ints(settings: Any, **bounds: tuple[int, int]) -> None:
+    """Check the named numbers of a settings object; None passes where it is the default."""
+    for name, (least, most) in bounds.items():
+        value = getattr(settings, name)
+        if value is not None or settings.__dataclass_fields__[name].default is not None:
+            check_int(name, value, least=least, most=most)
+
+
+def _set_seconds(settings: Any, **bounds: tuple[float, float]) -> None:
+    """Turn the named durations of a frozen settings object into float seconds, checked; None stays if it is the default."""
+    for name, (least, most) in bounds.items():
+        value = getattr(settings, name)
+        if value is not None or settings.__dataclass_fields__[name].default is not None:
+            object.__setattr__(settings, name, seconds(name, value, least=least, most=most))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durability:
     """
@@ -385,22 +401,6 @@ class WorkerSettings:
         _set_seconds(self, grace=(0.0, LONGEST_SECONDS))
         if self.burst not in (False, True, "delayed"):
             raise ConfigurationError(f"burst must be True, False or 'delayed', not {_format_value(self.burst)}")
-
-
-def _check_ints(settings: Any, **bounds: tuple[int, int]) -> None:
-    """Check the named numbers of a settings object; None passes where it is the default."""
-    for name, (least, most) in bounds.items():
-        value = getattr(settings, name)
-        if value is not None or settings.__dataclass_fields__[name].default is not None:
-            check_int(name, value, least=least, most=most)
-
-
-def _set_seconds(settings: Any, **bounds: tuple[float, float]) -> None:
-    """Turn the named durations of a frozen settings object into float seconds, checked; None stays if it is the default."""
-    for name, (least, most) in bounds.items():
-        value = getattr(settings, name)
-        if value is not None or settings.__dataclass_fields__[name].default is not None:
-            object.__setattr__(settings, name, seconds(name, value, least=least, most=most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
