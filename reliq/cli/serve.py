@@ -170,7 +170,7 @@ def retry(database: Database, prefix: Prefix = OUTBOX_PREFIX, json: Json = False
     """
     with _open_outbox(database, prefix) as store:
         count = store.retry()
-        store.commit()
+        store.database.commit()
     if json:
         print_json({"retried": count})
     else:

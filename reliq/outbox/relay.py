@@ -23,7 +23,7 @@ from reliq.events import DatabaseAway, DatabaseBack, OutboxSeen, PublishEnded, n
 from reliq.keys import SHARDS_LIMIT, Keys, check_id, made_at
 from reliq.lua.transitions import CallNumber, CallSequences, PublishAnswer
 from reliq.outbox.store import AGAIN, OVERDUE_LIMIT, OutboxLook, Store, StoredRow, database
-from reliq.outbox.tables import RowTerms, Tables, missing
+from reliq.outbox.tables import RowTerms, Tables, explaining_missing_table
 from reliq.publish.messages import CallTerms, PreparedMessage, ShardBatch, by_shard, have_keys
 from reliq.publish.publisher import Confirmer, check_one_shard, registration
 from reliq.redis.client import Clients
@@ -382,11 +382,10 @@ class OutboxMover:
             ConfigurationError: they do not.
         """
         try:
-            self.store.look()
-        except Exception as error:
+            with explaining_missing_table(Tables.of(self._relay.prefix).outbox):
+                self.store.look()
+        except Exception:
             self.store.database.close()
-            if why := missing(error, Tables.of(self._relay.prefix).outbox):
-                raise why from error
             raise
 
     def step(self) -> float:
@@ -459,7 +458,7 @@ class OutboxMover:
             if self.redis.sent or self.redis.given_up or self.redis.failed:
                 self.store.begin()
                 self._note_answers()
-                self.store.commit()
+                self.store.database.commit()
         self.store.database.close()
 
     def _take(self, *, every: bool = False) -> None:
@@ -504,7 +503,7 @@ class OutboxMover:
 
     def _commit(self) -> None:
         """End a transaction in which the answers were noted."""
-        self.store.commit()
+        self.store.database.commit()
         self.redis.sent = []
         self.redis.given_up = []
         self.redis.failed = []

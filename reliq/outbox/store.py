@@ -13,15 +13,16 @@ import os
 import re
 import select
 import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 from zlib import crc32
 
 from reliq import distribution
 from reliq.errors import ConfigurationError
-from reliq.outbox.tables import Tables, now_ms, percent
+from reliq.outbox.tables import NOW_MS, Tables, percent
 from reliq.settings import READ_BYTES
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ _AMONG: dict[Dialect, str] = {
 }
 
 
-@runtime_checkable
-class Database(Protocol):
+class Database:
     """
     One connection, opened when it is first used and anew after `close`.
 
@@ -87,22 +87,49 @@ class Database(Protocol):
     """
 
     dialect: Dialect
-    away: tuple[type[Exception], ...]
+    away: tuple[type[Exception], ...] = ()
+
+    def __init__(self) -> None:
+        self._connection: Any = None
+        self._end, self._poke = os.pipe()
+        os.set_blocking(self._end, False)
+        os.set_blocking(self._poke, False)
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Run a statement in the transaction that it begins when there is none; return its rows."""
+        raise NotImplementedError
 
     def commit(self) -> None:
         """Commit the transaction; do nothing when there is none."""
+        if self._connection is not None:
+            self._connection.commit()
 
-    def wait(self, channel: str, seconds: float) -> None:
-        """Wait until `channel` says that there is something new, until `poke`, or for so many seconds."""
+    def wait(self, _channel: str, seconds: float) -> None:
+        """Wait until the channel says that there is something new, until `poke`, or for so many seconds."""
+        self._select(seconds)
 
     def poke(self) -> None:
         """End a wait, of another thread; it may be the next one."""
+        with suppress(BlockingIOError):  # it is full of earlier pokes
+            os.write(self._poke, b"1")
 
     def close(self) -> None:
         """Close the connection, and take back what was not committed."""
+        connection = self._connection
+        self._connection = None
+        if connection is not None:
+            connection.close()
+
+    def __del__(self) -> None:
+        os.close(self._end)
+        os.close(self._poke)
+
+    def _select(self, seconds: float, *others: int) -> bool:
+        """Wait until `poke`, or until one of the file descriptors `others` can be read; return whether one can."""
+        ready, _, _ = select.select([self._end, *others], [], [], seconds)
+        if self._end in ready:
+            os.read(self._end, 512)
+        return any(other in ready for other in others)
 
 
 def database(url: Any) -> Database:
@@ -129,51 +156,23 @@ def database(url: Any) -> Database:
     return SqliteDatabase(unquote(path[1:]).replace("?", "%3f").replace("#", "%23"))
 
 
-class Waiter:
-    """A wait in one thread that another can end."""
-
-    def __init__(self) -> None:
-        self._end, self._poke = os.pipe()
-        os.set_blocking(self._end, False)
-        os.set_blocking(self._poke, False)
-
-    def wait(self, seconds: float, *others: int) -> bool:
-        """Wait until `poke`, or until one of the file descriptors `others` can be read; say whether one can."""
-        ready, _, _ = select.select([self._end, *others], [], [], seconds)
-        if self._end in ready:
-            os.read(self._end, 512)
-        return any(other in ready for other in others)
-
-    def poke(self) -> None:
-        """End the wait."""
-        try:
-            os.write(self._poke, b"1")
-        except BlockingIOError:
-            return  # it is full of earlier pokes
-
-    def __del__(self) -> None:
-        os.close(self._end)
-        os.close(self._poke)
-
-
-class PostgresDatabase:
+class PostgresDatabase(Database):
     """PostgreSQL, by psycopg 3."""
 
     dialect: Dialect = "postgresql"
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         try:
             self._psycopg: Any = import_module("psycopg")
         except ImportError:
             raise ConfigurationError(distribution.missing("a relay of PostgreSQL", "psycopg 3", "psycopg")) from None
-        self.away: tuple[type[Exception], ...] = (self._psycopg.Error,)
+        self.away = (self._psycopg.Error,)
         try:
             given = self._psycopg.conninfo.conninfo_to_dict(url)
         except self._psycopg.ProgrammingError:
             raise ConfigurationError(f"{_WANTED}; this one cannot be read") from None
         self._settings = {**_CONNECTING, **given}
-        self._waiter = Waiter()
-        self._connection: Any = None
         self._channel = ""
         self._was_notified = False
 
@@ -189,11 +188,6 @@ class PostgresDatabase:
         rows: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
         return rows
 
-    def commit(self) -> None:
-        """See `Database`."""
-        if self._connection is not None:
-            self._connection.commit()
-
     def wait(self, channel: str, seconds: float) -> None:
         """See `Database`."""
         connection = self._open()
@@ -202,23 +196,16 @@ class PostgresDatabase:
             connection.commit()
             self._channel = channel
             return  # a commit before this has notified no connection
-        if not self._was_notified and self._waiter.wait(seconds, connection.fileno()):
+        if not self._was_notified and self._select(seconds, connection.fileno()):
             connection.pgconn.consume_input()
             while connection.pgconn.notifies():
                 pass
         self._was_notified = False
 
-    def poke(self) -> None:
-        """See `Database`."""
-        self._waiter.poke()
-
     def close(self) -> None:
         """See `Database`."""
-        connection = self._connection
-        self._connection = None
         self._channel = ""
-        if connection is not None:
-            connection.close()
+        super().close()
 
     def _open(self) -> Any:
         if self._connection is None:
@@ -235,47 +222,20 @@ class PostgresDatabase:
         self._was_notified = True
 
 
-class SqliteDatabase:
+class SqliteDatabase(Database):
     """A file of SQLite; transactions begin as writers, so that none fails half-way because of another."""
 
     dialect: Dialect = "sqlite"
+    away = (sqlite3.Error,)
 
     def __init__(self, path: str) -> None:
+        super().__init__()
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise ConfigurationError(f"a relay needs SQLite 3.35 or newer, not {sqlite3.sqlite_version}")
-        self.away: tuple[type[Exception], ...] = (sqlite3.Error,)
         self._path = path
-        self._waiter = Waiter()
-        self._connection: sqlite3.Connection | None = None
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """See `Database`."""
-        connection = self._open()
-        if not connection.in_transaction:
-            connection.execute("BEGIN IMMEDIATE")
-        return connection.execute(sql, values or {}).fetchall()
-
-    def commit(self) -> None:
-        """See `Database`."""
-        if self._connection is not None and self._connection.in_transaction:
-            self._connection.execute("COMMIT")
-
-    def wait(self, _channel: str, seconds: float) -> None:
-        """See `Database`."""
-        self._waiter.wait(seconds)
-
-    def poke(self) -> None:
-        """See `Database`."""
-        self._waiter.poke()
-
-    def close(self) -> None:
-        """See `Database`."""
-        connection = self._connection
-        self._connection = None
-        if connection is not None:
-            connection.close()
-
-    def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             # A file that is not there is not made: its tables would be missing.
             self._connection = sqlite3.connect(
@@ -285,7 +245,10 @@ class SqliteDatabase:
                 isolation_level=None,
                 check_same_thread=False,
             )
-        return self._connection
+        if not self._connection.in_transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+        rows: list[tuple[Any, ...]] = self._connection.execute(sql, values or {}).fetchall()
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +303,7 @@ class Store:
     """
     The statements of a relay on one database.
 
-    `begin` begins a transaction in which rows are taken and noted, and `commit` ends it; the others are their own.
+    `begin` begins a transaction in which rows are taken and noted; the others are their own.
     """
 
     def __init__(self, database: Database, prefix: str) -> None:
@@ -349,7 +312,7 @@ class Store:
         self._outbox = tables.outbox
         self._calls = tables.calls
         self._inbox = tables.inbox
-        self._now = now_ms(database.dialect)
+        self._now = NOW_MS[database.dialect]
         self._of_calls = _OF_CALLS[database.dialect].format(calls=tables.calls)
         self._among = _AMONG[database.dialect]
         self._columns = f"seq, queue, id, terms, value, {self._now} - made_ms, note"
@@ -358,10 +321,6 @@ class Store:
         """Begin to take rows; one relay at a time does, for only its calls say which it has."""
         if self.database.dialect == "postgresql":
             self.database.query(f"SELECT pg_advisory_xact_lock({crc32(self._calls.encode())})")
-
-    def commit(self) -> None:
-        """End the transaction."""
-        self.database.commit()
 
     def waiting(self, limit: int) -> list[StoredRow]:
         """Return up to `limit` rows that no call has, in their order, of up to 8 MiB or one; none of a queue whose call failed."""
@@ -441,7 +400,7 @@ class Store:
             f"SELECT seq, queue, id, {self._now} - made_ms, note FROM {self._outbox} WHERE {_IS_REFUSED} ORDER BY seq LIMIT :limit",
             {"limit": limit},
         )
-        self.commit()
+        self.database.commit()
         return [RefusedRow(*row) for row in rows]
 
     def retry(self, *, newer: str = "") -> int:
@@ -465,7 +424,7 @@ class Store:
             f"UPDATE {self._outbox} SET sent_ms = NULL, note = :note WHERE sent_ms >= {self._now} - :since RETURNING seq",
             {"note": AGAIN, "since": since_ms},
         )
-        self.commit()
+        self.database.commit()
         return len(rows)
 
     def clean(self, keep_ms: int) -> tuple[int, int]:
@@ -489,7 +448,7 @@ class Store:
         [(waiting, oldest)] = self.database.query(
             f"SELECT count(*), {self._now} - min(made_ms) FROM ({unsent}) AS unsent"
         )
-        self.commit()
+        self.database.commit()
         return OutboxLook(int(waiting), max(0.0, int(oldest or 0) / 1000))
 
     def wait(self, seconds: float) -> None:
@@ -513,7 +472,7 @@ class Store:
         count = 0
         while True:
             gone = len(self.database.query(sql, values))
-            self.commit()
+            self.database.commit()
             count += gone
             if gone < DELETE_LIMIT:
                 return count

@@ -10,9 +10,10 @@ The tables of the outbox and the inbox, and the SQL that makes them and writes t
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -21,7 +22,7 @@ from reliq.errors import ConfigurationError
 from reliq.settings import OUTBOX_PREFIX, Durability
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from sqlalchemy import MetaData
 
@@ -33,7 +34,8 @@ DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 #: and folds capitals unless a name is quoted.
 _PREFIX = re.compile(r"(?:(?P<schema>[a-z_][a-z0-9_]{0,62})\.)?(?P<start>[a-z_][a-z0-9_]{0,39})")
 
-_NOW = {
+#: The SQL of the database's clock, in unix ms.
+NOW_MS: dict[Dialect, str] = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000.0 AS integer)",
 }
@@ -50,55 +52,39 @@ _MISSING_CODES = {"42P01", "42703", "3F000", "42P10"}
 _MISSING_WORDS = ("no such table", "has no column named", "no such column", "ON CONFLICT clause does not match")
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
+class Tables(NamedTuple):
     """
     The names of the three tables.
 
     Attributes:
         schema: where they are; empty for the connection's own.
         start: what their names begin with.
-
-    Raises:
-        ConfigurationError: `prefix` cannot be the beginning of a table's name.
+        outbox: the table of messages that are to be published.
+        calls: the table of the calls that publish them.
+        inbox: the table of messages whose effects are committed.
     """
 
     schema: str
     start: str
+    outbox: str
+    calls: str
+    inbox: str
 
     @classmethod
     def of(cls, prefix: str) -> Tables:
-        """Return the tables whose names begin with `prefix`, which may begin with a schema and a dot."""
+        """
+        Return the tables whose names begin with `prefix`, which may begin with a schema and a dot.
+
+        Raises:
+            ConfigurationError: `prefix` cannot be the beginning of a table's name.
+        """
         match = _PREFIX.fullmatch(prefix) if isinstance(prefix, str) else None
         if match is None:
             raise ConfigurationError(
                 "prefix must begin the name of a table, such as 'reliq_' or 'shop.reliq_': at most 40 of a-z 0-9 _, "
                 f"not {str(prefix)[:80]!r}"
             )
-        return cls(match["schema"] or "", match["start"])
-
-    @property
-    def outbox(self) -> str:
-        """The table of messages that are to be published."""
-        return self._qualified("outbox")
-
-    @property
-    def calls(self) -> str:
-        """The table of the calls that publish them."""
-        return self._qualified("outbox_calls")
-
-    @property
-    def inbox(self) -> str:
-        """The table of messages whose effects are committed."""
-        return self._qualified("inbox")
-
-    def _qualified(self, name: str) -> str:
-        return f"{self.schema}.{self.start}{name}" if self.schema else f"{self.start}{name}"
-
-
-def now_ms(dialect: Dialect) -> str:
-    """Return the SQL of the database's clock, in unix ms."""
-    return _NOW[dialect]
+        return cls(match["schema"] or "", match["start"], f"{prefix}outbox", f"{prefix}outbox_calls", f"{prefix}inbox")
 
 
 def check_dialect(dialect: str) -> Dialect:
@@ -106,12 +92,6 @@ def check_dialect(dialect: str) -> Dialect:
     if dialect in DIALECTS:
         return dialect
     raise ConfigurationError(f"the outbox works in {' and '.join(DIALECTS)}, not in {str(dialect)[:40]!r}")
-
-
-def names(prefix: str = OUTBOX_PREFIX) -> tuple[str, ...]:
-    """Return the names of the tables."""
-    tables = Tables.of(prefix)
-    return tables.outbox, tables.calls, tables.inbox
 
 
 def ddl(dialect: Dialect, prefix: str = OUTBOX_PREFIX) -> list[str]:
@@ -271,7 +251,7 @@ class Statement:
 
     def sql(self, dialect: Dialect, *, two_phase: bool = False) -> str:
         """Return its text, with parameters as `:name`; PostgreSQL prepares no `two_phase` transaction that has notified."""
-        now = now_ms(dialect)
+        now = NOW_MS[dialect]
         if self.kind == "once":
             return (
                 f"INSERT INTO {self.table} (queue, id, incarnation, keep_until_ms) "
@@ -302,16 +282,20 @@ def once_statement(queue: str, id: str, incarnation: int, keep_ms: int, prefix: 
     return Statement("once", Tables.of(prefix), values)
 
 
-def missing(error: BaseException, table: str) -> ConfigurationError | None:
-    """Return the error to raise when `error`, of any library, says that `table` does not exist, or is another; else None."""
-    cause: BaseException | None = error
-    while cause is not None:
-        driver_error = getattr(cause, "orig", None)  # SQLAlchemy wraps the error of the driver
-        codes = {getattr(cause, "sqlstate", None), getattr(driver_error, "sqlstate", None)}
-        if codes & _MISSING_CODES or any(words in str(cause) for words in _MISSING_WORDS):
-            return ConfigurationError(
-                f"the database has no table {table} as reliq makes it: make it by a migration, or by what `reliq outbox "
-                "sql --dialect postgresql` prints; another beginning of its name is given as prefix"
-            )
-        cause = cause.__cause__
-    return None
+@contextmanager
+def explaining_missing_table(table: str) -> Iterator[None]:
+    """Raise ConfigurationError for an error, of any library, which says that `table` does not exist or is another."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            driver_error = getattr(cause, "orig", None)  # SQLAlchemy wraps the error of the driver
+            codes = {getattr(cause, "sqlstate", None), getattr(driver_error, "sqlstate", None)}
+            if codes & _MISSING_CODES or any(words in str(cause) for words in _MISSING_WORDS):
+                raise ConfigurationError(
+                    f"the database has no table {table} as reliq makes it: make it by a migration, or by what `reliq outbox "
+                    "sql --dialect postgresql` prints; another beginning of its name is given as prefix"
+                ) from error
+            cause = cause.__cause__
+        raise

@@ -10,7 +10,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reliq.errors import ConfigurationError
-from reliq.outbox.tables import RowTerms, Statement, Tables, check_dialect, missing, percent
+from reliq.outbox.tables import RowTerms, Statement, Tables, check_dialect, explaining_missing_table, percent
 from reliq.settings import milliseconds
 
 if TYPE_CHECKING:
@@ -55,24 +55,16 @@ def write(tx: Transaction, statement: Statement) -> int:
         ConfigurationError: `tx` is no transaction of those that are known, or would commit the statement by itself, or
             its database has no such table.
     """
-    try:
-        written: int = _adapter(tx, is_async=False)(tx, statement)
-    except Exception as error:
-        if why := missing(error, statement.table):
-            raise why from error
-        raise
-    return written
+    with explaining_missing_table(statement.table):
+        written: int = _writer(tx, is_async=False)(tx, statement)
+        return written
 
 
 async def awrite(tx: AsyncTransaction, statement: Statement) -> int:
     """As `write`, in async code."""
-    try:
-        written: int = await _adapter(tx, is_async=True)(tx, statement)
-    except Exception as error:
-        if why := missing(error, statement.table):
-            raise why from error
-        raise
-    return written
+    with explaining_missing_table(statement.table):
+        written: int = await _writer(tx, is_async=True)(tx, statement)
+        return written
 
 
 def publish_statement(message: PreparedMessage, keys: Keys, durability: Durability, prefix: str) -> Statement:
@@ -80,14 +72,7 @@ def publish_statement(message: PreparedMessage, keys: Keys, durability: Durabili
     terms = message.terms
     confirmation = (durability.kind, durability.count, durability.local, milliseconds(durability.timeout))
     stored = RowTerms(
-        ttl_ms=terms.ttl_ms,
-        retries=terms.retries,
-        delay_ms=terms.delay_ms,
-        at_ms=terms.at_ms,
-        window_ms=terms.window_ms,
-        replace=terms.replace,
-        durability=None if durability.kind == "none" else confirmation,
-        keyed=bool(message.line),
+        **terms._asdict(), durability=None if durability.kind == "none" else confirmation, keyed=bool(message.line)
     )
     values = {"queue": keys.entry, "id": message.id, "value": message.value, "terms": stored.text()}
     return Statement("publish", Tables.of(prefix), values)
@@ -105,11 +90,14 @@ def autocommit(how: str) -> ConfigurationError:
     )
 
 
-def _adapter(tx: Any, *, is_async: bool) -> Any:
+def _writer(tx: Any, *, is_async: bool) -> Any:
     """Return the function that writes to what `tx` is, or inherits from."""
     for kind in type(tx).__mro__:
         if writers := _WRITERS.get(kind.__module__.partition(".")[0]):
-            return writers[is_async]
+            writer = writers[is_async]
+            if isinstance(writer, str):
+                raise wrong_kind(tx, writer)
+            return writer
     raise wrong_kind(tx, _ACCEPTED)
 
 
@@ -121,10 +109,6 @@ def _write_sqlite(tx: Any, statement: Statement) -> int:
     if not (tx.in_transaction or begins_by_itself):
         raise autocommit("execute BEGIN IMMEDIATE first, and COMMIT at the end")
     return tx.execute(statement.sql("sqlite"), statement.values).rowcount
-
-
-async def _awrite_sqlite(tx: Any, _statement: Statement) -> int:
-    raise wrong_kind(tx, "one of async code, such as an AsyncSession; for sqlite3 leave out the `a` of the method")
 
 
 def _write_django(tx: Any, statement: Statement) -> int:
@@ -139,10 +123,6 @@ def _write_django(tx: Any, statement: Statement) -> int:
         cursor.execute(percent(statement.sql(dialect)), dict(statement.values))
         rows: int = cursor.rowcount
     return rows
-
-
-async def _awrite_django(tx: Any, _statement: Statement) -> int:
-    raise wrong_kind(tx, "one of async code; Django has none there: call the method without `a` in sync_to_async")
 
 
 def _write_psycopg(tx: Any, statement: Statement) -> int:
@@ -223,10 +203,13 @@ async def _awrite_sqlalchemy(tx: Any, statement: Statement) -> int:
     return await tx.run_sync(_write_sqlalchemy, statement)
 
 
-#: The library of a transaction's class -> what writes to it in blocking code, and in async code.
+#: The library of a transaction's class -> what writes to it in blocking code and in async code, or what async code needs.
 _WRITERS: dict[str, tuple[Any, Any]] = {
     "sqlalchemy": (_write_sqlalchemy, _awrite_sqlalchemy),
-    "django": (_write_django, _awrite_django),
+    "django": (_write_django, "one of async code; Django has none there: call the method without `a` in sync_to_async"),
     "psycopg": (_write_psycopg, _awrite_psycopg),
-    "sqlite3": (_write_sqlite, _awrite_sqlite),
+    "sqlite3": (
+        _write_sqlite,
+        "one of async code, such as an AsyncSession; for sqlite3 leave out the `a` of the method",
+    ),
 }

@@ -13,6 +13,7 @@ from reliq.admin import calls
 from reliq.errors import UndecodableError
 from reliq.handlers.settlement import undecodable
 from reliq.outbox.relay import OutboxMover, Relay
+from reliq.outbox.store import Database
 from reliq.outbox.tables import check_dialect, percent
 from reliq.outbox.transactions import wrong_kind
 from reliq.redis import commands
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from reliq.keys import Keys
     from reliq.message import Priority
-    from reliq.outbox.tables import Dialect
     from reliq.queue import Queue
     from reliq.redis.client import Client
 
@@ -45,7 +45,7 @@ async def amove(outbox: Any, prefix: str) -> int:
     return move(outbox, prefix)
 
 
-class TransactionDatabase:
+class TransactionDatabase(Database):
     """
     The database of a relay within a transaction of the test: rows are read and marked in it, and nothing is committed.
 
@@ -53,28 +53,15 @@ class TransactionDatabase:
         tx: what `Queue.publish_in` takes in blocking code.
     """
 
-    away: tuple[type[Exception], ...] = ()
-
     def __init__(self, tx: Any) -> None:
+        super().__init__()
         self._tx = tx
         self._query, dialect = self._known()
-        self.dialect: Dialect = check_dialect(dialect)
+        self.dialect = check_dialect(dialect)
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Run a statement; return its rows."""
         return [tuple(row) for row in self._query(sql, values or {})]
-
-    def commit(self) -> None:
-        """Do nothing: the transaction is the test's."""
-
-    def wait(self, _channel: str, _seconds: float) -> None:
-        """Do nothing: a test does not wait for rows."""
-
-    def poke(self) -> None:
-        """Do nothing: no relay waits."""
-
-    def close(self) -> None:
-        """Do nothing: the connection is the test's."""
 
     def _known(self) -> tuple[Callable[[str, Mapping[str, Any]], Sequence[Any]], str]:
         """Return how the library of the transaction runs a statement, and the dialect of its database."""

@@ -24,7 +24,7 @@ from reliq.keys import QUEUES_KEY, home
 from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber
 from reliq.outbox.store import Store, database as opened
-from reliq.outbox.tables import ddl, now_ms
+from reliq.outbox.tables import NOW_MS, ddl
 from reliq.redis.shards import ShardMap
 from reliq.worker.health import Pulse, ready
 from reliq.worker.loop import Loop
@@ -300,7 +300,7 @@ def test_refused_call_backs_off_longer_each_time_on_every_relay(database, orders
         one = mover()
         one.move()
         one._take()
-        [(wait,)] = all_of(database, f"SELECT again_ms - {now_ms(database.dialect)} FROM reliq_outbox_calls")
+        [(wait,)] = all_of(database, f"SELECT again_ms - {NOW_MS[database.dialect]} FROM reliq_outbox_calls")
         waits.append(round(wait / 1000))
         other = mover()
         assert (other.move(), other.redis.failed) == (0, [])
@@ -524,11 +524,11 @@ def test_two_relays_that_take_rows_at_once_wait_for_each_other(postgresql, order
     [row] = one.waiting(5)
     one.note_call("one.1", row.queue, [row.seq])
     found = []
-    thread = threading.Thread(target=lambda: (other.begin(), found.append(other.waiting(5)), other.commit()))
+    thread = threading.Thread(target=lambda: (other.begin(), found.append(other.waiting(5)), other.database.commit()))
     thread.start()
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     eventually(lambda: all_of(postgresql, waiting) == [(1,)], "the other waits")
-    one.commit()
+    one.database.commit()
     thread.join(30)
     one.database.close()
     other.database.close()

@@ -4,7 +4,8 @@ from typing import Any, ClassVar
 
 from django.db import migrations
 
-from reliq.outbox.tables import check_dialect, ddl, names
+from reliq.outbox.tables import Tables, check_dialect, ddl
+from reliq.settings import OUTBOX_PREFIX
 
 
 def make(_apps: Any, editor: Any) -> None:
@@ -15,7 +16,8 @@ def make(_apps: Any, editor: Any) -> None:
 
 def drop(_apps: Any, editor: Any) -> None:
     """Drop the tables, with what is in them."""
-    for name in names():
+    tables = Tables.of(OUTBOX_PREFIX)
+    for name in (tables.outbox, tables.calls, tables.inbox):
         editor.execute(f"DROP TABLE {name}")
 
 
