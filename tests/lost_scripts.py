@@ -9,11 +9,11 @@ _SCRIPTS = ("publish", "limit", "promote", "reclaim", "claim", "ack", "nack", "c
 
 
 def lose(client, lost):
-    """Have Redis know the scripts for queues with keys but one, or none of `all`."""
+    """Have Redis know all scripts but one, or none of `all`."""
     client.script_flush()
     for name in _SCRIPTS:
         if lost not in ("all", name):
-            client.script_load(script(name, keyed=name not in ("limit", "counts")).text)
+            client.script_load(script(name).text)
 
 
 class Losing:

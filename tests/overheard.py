@@ -7,7 +7,8 @@ from waiting import eventually
 
 from reliq.lua import script
 
-_LIMIT = 3  # the place of `limit` among the arguments of a claim whose clock is an empty text, which is left out here
+#: The place of `keyed_limit` among the arguments of a claim whose clock is an empty text, which is left out here.
+_LIMIT = script("claim").args.index("keyed_limit") - 1
 
 
 class Overheard:
@@ -46,7 +47,7 @@ class Overheard:
 
 def claims_in(lines):
     """The claims with regard to keys that could have taken something: a look has the limit 0."""
-    claim = script("claim", keyed=True)
+    claim = script("claim")
     words = [line["command"].split() for line in lines if claim.sha in line["command"]]
     return [line for line in words if line[3 + int(line[2]) + _LIMIT] != "0"]
 

@@ -223,10 +223,7 @@ _TRANSITIONS: dict[Role, tuple[str, ...]] = {
     "viewer": ("counts", "key_queues"),
     "exporter": ("counts", "held_up", "key_queues"),
 }
-SCRIPTS: dict[Role, tuple[Script, ...]] = {
-    role: tuple({script(name, keyed=keyed): None for keyed in (False, True) for name in names})
-    for role, names in _TRANSITIONS.items()
-}
+SCRIPTS: dict[Role, tuple[Script, ...]] = {role: tuple(map(script, names)) for role, names in _TRANSITIONS.items()}
 SCRIPTS["operator"] += (CHECK, CHECK_KEYS)
 SCRIPTS["viewer"] += (CHECK, CHECK_KEYS)
 
@@ -371,8 +368,7 @@ def _denied(wanted: set[str], rule: str, groups: Mapping[str, set[str]]) -> set[
 
 def load_scripts(session: Session) -> list[str]:
     """Have each server, and each replica that may be promoted, know every script of this version; return their names."""
-    variants = {script(name, keyed=keyed): None for keyed in (False, True) for name in script_names()}
-    scripts = [*variants, CHECK, CHECK_KEYS, QUESTION]
+    scripts = [*map(script, script_names()), CHECK, CHECK_KEYS, QUESTION]
     for server_session in session.each(replicas=True).values():
         for one in scripts:
             server_session.run(calls.load_script(one))

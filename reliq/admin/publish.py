@@ -50,6 +50,7 @@ CALL_BYTES = 4 * MIB
 def publish_check(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
     """Return a function that says whether a message, which a foreign program may have written, may be published in `queue`."""
     shards = queue.known_shards
+    is_read: list[bool] = []
     writer = Writer(shards, Codec(bytes), QueueSettings(max_body=LARGEST_BODY))
 
     def accepts(order: Outgoing[bytes]) -> bool:
@@ -57,8 +58,9 @@ def publish_check(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
             message = writer.special(order)
         except (ConfigurationError, BodyError):
             return False
-        if message.line and not shards.is_keyed:
+        if message.line and not is_read:  # from its first key on the queue keeps its one shard
             shards.read(for_seconds=PUBLISH_SECONDS)
+            is_read.append(True)
         return not (message.line and shards.map.served > 1)
 
     return accepts

@@ -18,7 +18,7 @@ _HEADER = re.compile(
     r"-- KEYS  (?P<keys>[^\n|]*?)(?: \| (?P<tail_keys>[^\n]+))?\n"
     r"-- ARGV  (?P<args>[^\n|]+?)(?: \| (?P<tail_args>[^\n]+))?\n"
     r"-- Runs  (?P<runs>[^\n]+(?:\n--       [^\n]+)*)\n"
-    r"(?:-- Keyed  (?P<keyed>[^\n|]+(?:\n--       [^\n|]+)*)(?:\| (?P<keyed_args>[^\n]+))?\n)?"
+    r"(?:-- Keyed  (?P<keyed>[^\n]+(?:\n--       [^\n]+)*)\n)?"
     r"-- Returns  \S"
 )
 
@@ -71,11 +71,11 @@ class Script:
         keys: names of the leading KEYS, as `Keys` spells them.
         tail_keys: names of the KEYS that come once for each message.
         args: names of the leading ARGV.
-        tail_args: names of the ARGV that come once for each message.
+        tail_args: names of the ARGV that come once for each message; the last one, `key`, only when `keyed` is 1.
         uses: every command that it may run, each with the name of its key, empty for one without.
         text: what EVAL runs.
         sha: what EVALSHA names.
-        keyed_keys: the last of its `keys`, those that it has for a queue with keys alone.
+        keyed_keys: the last of its `keys`, those that it needs in a queue with keys alone.
         lead: returns its leading KEYS of a queue, given its `Keys`; a lane, which a call names, comes before them.
     """
 
@@ -93,33 +93,39 @@ class Script:
 
 
 @cache
-def script(name: str, package: str = __name__, *, keyed: bool = False) -> Script:
+def script(name: str, package: str = __name__) -> Script:
     """
     Return the script `name` of a package, ready to run; raise ValueError when its header is not in the form.
 
-    Args:
-        keyed: whether it is for a queue with keys: the file of that name in the folder `keyed`; without one the same
-            file, with the lines after `-- keyed: ` and with the keys, commands and arguments of its line `-- Keyed`.
+    A script whose header has a line `-- Keyed` has two branches, and Redis takes one at each call: the file itself, and
+    for a queue with keys the file of that name in the folder `keyed` (without one the same file, with the lines after
+    `-- keyed: `), with the keys and commands of that line besides.
     """
-    source = _source(name, package, keyed)
+    source = files(package).joinpath(f"{name}.lua").read_text("utf-8")
     header = _HEADER.match(source)
     if header is None or header["name"] != name:
         raise ValueError(f"{name}.lua does not begin with the header that the loader reads")
-    named, tail_keys, args, tail_args, more_args = (
-        tuple((header[part] or "").split()) for part in ("keys", "tail_keys", "args", "tail_args", "keyed_args")
+    named, tail_keys, args, tail_args = (
+        tuple((header[part] or "").split()) for part in ("keys", "tail_keys", "args", "tail_args")
     )
-    runs = header["runs"]
-    more = (header["keyed"] or "") if keyed else ""
-    plain = {key.rstrip("?") for key in named}
-    keyed_keys = tuple(key for key, _ in _RUNS.findall(more) if key not in plain)
-    named = named + keyed_keys
-    tail_args = tail_args + (more_args if keyed else ())
-    keys = tuple(key.rstrip("?") for key in named)
-    work = _with_prelude(_type_checks(named) + _without_comments(source), with_keys=bool(_KEYED & {*keys}))
-    text = _locals(keys, args, tail_args) + work
+    keyed_uses = header["keyed"] or ""
+    plain = tuple(key.rstrip("?") for key in named)
+    keyed_keys = tuple(key for key, _ in _RUNS.findall(keyed_uses) if key not in plain)
+    keys = plain + keyed_keys
+    work = _branch(named, source, with_keys=bool(_KEYED & {*plain}))
+    uses = _uses(f"{header['runs']} {keyed_uses}", named + keyed_keys) | {("TIME", "")}
+    if keyed_keys:
+        has_keys = (
+            "keyed == '1' or redis.call('EXISTS', limits) == 1"
+            if "keyed" in args
+            else "redis.call('EXISTS', limits) == 1"
+        )
+        keyed_work = _branch(named + keyed_keys, _keyed_source(name, package, source), with_keys=True)
+        work = f"if {has_keys} then\n{keyed_work}else\n{work}end\n"
+        uses |= {("EXISTS", "limits")}
+    text = _locals(keys, args, tail_args) + _prelude("prelude.lua")[0] + work
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     _TEXTS[sha] = text
-    uses = _uses(f"{runs} {more}", named) | {("TIME", "")}
     lead = _lead_of(keys)
     return Script(name, header["move"], keys, tail_keys, args, tail_args, uses, text, sha, keyed_keys, lead)
 
@@ -132,13 +138,10 @@ def _lead_of(names: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
     return get if len(names) > 1 else lambda keys: (get(keys),)
 
 
-def _source(name: str, package: str, keyed: bool) -> str:
-    """Return the text of a script as it is written, for a queue with keys with the lines that are for such a one."""
+def _keyed_source(name: str, package: str, source: str) -> str:
+    """Return the text of a script's branch for a queue with keys as it is written."""
     own = files(package).joinpath("keyed", f"{name}.lua")
-    if keyed and own.is_file():
-        return own.read_text("utf-8")
-    text = files(package).joinpath(f"{name}.lua").read_text("utf-8")
-    return re.sub(r"^( *)-- keyed: ", r"\1", text, flags=re.MULTILINE) if keyed else text
+    return own.read_text("utf-8") if own.is_file() else re.sub(r"^( *)-- keyed: ", r"\1", source, flags=re.MULTILINE)
 
 
 def text_of(sha: object) -> str | None:
@@ -163,7 +166,8 @@ def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, 
     lines = [f"local {key} = KEYS[{index}]" for index, key in enumerate(keys, 1)]
     lines += [f"local {arg} = ARGV[{index}]" for index, arg in enumerate(args, 1)]
     lines += [f"local {arg.upper()} = {index}" for index, arg in enumerate(tail_args, 1)]
-    lines.append(f"local HEAD_KEYS, HEAD_ARGS, TAIL_ARGS = {len(keys)}, {len(args)}, {len(tail_args)}")
+    size = f"keyed == '1' and {len(tail_args)} or {len(tail_args) - 1}" if "keyed" in args else len(tail_args)
+    lines.append(f"local HEAD_KEYS, HEAD_ARGS, TAIL_ARGS = {len(keys)}, {len(args)}, {size}")
     lines.append("local ITEMS = TAIL_ARGS > 0 and (#ARGV - HEAD_ARGS) / TAIL_ARGS or #KEYS - HEAD_KEYS")
     return "\n".join(lines) + "\n"
 
@@ -173,12 +177,12 @@ def _type_checks(keys: tuple[str, ...]) -> str:
     return "".join(f"read('{_READ[key]}', {key})\n" for key in keys if key in _READ)
 
 
-def _with_prelude(work: str, *, with_keys: bool) -> str:
-    """Return the script with the functions of the preludes that it needs: Lua makes each one at every call."""
-    opening, functions = _prelude("prelude.lua")
+def _branch(keys: tuple[str, ...], source: str, *, with_keys: bool) -> str:
+    """Return a branch of a script, with the functions of the preludes that it needs: Lua makes each one at every call."""
+    work = _type_checks(keys) + _without_comments(source)
+    opening, functions = "", _prelude("prelude.lua")[1]
     if with_keys:
-        more, keyed = _prelude("keyed/prelude.lua")
-        opening = opening + more
+        opening, keyed = _prelude("keyed/prelude.lua")
         functions = _in_order(functions | keyed)
     needed = _needed(functions, work)
     return opening + "".join(functions[name] for name in functions if name in needed) + work

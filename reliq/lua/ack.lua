@@ -1,11 +1,11 @@
 -- ack: unack -> gone
 --
 -- KEYS  unack retries_left lease errors totals ends history windows | msg dedup
--- ARGV  clock kind history_max | id nonce window took_ms
+-- ARGV  clock kind history_max keyed | id nonce window took_ms key
 -- Runs  unack:ZMSCORE,ZREM retries_left:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY ends:XADD history:XADD
 --       windows:HDEL,HMGET msg:UNLINK dedup:SET
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZREM,ZSCORE
---       rates:ZADD,ZSCORE wake:LLEN,LPUSH ready:EXISTS retry:EXISTS line:EXISTS | key
+--       rates:ZADD,ZSCORE wake:LLEN,LPUSH ready:EXISTS retry:EXISTS line:EXISTS
 -- Returns  the ids whose receipt no longer holds
 -- Nothing to do: a receipt that does not hold changes nothing.
 --

@@ -1,11 +1,11 @@
 -- nack: unack -> unack at the redelivery time, or garbage when no retry is left or it is rejected
 --
 -- KEYS  unack garbage retries_left lease errors totals ends wake watch | msg
--- ARGV  clock bare | id nonce delay_ms note value
+-- ARGV  clock bare keyed | id nonce delay_ms note value key
 -- Runs  unack:ZADD,ZMSCORE,ZRANGE,ZREM garbage:SADD retries_left:HDEL lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET
 --       totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PERSIST,PEXPIRE,PTTL,SET,SETRANGE
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
---       ready:EXISTS retry:EXISTS line:EXISTS | key
+--       ready:EXISTS retry:EXISTS line:EXISTS
 -- Returns  the ids whose receipt no longer holds, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 --

@@ -45,10 +45,11 @@ end
 local function score(ms) return string.format('%.3f', ms / 1000) end
 local function ms_of(text) return math.floor(text * 1000 + 0.5) end
 
--- A count that is missing or no number is 0, as one below it is.
-local function count(text) return text and text:match('^%d+$') and math.min(tonumber(text), 1000000) or 0 end
--- A message's key stands behind its count; only scripts that know keys know how to move one.
-local function is_keyed(text) return text and text:find('^%d+ .') end
+-- A message's count of retries, behind which its key may stand. One that is missing or no number is 0, as one below it is.
+local function count(text)
+  local left = text and (text:match('^%d+$') or text:match('^(%d+) .'))
+  return left and math.min(tonumber(left), 1000000) or 0
+end
 local function cancelled(word) return word and word:sub(-1) == '!' end
 
 -- How many deliveries in a row a message has not survived, by its state word.

@@ -1,12 +1,12 @@
 -- publish: new -> ready, or pending when it is due later
 --
 -- KEYS  lane? pending? ready? unack? retries_left lease? garbage? totals ends wake watch windows epoch | msg dedup
--- ARGV  clock number at delay_ms ttl_ms retries prefix window replace remember_ms known | id value
+-- ARGV  clock number at delay_ms ttl_ms retries prefix window replace remember_ms known keyed | id value key
 -- Runs  lane:GET,PEXPIRE,SET pending:ZADD,ZCARD,ZRANGE ready:LLEN,LPUSH unack:ZSCORE retries_left:HEXISTS,HSET
 --       lease:HDEL,HGET,HLEN,HSET garbage:SISMEMBER totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL windows:HSET
 --       epoch:GET,SET msg:SET dedup:DEL,GET
 -- Keyed  limits:HGET,HMGET,HSETNX ring:ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT asleep:ZMSCORE,ZSCORE rates:ZSCORE
---       ready:EXISTS,LPOS,LREM retries_left:HGET line:EXISTS,LPOS,LPUSH,LREM | key
+--       ready:EXISTS,LPOS,LREM retries_left:HGET line:EXISTS,LPOS,LPUSH,LREM map:GET
 -- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published; `epoch`
 --          and the fence when the fence has published nothing
 -- Nothing to do: a repeated call number gets its first answer, a lower one `stale`.
@@ -14,6 +14,7 @@
 -- `window` is set when the ids were chosen by the caller; only then are there dedup keys. `prefix` starts the
 -- header, which ends in `value`; it is empty for a bare body. The first write is a SET: at maxmemory it is refused.
 -- `known` is the fence of the publisher's map; it is empty for generated ids in shard 0, which go there under any map.
+-- `keyed` is 1 when a message has a key: then each brings one, if only ``. No map of several shards may be there.
 
 local answer = recall()
 if answer then
@@ -23,6 +24,7 @@ if answer then
 end
 
 local refused, is_new = fence(window ~= '')
+-- keyed: if keyed == '1' and is_sharded() then refused = 'epoch ' end
 -- The refusal is remembered too: the same call, sent earlier, may still be on its way.
 if refused then remember(refused, remember_ms) return refused end
 
@@ -56,7 +58,7 @@ for i = 1, ITEMS do
     -- keyed: if reason and old[id] then where = fresh end
     where[#where + 1] = id
     pair(left, id, retries)
-    -- keyed: local key = arg(i, KEY)
+    -- keyed: local key = key_arg(i)
     -- keyed: key_of[id], left[#left] = key, counted(retries, key)
     if chosen then pair(spans, id, window) marks[#marks + 1] = mark(i) end
   end

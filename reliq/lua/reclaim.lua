@@ -16,7 +16,7 @@
 -- without a state word was leased by a consumer that writes none: it goes on at once, and is no suspect.
 --
 -- With `spare` set none of reliq's leases ends that is over: it may be about to be renewed. What is behind such leases
--- is found among the first ten times `limit` ids. A message with a key is left to those who know keys.
+-- is found among the first ten times `limit` ids.
 --
 -- The caller cannot know which messages this script buries, so `msg` is the prefix of the keys of bodies. A body in
 -- garbage has no TTL: it stays until the dead letter is written.
@@ -27,7 +27,7 @@ local all_words, all_lefts, ids, words, lefts = run('HMGET', lease, part), run('
 for i, id in ipairs(part) do
   local word = all_words[i]
   local may_end = spare == '' or not word or waits(word) or cancelled(word)
-  if may_end and #ids < tonumber(limit) and not is_keyed(all_lefts[i]) then
+  if may_end and #ids < tonumber(limit) then
     ids[#ids + 1], words[#ids + 1], lefts[#ids + 1] = id, word, all_lefts[i]
     -- keyed: key_of[id], lefts[#ids] = key_in(all_lefts[i]), left_in(all_lefts[i])
   end

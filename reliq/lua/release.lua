@@ -1,9 +1,11 @@
 -- release: unack -> head of ready, no retry spent
 --
 -- KEYS  unack ready retries_left lease errors totals ends wake
--- ARGV  clock | id nonce
+-- ARGV  clock sleep_ms keyed | id nonce key
 -- Runs  unack:ZMSCORE,ZREM ready:RPUSH retries_left:HDEL lease:HDEL,HMGET,HSET errors:HDEL,HMGET totals:HINCRBY
 --       ends:XADD wake:LLEN,LPUSH
+-- Keyed  ready:EXISTS retry:EXISTS watch:DEL limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT,ZREM
+--       asleep:ZADD,ZMSCORE,ZRANGE,ZSCORE rates:ZSCORE line:EXISTS,RPUSH
 -- Returns  the ids whose receipt no longer holds
 -- Nothing to do: a receipt that does not hold changes nothing.
 --

@@ -1,11 +1,11 @@
 -- snooze: unack -> pending, no retry spent
 --
 -- KEYS  unack pending retries_left lease errors totals ends wake watch | msg
--- ARGV  clock bare | id nonce delay_ms
+-- ARGV  clock bare keyed | id nonce delay_ms key
 -- Runs  unack:ZMSCORE,ZREM pending:ZADD,ZRANGE retries_left:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY
 --       ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PEXPIRE,PTTL,SETRANGE
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
---       ready:EXISTS retry:EXISTS line:EXISTS | key
+--       ready:EXISTS retry:EXISTS line:EXISTS
 -- Returns  the ids whose receipt no longer holds, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 

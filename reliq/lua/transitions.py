@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from math import inf
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
@@ -20,7 +20,7 @@ from reliq import events
 from reliq.errors import ProtocolError
 from reliq.events import Event
 from reliq.keys import Keys, token
-from reliq.lua import Script, script
+from reliq.lua import script
 from reliq.message import CancelStatus, Claimed, Counts, Delivery, PublishStatus, RescheduleStatus
 from reliq.redis.commands import Arg, Call, id_text, read_bytes
 from reliq.settings import BATCH_LIMIT, INLINE_BYTES, check_int
@@ -177,19 +177,21 @@ def publish(
         window_ms: for how long each id stays taken after its end, when the caller chose the ids; else None.
         replace: whether an id may be published that is still taken after its end.
         fence: of the map by which the publisher has found the shard.
-        message_keys: the key of each message, empty for none; None when no message has one.
+        message_keys: the key of each message, empty for none; None when no message has one. A queue with several shards
+            takes no message with a key: the answer is that the publisher's map is stale.
         remember_ms: for how long Redis remembers number and answer of the call.
     """
     if len(items) > BATCH_LIMIT:
         bounded("items", items)
     ids = [id for id, _ in items]
-    lua = script("publish", keyed=message_keys is not None)
+    lua = script("publish")
     at: Arg = "" if at_ms is None else max(at_ms, EARLIEST_MS)
     start = "" if bare else ENVELOPE_START
     window: Arg = "" if window_ms is None else window_ms
     args: list[Arg] = ["" if clock is None else clock, call_number.number, at, delay_ms, ttl_ms, retries]
     args += [start, window, "1" if replace else "", remember_ms]
     args.append(fence if (keys.shard or window_ms is not None) and not bare else "")
+    args.append("" if message_keys is None else "1")
     if message_keys is None:
         args += chain.from_iterable(items)
     else:
@@ -281,12 +283,14 @@ class ClaimAnswer:
     Attributes:
         promote_in_ms, reclaim_in_ms: until there is something to promote or reclaim; NOTHING_DUE or NOT_WATCHING.
         behind: how many ids are left in ready and retry.
+        keyed: whether the queue has keys or limits: what was claimed counts as started there.
     """
 
     promote_in_ms: int
     reclaim_in_ms: int
     behind: int
     claimed: list[Claimed]
+    keyed: bool = False
 
 
 class Oversized(NamedTuple):
@@ -317,14 +321,14 @@ class ReclaimAnswer:
         return len(self.overdue) + len(self.again) + len(self.buried) + len(self.cancelled)
 
 
-def promote(keys: Keys, *, limit: int = 500, keyed: bool = False, clock: int | None = None) -> Call[tuple[int, int]]:
+def promote(keys: Keys, *, limit: int = 500, clock: int | None = None) -> Call[tuple[int, int]]:
     """
     Move what is due from pending to ready; return how many moved and the ms until the next is due.
 
-    In a `keyed` queue messages with a key move to their key queues, keys that slept are served again, and the wait is
+    In a queue with keys messages with a key move to their key queues, keys that slept are served again, and the wait is
     for the next message that is due, key that wakes or start that the queue's rate permits.
     """
-    lua = script("promote", keyed=keyed)
+    lua = script("promote")
     args = (clock_arg(clock), limit_arg(limit, least=1))
 
     def happened(answer: tuple[int, int]) -> Iterable[Event]:
@@ -339,27 +343,28 @@ def claim(
     *,
     limit: int,
     lease_ms: int,
+    keyed_limit: int | None = None,
     first: Literal["ready", "retry"] = "ready",
     direct: int | None = None,
     suspects: Suspects | None = None,
     watcher: str = "",
-    keyed: bool = False,
     spread: int | None = None,
     clock: int | None = None,
 ) -> Call[ClaimAnswer]:
     """
     Lease up to `limit` messages from ready and retry for `lease_ms`, beginning with `first`.
 
-    In a `keyed` queue the lines of keys take turns with those, nothing starts above the queue's limits, and
+    In a queue with keys the lines of keys take turns with those, nothing starts above the queue's limits, and
     `promote_in_ms` is the wait for the next key that wakes or start that a rate permits, if that is sooner.
 
     Args:
         call_number: a call that is made again under its number gets its first answer.
         limit: at most 500.
+        keyed_limit: the same for a queue with keys, where what is claimed counts as started; None: `limit`.
         direct: how many of them may be suspects or messages with no retry left, which wait in no buffer; None: all.
         suspects: how many suspects this process holds; None: none, and `limit` messages run at once.
         watcher: the process that waits for the next due time when no other does; empty: none.
-        spread: how many keys the messages may be of, where none counts as one; None: any number.
+        spread: of how many keys the messages may be in a queue with keys, where none counts as one; None: any number.
 
     Raises:
         ConfigurationError: `limit` or `lease_ms` is out of range.
@@ -367,30 +372,29 @@ def claim(
     limit_arg(limit)
     span("lease_ms", lease_ms)
     suspects = suspects or Suspects(limit, 0, limit)
-    one = script("claim", keyed=keyed)
+    lua = script("claim")
     nonce = claim_nonce(call_number.lane, call_number.number, lease_ms)
     args: list[Arg] = ["" if clock is None else clock, call_number.number, nonce, lease_ms, limit, first]
     args += [limit if direct is None else direct, suspects.slots, suspects.held, suspects.narrowest, watcher]
-    args += [limit_arg(BATCH_LIMIT if spread is None else spread, least=1)] if keyed else []
+    args += [limit if keyed_limit is None else keyed_limit, BATCH_LIMIT if spread is None else spread]
     return Call(
-        one,
-        (keys.lane(call_number.lane), *one.lead(keys)),
+        lua,
+        (keys.lane(call_number.lane), *lua.lead(keys)),
         args,
-        lambda reply: _claim_answer(reply, nonce, keyed=keyed),
+        lambda reply: _claim_answer(reply, nonce),
         lambda answer: [events.Claimed(keys.name, tuple(one.id for one in answer.claimed))] if answer.claimed else (),
     )
 
 
 def reclaim(
-    keys: Keys, *, limit: int = 500, spare_leases: bool = False, keyed: bool = False, clock: int | None = None
+    keys: Keys, *, limit: int = 500, spare_leases: bool = False, clock: int | None = None
 ) -> Call[ReclaimAnswer]:
     """
     Take back up to `limit` messages that are over their deadline: to retry while retries are left, else to garbage.
 
-    In a `keyed` queue messages with a key come to the heads of their key queues; else they are left where they are.
-    With `spare_leases` it takes only nacked and cancelled messages: a worker may be about to renew the others.
+    Messages with a key come to the heads of their key queues. With `spare_leases` it takes only nacked and cancelled messages: a worker may be about to renew the others.
     """
-    lua = script("reclaim", keyed=keyed)
+    lua = script("reclaim")
     args = (clock_arg(clock), limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS)
 
     def read(reply: Sequence[Any]) -> ReclaimAnswer:
@@ -438,16 +442,14 @@ def _found(one: Any) -> FoundBody:
     return Oversized(int(size), read_bytes(start))
 
 
-def _claim_answer(reply: list[Any], nonce: str, *, keyed: bool) -> ClaimAnswer:
-    promote_in, reclaim_in, behind, token, *rows = reply
-    size = 4 if keyed else 3
-    claimed = [_claimed(id_text(rows[at]), nonce, token, *rows[at + 1 : at + size]) for at in range(0, len(rows), size)]
-    return ClaimAnswer(int(promote_in), int(reclaim_in), int(behind), claimed)
-
-
-def _claimed(id: str, nonce: str, token: int, left: int, deaths: int, key: bytes | None = None) -> Claimed:
-    """Return a message as it was claimed."""
-    return Claimed(id, receipt_nonce(nonce, deaths), left, deaths, token, key if key is None else id_text(key))
+def _claim_answer(reply: list[Any], nonce: str) -> ClaimAnswer:
+    promote_in, reclaim_in, behind, token, lines, *rows = reply
+    keys = repeat(None) if lines is None else map(id_text, lines)
+    claimed = [
+        Claimed(id_text(id), receipt_nonce(nonce, deaths), left, deaths, token, key)
+        for id, left, deaths, key in zip(rows[::3], rows[1::3], rows[2::3], keys, strict=False)
+    ]
+    return ClaimAnswer(int(promote_in), int(reclaim_in), int(behind), claimed, lines is not None)
 
 
 # ---- ack, nack, extend, release, snooze
@@ -484,13 +486,13 @@ def ack(
     # Nothing says here whether the id of a bare body, or of one that is gone, was chosen: Redis knows.
     if keys.bare or kind == "expired" or any(window for _, window in receipts):
         tail_keys += map(keys.dedup, ids)
-    args: list[Arg] = [clock_arg(clock), kind, history]
-    times: Sequence[Arg] = took_ms or [""] * len(receipts)
+    claims = [claimed for claimed, _ in receipts]
+    times: Iterable[Arg] = took_ms or repeat("")
     if kind == "expired":
-        times = [claimed.token for claimed, _ in receipts]
-    for (claimed, window), took in zip(receipts, times, strict=True):
-        args += (claimed.id, claimed.nonce, window or "", took)
-    lua = _variant("ack", args, [claimed for claimed, _ in receipts])
+        times = [claimed.token for claimed in claims]
+    rows = [(window or "", took) for (_, window), took in zip(receipts, times, strict=False)]
+    args = _settle_args((clock_arg(clock), kind, history), claims, rows)
+    lua = script("ack")
     happened = events.Acked if kind == "acked" else events.Expired
     named = (*lua.lead(keys), *tail_keys)
     return Call(lua, named, args, lambda reply: Settled(_of(ids, reply)), partial(_settled, keys, ids, "ack", happened))
@@ -506,10 +508,9 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
             wait of -1 makes garbage of an empty body, and -2 of one that stays as Redis has it.
     """
     ids = [failure[0].id for failure in bounded("failures", failures)]
-    args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
-    for claimed, delay_ms, why, value in failures:
-        args += (claimed.id, claimed.nonce, delay_ms, why, value)
-    lua = _variant("nack", args, [failure[0] for failure in failures])
+    claims = [failure[0] for failure in failures]
+    args = _settle_args((clock_arg(clock), bare_arg(keys)), claims, [failure[1:] for failure in failures])
+    lua = script("nack")
     named = (*lua.lead(keys), *keys.msgs(ids))
     return Call(lua, named, args, partial(_lost_cancelled, ids), partial(_settled, keys, ids, "nack", events.Nacked))
 
@@ -557,12 +558,9 @@ def release(
     of the queue. It is for messages that were claimed from a queue with keys.
     """
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
-    args: list[Arg] = [clock_arg(clock)]
-    for claimed in receipts:
-        args += (claimed.id, claimed.nonce)
-    lua = _variant("release", args, receipts)
-    if lua.keyed_keys:
-        args.insert(1, "" if sleep_ms is None else span("sleep_ms", sleep_ms))
+    sleep: Arg = "" if sleep_ms is None else span("sleep_ms", sleep_ms)
+    args = _settle_args((clock_arg(clock), sleep), receipts, [()] * len(receipts))
+    lua = script("release")
 
     def happened(name: str, released: tuple[str, ...]) -> Event:
         if sleep_ms is None:
@@ -577,34 +575,23 @@ def release(
 def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | None = None) -> Call[Settled]:
     """Put each message off by its ms; spend no retry."""
     ids = [claimed.id for claimed, _ in bounded("receipts", receipts)]
-    args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
-    for claimed, delay_ms in receipts:
-        args += (claimed.id, claimed.nonce, delay_ms)
-    lua = _variant("snooze", args, [claimed for claimed, _ in receipts])
+    claims = [claimed for claimed, _ in receipts]
+    args = _settle_args((clock_arg(clock), bare_arg(keys)), claims, [(delay_ms,) for _, delay_ms in receipts])
+    lua = script("snooze")
     named = (*lua.lead(keys), *keys.msgs(ids))
     settled = partial(_settled, keys, ids, "snooze", events.Snoozed)
     return Call(lua, named, args, partial(_lost_cancelled, ids), settled)
 
 
-def _variant(name: str, args: list[Arg], receipts: Sequence[Claimed]) -> Script:
-    """
-    Return the script by which these receipts are settled.
-
-    When a message was claimed from a queue with keys, the key of each is put behind its other arguments.
-    """
-    for claimed in receipts:
-        if claimed.key is not None:
-            break
-    else:
-        return script(name)
-    keyed = script(name, keyed=True)
-    width = len(keyed.tail_args) - 1
-    head = len(args) - width * len(receipts)
-    tail = args[head:]
-    del args[head:]
-    for at, claimed in enumerate(receipts):
-        args += (*tail[at * width : (at + 1) * width], claimed.key or "")
-    return keyed
+def _settle_args(head: Sequence[Arg], receipts: Sequence[Claimed], rows: Iterable[Sequence[Arg]]) -> list[Arg]:
+    """Return the arguments `head`, then of each receipt id, nonce, a row of `rows`, and its key when one has a key."""
+    keyed = any(claimed.key for claimed in receipts)
+    args: list[Arg] = [*head, "1" if keyed else ""]
+    for claimed, row in zip(receipts, rows, strict=True):
+        args += (claimed.id, claimed.nonce, *row)
+        if keyed:
+            args.append(claimed.key or "")
+    return args
 
 
 def _lost_cancelled(ids: Sequence[str], reply: Sequence[Any]) -> Settled:

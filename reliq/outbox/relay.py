@@ -24,7 +24,7 @@ from reliq.keys import SHARDS_LIMIT, Keys, check_id, made_at
 from reliq.lua.transitions import CallNumber, CallSequences, PublishAnswer
 from reliq.outbox.store import AGAIN, OVERDUE_LIMIT, OutboxLook, Store, StoredRow, database
 from reliq.outbox.tables import RowTerms, Tables, explaining_missing_table
-from reliq.publish.messages import CallTerms, PreparedMessage, ShardBatch, by_shard, have_keys
+from reliq.publish.messages import CallTerms, PreparedMessage, ShardBatch, by_shard
 from reliq.publish.publisher import Confirmer, check_one_shard, registration
 from reliq.redis.client import Clients
 from reliq.redis.server import PUBLISH_SECONDS
@@ -160,8 +160,7 @@ class RelayCall:
         """Return the request that publishes the batch; it is due as long after the insert as its publisher asked."""
         gone_ms = int((time.monotonic() - self.taken_at) * 1000)
         terms = self.terms._replace(delay_ms=max(0, self.terms.delay_ms - gone_ms))
-        keyed = have_keys(self.batch.orders)
-        request = self.batch.call(terms, self.number, keyed=keyed, remember_ms=REMEMBERED_MS)
+        request = self.batch.call(terms, self.number, remember_ms=REMEMBERED_MS)
         parse = request.parse
         return replace(request, parse=lambda reply: STALE if reply == b"stale" else parse(reply))
 
@@ -269,7 +268,6 @@ class RowPublisher:
         Raises:
             RedisUnavailableError: Redis is away; the calls without an answer are made again next time.
         """
-        self._give_up_keyed_rows_of_sharded_queues()
         self._ask_old_homes()
         unconfirmed = [call for call in self.unanswered if call.durability.kind == "none"]
         requests = [call.request() for call in unconfirmed]
@@ -288,21 +286,6 @@ class RowPublisher:
         with suppress(ReliqError):
             self.clients.blocking().run_all([command for command in named if command])
         return sum(len(call.seqs) for call in self.sent)
-
-    def _give_up_keyed_rows_of_sharded_queues(self) -> None:
-        """Give up rows with keys of a queue that has several shards: they are taken anew, and refused."""
-        for call in [call for call in self.unanswered if have_keys(call.batch.orders)]:
-            shards = self.shards(call.queue)
-            try:
-                if not shards.is_keyed:
-                    shards.read(for_seconds=PUBLISH_SECONDS)
-            except RedisUnavailableError:
-                raise
-            except ReliqError as error:
-                self._note_answer(call, error, time.monotonic())
-                continue
-            if shards.map.served > 1:
-                self._end(call, self.given_up)
 
     def _ask_old_homes(self) -> None:
         """Leave out the rows whose ids their old home has; end calls that it refuses, and those that have no map."""

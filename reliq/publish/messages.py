@@ -162,7 +162,6 @@ class ShardBatch(NamedTuple):
         terms: CallTerms,
         call_number: transitions.CallNumber,
         *,
-        keyed: bool,
         remember_ms: int = transitions.REMEMBER_MS,
     ) -> Call[transitions.PublishAnswer]:
         """Return the call that publishes the messages on these terms."""
@@ -178,7 +177,7 @@ class ShardBatch(NamedTuple):
             replace=terms.replace,
             bare=self.keys.bare,
             fence=self.fence,
-            message_keys=[order.line for order in self.orders] if keyed else None,
+            message_keys=[order.line for order in self.orders] if have_keys(self.orders) else None,
             remember_ms=remember_ms,
         )
 
@@ -217,11 +216,9 @@ class Writer:
 
     Attributes:
         shards: the shards of the queue, as they are known.
-        has_keys: whether there ever was a message with a key or a priority; until then no publish checks for keys.
     """
 
     def __init__(self, shards: Shards, codec: Codec[Any], settings: QueueSettings) -> None:
-        self.has_keys = False
         self.keys = shards.first
         self.shards = shards
         self._codec = codec
@@ -273,7 +270,6 @@ class Writer:
         enqueued = None if outgoing.id is None else made_at(new_id())
         number = incarnation(outgoing)
         line = line_of(outgoing)
-        self.has_keys = self.has_keys or bool(line)
         origin = outgoing.origin if isinstance(outgoing, Copied) else None
         start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, number, line, origin)
         return PreparedMessage(id, start + payload, terms, line)
@@ -292,9 +288,7 @@ class Writer:
 
     def call(self, part: ShardBatch, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
         """Return the call that sends orders to their shard."""
-        # In a queue with a rate, only the keyed script knows when no worker is to be woken.
-        keyed = self.shards.is_keyed or (self.has_keys and have_keys(part.orders))
-        return part.call(part.orders[0].terms, call_number, keyed=keyed)
+        return part.call(part.orders[0].terms, call_number)
 
     def failed(
         self, orders: list[PreparedMessage], error: ReliqError, confirmed: int = 0, *, unsent: bool = False

@@ -400,9 +400,6 @@ class Sender:
         """Return all orders as one part when the queue certainly has one shard, and whether else the map must be read."""
         clients = self._clients
         shards = self._shards
-        # Perhaps the queue's first orders with a key: another process may have given it several shards.
-        if self._writer.has_keys and not shards.is_keyed and have_keys(orders):
-            return None, True
         is_fresh = time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
         if is_fresh and shards.map.n == shards.map.was == 1:
             fence = "" if orders[0].is_generated else shards.map.fence

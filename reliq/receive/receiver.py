@@ -25,7 +25,6 @@ from reliq.lua import transitions
 from reliq.lua.transitions import NOT_WATCHING, CallNumber, CallSequences
 from reliq.message import BARE, Ack, Delivery, Nack, RateLimited, Reject, Snooze
 from reliq.redis import commands
-from reliq.redis.shards import declaration
 from reliq.redis.wakeups import WakeTokens
 from reliq.settings import BATCH_LIMIT, READ_BYTES, HandlerSettings, check_int, seconds
 from reliq.text import chunked_by_size, printable
@@ -370,7 +369,6 @@ class ClaimRound:
     Messages of one queue, from the look that claims them to the calls that settle them; whoever holds it makes the calls.
 
     Args:
-        keyed: whether the messages may have keys, or are limited.
         spread: of how many keys they may be; None: of any number.
 
     Attributes:
@@ -388,12 +386,10 @@ class ClaimRound:
         *,
         limit: int,
         lease_ms: int,
-        keyed: bool = False,
         spread: int | None = None,
     ) -> None:
         self.keys = keys
         self._settings = settings
-        self._keyed = keyed
         self._spread = spread
         self._limit = limit
         self._lease_ms = lease_ms
@@ -407,13 +403,10 @@ class ClaimRound:
     def look(self, call_number: CallNumber, *, spare_leases: bool = False) -> list[Call[Any]]:
         """Return the calls of one look: messages that are due or overdue are moved before the claim."""
         keys = self.keys
-        keyed = self._keyed
-        limit = self._limit
-        lease_ms = self._lease_ms
         return [
-            transitions.promote(keys, keyed=keyed),
-            transitions.reclaim(keys, spare_leases=spare_leases, keyed=keyed),
-            transitions.claim(keys, call_number, limit=limit, lease_ms=lease_ms, keyed=keyed, spread=self._spread),
+            transitions.promote(keys),
+            transitions.reclaim(keys, spare_leases=spare_leases),
+            transitions.claim(keys, call_number, limit=self._limit, lease_ms=self._lease_ms, spread=self._spread),
         ]
 
     def looked(self, answers: Sequence[Any]) -> None:
@@ -504,33 +497,19 @@ class Receiver(Generic[B]):
                 self._listener = self.shards.clients.waits = Listener(client, self.shards, self.spares_leases)
             return self._listener
 
-    @property
-    def is_keyed(self) -> bool:
-        """Whether messages may have keys, or are limited."""
-        return self._limits is not None or self.shards.is_keyed
-
-    def lead(self) -> list[Request[Any]]:
-        """Return what is to be made before a claim: the limits are written once; while there are none it is asked for keys."""
+    def limits_call(self) -> Call[bool] | None:
+        """Return the call that writes the declared limits, before anything is claimed; None when that is done."""
+        if self._limits is None or self._has_written:
+            return None
         keys = self.shards.first
-        limits = self._limits
-        if limits is not None:
-            self.shards.map.check_is_one(keys.name)
-            return [] if self._has_written else [transitions.limit(keys, limits.fields(), declared=limits.declaration)]
-        return [] if keys.bare or self.shards.is_keyed or len(self.shards.all) > 1 else [declaration(keys)]
+        self.shards.map.check_is_one(keys.name)
+        return transitions.limit(keys, self._limits.fields(), declared=self._limits.declaration)
 
-    @property
-    def writes_limits(self) -> bool:
-        """Whether limits are declared, which must be in Redis before anything is claimed."""
-        return self._limits is not None
-
-    def led(self, answer: Any) -> bool:
-        """Take the answer to `lead`; return whether messages turn out to have keys."""
-        if isinstance(answer, Exception) and self._limits is not None:
+    def note_limits(self, answer: bool | Exception) -> None:
+        """Take the answer to `limits_call`; raise what Redis refused."""
+        if isinstance(answer, Exception):
             raise answer
         self._has_written = True
-        if is_news := self._limits is None and isinstance(answer, str):
-            self.shards.note(self.shards.map, is_keyed=True)
-        return is_news
 
     def spares_leases(self, keys: Keys) -> bool:
         """Return whether a shard's expired leases stay: after an outage their holders may be about to renew them."""
@@ -567,7 +546,7 @@ class LeaseBatch(Generic[B]):
         self._take = self._at(receiver.shards.first, limit)
         self._glances: list[ClaimRound] = []
         self._switches = 0
-        self._leads = 0
+        self._writes_limits = False
         self._is_wide = False
         self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
         self.lease_seconds = handling.lease_ms / 1000
@@ -610,15 +589,11 @@ class LeaseBatch(Generic[B]):
         """
         spares = self._receiver.spares_leases
         takes = self._takes()
-        lead = self._receiver.lead()
-        self._leads = len(lead)
-        # A claim beside them would go first where Redis does not know the script of limits yet.
-        if lead and self._receiver.writes_limits:
-            return [*lead]
-        return [
-            *lead,
-            *(call for take in takes for call in take.look(self._lane.next(), spare_leases=spares(take.keys))),
-        ]
+        limits_call = self._receiver.limits_call()
+        self._writes_limits = limits_call is not None
+        if limits_call is not None:
+            return [limits_call]
+        return [call for take in takes for call in take.look(self._lane.next(), spare_leases=spares(take.keys))]
 
     @contextmanager
     def noting_outages(self) -> Iterator[None]:
@@ -633,17 +608,17 @@ class LeaseBatch(Generic[B]):
         """
         Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused.
 
-        They are 0 when another shard may have messages, or the queue has keys: the next look claims there, or with regard
-        to them; and when messages were moved after the claim. Shards that are away are left out while others answer.
+        They are 0 when another shard may have messages: the next look claims there; and when messages were moved after the
+        claim, or the limits alone were written. Shards that are away are left out while others answer.
         """
         takes = self._takes()
-        if len(answers) == self._leads:
-            self._receiver.led(answers[0])
+        if self._writes_limits:
+            self._receiver.note_limits(answers[0])
             return 0.0
         away: dict[Keys, RedisUnavailableError] = {}
         for at, take in enumerate(takes):
             try:
-                take.looked(answers[self._leads + 3 * at :][:3])
+                take.looked(answers[3 * at :][:3])
                 self._receiver.answered(take.keys, self.lease_seconds)
             except RedisUnavailableError as error:
                 away[take.keys] = error
@@ -658,10 +633,7 @@ class LeaseBatch(Generic[B]):
             return 0.0
         if self.listener:
             self.listener.note({take.keys: min(take.next_in_ms) / 1000 for take in takes if take.next_in_ms})
-        has_keys = self._leads and self._receiver.led(answers[0])
-        if not self.claimed and has_keys:
-            self._take = self._at(self._take.keys, self._limit)
-        if not self.claimed and (has_keys or any(take.missed for take in takes) or self._widens() or self._switch()):
+        if not self.claimed and (any(take.missed for take in takes) or self._widens() or self._switch()):
             return 0.0
         return min([LOOK_SECONDS, *(due_ms / 1000 for take in takes for due_ms in take.next_in_ms)])
 
@@ -725,8 +697,7 @@ class LeaseBatch(Generic[B]):
         )
 
     def _at(self, keys: Keys, limit: int) -> ClaimRound:
-        is_keyed = self._receiver.is_keyed
-        return ClaimRound(keys, self._receiver.settings, limit=limit, lease_ms=self._handling.lease_ms, keyed=is_keyed)
+        return ClaimRound(keys, self._receiver.settings, limit=limit, lease_ms=self._handling.lease_ms)
 
     def _takes(self) -> Sequence[ClaimRound]:
         """Return where the next look is made."""

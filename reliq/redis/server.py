@@ -147,7 +147,7 @@ class Connection:
     Attributes:
         clock: what scripts take for the time there; None is Redis' own clock.
         named: queue -> until when this process need not name it in the registry, by the monotonic clock.
-        maps: queue -> the map of its shards, until when that is believed, and whether it has keys.
+        maps: queue -> the map of its shards, and until when that is believed.
     """
 
     def __init__(self, target: Target, clock: Clock | None = None) -> None:
@@ -156,7 +156,7 @@ class Connection:
         # When the owner of a client drops it, the client and this connection are freed.
         self._client = None if isinstance(target, str) else weakref.ref(target)
         self.named: dict[str, float] = {}
-        self.maps: dict[str, tuple[Any, float, bool]] = {}
+        self.maps: dict[str, tuple[Any, float]] = {}
         self._lock = threading.Lock()
         self._wires: dict[float, Wire] = {}
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLocal] = weakref.WeakKeyDictionary()

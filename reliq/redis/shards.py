@@ -241,7 +241,6 @@ class Shards:
         first: the keys of shard 0.
         clients: of the queue.
         map: as it was read last.
-        is_keyed: whether messages of the queue may have keys, or are limited.
     """
 
     def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None) -> None:
@@ -250,7 +249,6 @@ class Shards:
         self.clients = clients
         self.wanted = wanted
         self.map = UNSHARDED
-        self.is_keyed = False
         # Neither a loop nor its task is kept alive from here: a closed loop's connections would be too.
         self._reads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[asyncio.Task[None]]]
         self._reads = weakref.WeakKeyDictionary()
@@ -365,7 +363,7 @@ class Shards:
         self._take(answers, await client.run_all(witnesses(self.first)))
 
     def _questions(self) -> list[Command[Any]]:
-        return [] if self.first.bare else [shard_map(self.first), declaration(self.first)]
+        return [] if self.first.bare else [shard_map(self.first)]
 
     def _patience(self, for_seconds: float) -> float:
         """Return for how long a read is tried: nothing waits for one that only looks again."""
@@ -378,15 +376,14 @@ class Shards:
         if known is None or known[1] <= time.monotonic():
             return False
         self.check(known[0])
-        self.map, self.clients.mapped_until, self.is_keyed = known
+        self.map, self.clients.mapped_until = known
         return True
 
-    def note(self, found: ShardMap, *, is_keyed: bool) -> None:
+    def note(self, found: ShardMap) -> None:
         """Take what somebody has read just now."""
         self.map = found
         self.clients.mapped_until = time.monotonic() + MAP_SECONDS
-        self.is_keyed = is_keyed
-        self.clients.connection().maps[self.first.entry] = found, self.clients.mapped_until, is_keyed
+        self.clients.connection().maps[self.first.entry] = found, self.clients.mapped_until
 
     def _take(self, answers: Sequence[Any], told: Sequence[Any]) -> None:
         """
@@ -395,7 +392,7 @@ class Shards:
         Raises:
             RedisUnavailableError: shard 0 is away or has no map, and no fence says whether there was a map.
         """
-        found, declared = answers or (UNSHARDED, None)
+        [found] = answers or (UNSHARDED,)
         known, *_ = self.clients.connection().maps.get(self.first.entry, (UNSHARDED,))
         away = [one for one in (found, *told[1:]) if isinstance(one, RedisUnavailableError)]
         map = known.or_later(told)
@@ -406,7 +403,7 @@ class Shards:
             raise away[0]
         found = believed(self.first.name, known, found, told)
         self.check(found)
-        self.note(found, is_keyed=isinstance(declared, str))
+        self.note(found)
 
     def check(self, found: ShardMap) -> None:
         """Raise ConfigurationError when there are not as many shards as are wanted."""

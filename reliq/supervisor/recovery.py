@@ -18,6 +18,7 @@ from reliq.redis import commands
 from reliq.redis.client import Client
 from reliq.redis.cluster import ClusterTransport
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS
+from reliq.redis.shards import declaration
 from reliq.settings import BATCH_LIMIT
 from reliq.text import chunked, join_first, printable
 from reliq.wire_format import Held, read_count
@@ -81,7 +82,7 @@ class Recovery:
     def held(self, keys: Keys, lane: str) -> list[Claimed]:
         """Return the messages of a shard that the consumer holds that claims as `lane`; each call reads a part of unack."""
         client = self._client()
-        is_keyed = self._served.is_keyed(keys.name)
+        is_keyed = client.run(declaration(keys), for_seconds=self.call_seconds) is not None
         at = 0
         claimed = []
         while rows := client.run(commands.held(keys, at), for_seconds=self._call_seconds):

@@ -270,9 +270,8 @@ class Drain:
         """Claim what one call takes, and yield it; note in how many ms something else comes due."""
         __tracebackhide__ = True
         settings = handler.queue.settings
-        is_keyed = handler.queue.limits is not None or handler.queue.known_shards.is_keyed
         spread = 1 if handler.settings.batch_by_key else None
-        claim = ClaimRound(keys, settings, limit=handler.batch, lease_ms=LONG_LEASE_MS, keyed=is_keyed, spread=spread)
+        claim = ClaimRound(keys, settings, limit=handler.batch, lease_ms=LONG_LEASE_MS, spread=spread)
         claim.looked(self._run_all(claim.look(self._lane.next())))
         self._bury(handler, keys, claim.buried)
         waits += claim.next_in_ms

@@ -1,7 +1,7 @@
 """
 Which shards a process works on, how many messages it claims of each, and in which order.
 
-`ServedQueues` has what was read last of each queue: its shards, whether it has keys, whether Redis has its limits.
+`ServedQueues` has what was read last of each queue: its shards, and whether Redis has the limits that it declares.
 `QueueClaims` says when a claim of a shard is worth its round trip. `shared_out` divides the free slots by the weights of the
 queues, and what a queue gets among its shards.
 """
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: Whether queues have keys by now is asked at most this often when a wake token brought nothing.
-KEY_CHECK_SECONDS = 1.0
 #: The fences of a queue without a map are read this often.
 FENCES_SECONDS = 60.0
 #: Every fourth claim of a queue begins with its retries, so that neither list starves the other.
@@ -60,14 +58,11 @@ class ServedQueues:
 
     Attributes:
         has_changed: what was read last is not what was known; the fetcher resets it.
-        must_check_keys: a wake token has brought nothing: its message may have a key, unknown to this process.
     """
 
     def __init__(self, handlers: Sequence[Handler]) -> None:
         self.handlers = handlers
         self.has_changed = False
-        self.must_check_keys = False
-        self._keys_checked_at = float("-inf")
         self._fences_at = time.monotonic()
         self._maps = {handler.queue.name: UNSHARDED for handler in handlers}
         self._limits = {handler.queue.name: handler.queue.limits for handler in handlers if handler.queue.limits}
@@ -90,13 +85,9 @@ class ServedQueues:
         """Return whether the queue of a name is about to have more shards, or fewer."""
         return self._maps[name].was != self._maps[name].n
 
-    def is_keyed(self, name: str) -> bool:
-        """Return whether messages of a queue may have keys, or are limited: it declares limits, or Redis has some."""
-        return name in self._limits or self._in_redis.get(name) is not None
-
     def read(self, client: Client) -> None:
         """
-        Read how many shards the queues have, and which have keys; a process that may not read it works on one of each.
+        Read how many shards the queues have; a process that may not read it works on one of each.
 
         The heartbeat asks again for a queue whose node is away: the worker serves the others meanwhile.
 
@@ -125,18 +116,14 @@ class ServedQueues:
                 map.check_is_one(queue.name)
 
     def questions(self) -> list[Command[Any]]:
-        """Return the commands that read shard maps and which queues have keys; reading their answers updates this object."""
+        """Return the commands that read shard maps and declared limits; reading their answers updates this object."""
         keys = [handler.queue.keys for handler in self.handlers if not handler.queue.keys.bare]
-        return [*map(self._map_question, keys), *self._key_questions(), *self._fence_questions(keys)]
-
-    def key_checks(self) -> list[Command[Any]]:
-        """Return the commands that read which queues have keys, because a wake token brought nothing; once a second at most."""
-        now = time.monotonic()
-        if now - self._keys_checked_at < KEY_CHECK_SECONDS:
-            return []
-        self.must_check_keys = False
-        self._keys_checked_at = now
-        return self._key_questions()
+        limited = [queue for queue in keys if queue.name in self._limits]
+        return [
+            *map(self._map_question, keys),
+            *map(self._limits_question, limited),
+            *self._fence_questions(keys),
+        ]
 
     def write_limits(self, client: Client) -> list[RedisRefusedError]:
         """
@@ -203,18 +190,11 @@ class ServedQueues:
         self._maps[name] = believed(name, known, map, fences)
         self.has_changed = self.has_changed or self._maps[name] != known
 
-    def _key_questions(self) -> list[Command[Any]]:
-        """Return the commands that read which queues have keys: a queue with several shards has none."""
-        queues = [handler.queue.keys for handler in self.handlers]
-        return [self._key_question(keys) for keys in queues if not (keys.bare or self.is_sharded(keys.name))]
-
-    def _key_question(self, keys: Keys) -> Command[Any]:
+    def _limits_question(self, keys: Keys) -> Command[Any]:
         question = declaration(keys)
 
         def note(reply: Any) -> str | None:
-            limits = question.parse(reply)
-            self.has_changed = self.has_changed or limits != self._in_redis.get(keys.name)
-            self._in_redis[keys.name] = limits
+            limits = self._in_redis[keys.name] = question.parse(reply)
             return limits
 
         return replace(question, parse=note)
@@ -324,8 +304,6 @@ class QueueClaims:
         asked: the limit of a claim whose answer has not come; it is made again under the same number.
         behind: how many messages were left by the last claim or look.
         turn: the higher, the later its turn among the shards of its queue.
-        keyed: its messages may have keys or be limited. They are claimed into free slots alone: what is claimed counts
-            as started.
     """
 
     def __init__(self, handler: Handler, keys: Keys | None = None, lane: str = "") -> None:
@@ -340,28 +318,13 @@ class QueueClaims:
         self.asked = 0
         self.behind = 0
         self.turn = 0
-        self.keyed = False
-        self._asks_keyed = False  # whether the claim that has no answer yet was made with regard to keys
+        self._asked_keyed = 0  # the limit of the same claim where the queue has keys
         self._suspects_held = 0  # when the last claim was made
         self._takes_suspects = True  # the last claim did, if there was room
         self._number = CallNumber(lane or token(), 1)
         self._claims = count(1)
         self._passed_over = 0  # suspects that were sent to the far end of their list, since something was taken
         self._careful = False  # there may be messages that must not wait in a buffer
-
-    def serve_keys(self, *, keyed: bool) -> None:
-        """Claim with regard to keys from now on, or without."""
-        if keyed != self.keyed:
-            self.keyed = keyed
-            self._careful = keyed
-            self.hot = True
-
-    def limit(self, capacity: Capacity) -> int:
-        """Return how many messages to claim; on a queue with keys, check for work first unless a wake-up announced some."""
-        if self.keyed and self.must_poll:  # a claim would take what a rate permits from the process it is due to
-            return self.asked
-        ahead = 0 if self._careful else capacity.ahead
-        return self.asked or min(BATCH_LIMIT, capacity.direct + ahead)
 
     def has_room(self, capacity: Capacity) -> bool:
         """Return whether a message that comes can be claimed."""
@@ -387,8 +350,11 @@ class QueueClaims:
     def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer]:
         """Return the claim to be made now; a claim that has no answer yet is made again."""
         if not self.asked:
-            self._asks_keyed = self.keyed
-        self.asked = self.limit(capacity)
+            ahead = 0 if self._careful else capacity.ahead
+            self.asked = min(BATCH_LIMIT, capacity.direct + ahead)
+            # Into free slots alone: what is claimed where there are keys counts as started. And a claim that no token
+            # announced would take what a rate permits from the process it is due to: it only looks.
+            self._asked_keyed = 0 if self.must_poll else min(BATCH_LIMIT, capacity.direct)
         self._suspects_held = capacity.suspects.held
         self._takes_suspects = capacity.suspects.narrowest > 0
         return transitions.claim(
@@ -396,35 +362,36 @@ class QueueClaims:
             self._number,
             limit=self.asked,
             lease_ms=self.handler.lease_ms,
+            keyed_limit=self._asked_keyed,
             first="retry" if next(self._claims) % RETRY_FIRST == 0 else "ready",
             direct=capacity.slots,
             suspects=capacity.suspects,
             watcher=watcher,
-            keyed=self._asks_keyed,
-            spread=-(-self.asked // capacity.batch) or None if self.handler.settings.batch_by_key else None,
+            spread=-(-self._asked_keyed // capacity.batch) or None if self.handler.settings.batch_by_key else None,
         )
 
     def look(self, watcher: str) -> Call[ClaimAnswer]:
         """Return a claim that takes nothing, and needs no number: it reports what is there, and which process watches."""
         lease_ms = self.handler.lease_ms
-        return transitions.claim(self.keys, self._number, limit=0, lease_ms=lease_ms, watcher=watcher, keyed=self.keyed)
+        return transitions.claim(self.keys, self._number, limit=0, lease_ms=lease_ms, watcher=watcher)
 
     def looked(self, answer: ClaimAnswer) -> None:
         """Update what is known of the queue from a look."""
         self.hot = answer.behind > 0
         self.must_poll = False
+        self._careful = self._careful or answer.keyed
         self.behind = answer.behind
 
     def answered(self, answer: ClaimAnswer) -> None:
         """Update what is known of the queue from a claim; the next claim gets a new number, unless this was a look."""
         claimed = answer.claimed
-        limit = self.asked
+        limit = self._asked_keyed if answer.keyed else self.asked
         self.asked = 0
         self.looked(answer)
         if not limit:
             return
         self._number = CallNumber(self._number.lane, self._number.number + 1)
-        self._careful = self.keyed or (answer.behind > 0 and len(claimed) < limit)  # some were passed over
+        self._careful = answer.keyed or (answer.behind > 0 and len(claimed) < limit)  # some were passed over
         for message in claimed:
             self._careful = self._careful or message.deaths > 0 or message.left <= 0
         # Nothing taken though something is there: the queue is paused, or what is there are suspects.

@@ -150,8 +150,8 @@ class Drained:
         # In the order in which messages move: one that another worker promotes or claims meanwhile is counted last.
         (moved, next_in_ms), look, unack, last = self._answers(
             [
-                transitions.promote(keys, keyed=counts.keyed),
-                transitions.claim(keys, CallNumber(token(), 1), limit=0, lease_ms=1, keyed=counts.keyed),
+                transitions.promote(keys),
+                transitions.claim(keys, CallNumber(token(), 1), limit=0, lease_ms=1),
                 commands.held(keys),
                 transitions.counts(keys),
             ]
@@ -224,7 +224,7 @@ class Engine:
         inflight.nudge = self._settler.nudge
         inflight.call_loop = partial(self._tasks.call, self._tasks.fill)
         self._renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.report_overrun)
-        self._scheduler = Scheduler(client, handlers, collect_soon, self._renewer.is_behind, served.is_keyed)
+        self._scheduler = Scheduler(client, handlers, collect_soon, self._renewer.is_behind)
         self._heartbeat = Heartbeat(
             client,
             served,

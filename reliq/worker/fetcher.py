@@ -255,7 +255,7 @@ class Fetcher:
         return self._backoff.last_error if queues and all(self._backoff.has(queue.keys) for queue in queues) else ""
 
     def _serve(self) -> None:
-        """Take up the shards that the queues have by now, leave those that they have no more, and see which have keys."""
+        """Take up the shards that the queues have by now, and leave those that they have no more."""
         self._served_at = time.monotonic()
         self._served.has_changed = False
         handlers = self._served.shards()
@@ -274,8 +274,6 @@ class Fetcher:
                 self._scheduler.forget(keys)
                 if self._tokens is not None:
                     self._tokens.forget(keys)
-        for queue in self._queues:
-            queue.serve_keys(keyed=self._served.is_keyed(queue.name))
 
     def _hot_with_room(self, queues: list[QueueClaims]) -> list[Offer]:
         """Return the hot queues that have room; none when it is time to look at the others."""
@@ -397,10 +395,7 @@ class Fetcher:
         looked = [queue for queue in opened if queue.look_at <= time.monotonic()] if self._idle else []
         looks = [queue.look(self._name) for queue in looked]
         all_seen = self._idle and len(opened) == len(self._queues)
-        if self._idle:
-            along = self._heartbeat.soon()
-        else:
-            along = self._served.key_checks() if self._served.must_check_keys else []
+        along = self._heartbeat.soon() if self._idle else []
         if not self._inflight.watch(others):
             return
         began = time.monotonic()
@@ -439,8 +434,7 @@ class Fetcher:
             self._order.order([hot[0][0].name])
         requests = [queue.claim(part, self._name) for queue, part in asked]
         sent_at = time.monotonic()
-        key_checks = self._served.key_checks() if self._served.must_check_keys else []
-        answers = self._client.run_all([*(read.request for read in reads), *requests, *key_checks])
+        answers = self._client.run_all([*(read.request for read in reads), *requests])
         failures = self._claimed(asked, answers[len(reads) :], sent_at)
         failures += self._reader.take(reads, answers[: len(reads)])
         self._reader.start()
@@ -453,12 +447,11 @@ class Fetcher:
         """Update queues from the answers of claims; return those that failed."""
         at = min(time.monotonic(), sent_at + REPLY_LAG_SECONDS)
         failures: list[tuple[Keys, Exception]] = []
-        for (queue, _), answer in zip(asked, answers, strict=False):
+        for (queue, _), answer in zip(asked, answers, strict=True):
             if isinstance(answer, Exception):
                 failures.append((queue.keys, answer))
                 continue
             self._note(queue, answer, at)
-            self._served.must_check_keys |= not (answer.claimed or answer.behind or queue.must_poll or queue.keyed)
             queue.answered(answer)
             self._order.took(queue.name, len(answer.claimed) / queue.handler.batch, queue.handler.settings.weight)
             self._reader.add(deliveries_of(answer.claimed, queue.handler, sent_at, queue.keys))

@@ -73,12 +73,10 @@ class Scheduler:
         handlers: Sequence[Handler],
         buried: Callable[[], None],
         is_behind: Callable[[Keys], bool] = lambda _keys: False,
-        is_keyed: Callable[[str], bool] = lambda _name: False,
     ) -> None:
         self._client = client
         self._buried = buried
         self._is_behind = is_behind
-        self._is_keyed = is_keyed
         self._lease_seconds = {handler.queue.name: handler.lease_seconds for handler in handlers}
         self._lock = threading.Lock()
         self._due: dict[DueMove, float] = {}
@@ -130,12 +128,10 @@ class Scheduler:
         limit = max(LEAST_MOVED, min(BATCH_LIMIT, MOVE_LIMIT // len(due)))
         calls: list[Call[Any]] = []
         for move in due:
-            keyed = self._is_keyed(move.keys.name)
             if move.verb == "promote":
-                calls.append(transitions.promote(move.keys, limit=limit, keyed=keyed))
+                calls.append(transitions.promote(move.keys, limit=limit))
             else:
-                spares = self._spares(move.keys)
-                calls.append(transitions.reclaim(move.keys, limit=limit, spare_leases=spares, keyed=keyed))
+                calls.append(transitions.reclaim(move.keys, limit=limit, spare_leases=self._spares(move.keys)))
         sent_at = time.monotonic()
         answers = self._client.run_all(calls)
         answered_at = min(time.monotonic(), sent_at + REPLY_LAG_SECONDS)

@@ -37,7 +37,7 @@ def publish(queue, key, *ids):
 
 def claim(queue, limit=500):
     number = call_number()
-    return run_transition(queue, "claim", number, limit=limit, lease_ms=HOUR_MS, keyed=True).claimed
+    return run_transition(queue, "claim", number, limit=limit, lease_ms=HOUR_MS).claimed
 
 
 @pytest.fixture

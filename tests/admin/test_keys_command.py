@@ -21,7 +21,7 @@ def tenants(queue):
 @pytest.fixture
 def serve(queue, claim):
     """Claim as a worker that serves keys does; return the ids."""
-    return lambda limit: [one.id for one in claim(queue, limit, keyed=True)]
+    return lambda limit: [one.id for one in claim(queue, limit)]
 
 
 def test_keys_lists_the_largest_keys_first_with_their_state(tenants, command):

@@ -195,7 +195,7 @@ def publish_under(publish):
 @pytest.fixture
 def serve(claim):
     """Claim as from a queue with keys; return what was claimed, by id."""
-    return lambda limit=100, **options: {one.id: one for one in claim(limit, keyed=True, **options)}
+    return lambda limit=100, **options: {one.id: one for one in claim(limit, **options)}
 
 
 @pytest.fixture

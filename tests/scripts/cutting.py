@@ -45,7 +45,9 @@ def run_by(client, call):
     text = LISTENING.format(text=re.sub(r"\bredis\.(p?call)\(", r"heard_\1(", text))
     ran = [one.decode().partition(" ") for one in client.execute_command("EVAL", text, count, *rest)]
     one = call.script
-    items = (len(call.args) - len(one.args)) // len(one.tail_args) if one.tail_args else len(call.keys) - len(one.keys)
+    brings_keys = "keyed" not in one.args or call.args[one.args.index("keyed")] == "1"
+    width = len(one.tail_args) - (not brings_keys)
+    items = (len(call.args) - len(one.args)) // width if width else len(call.keys) - len(one.keys)
     names = dict(zip(call.keys, (*one.keys, *(name for name in one.tail_keys for _ in range(items))), strict=False))
     starts = {key: name for key, name in zip(call.keys, one.keys, strict=False) if name in ("line", "msg")}
 

@@ -33,7 +33,7 @@ def stage_keyed(run, keys):
         return t.publish(keys, items, turn, **options, message_keys=names, clock=NOON)
 
     def claim(limit, lease_ms=HOUR_MS, clock=NOON):
-        options = {"limit": limit, "lease_ms": lease_ms, "watcher": "me", "keyed": True, "clock": clock}
+        options = {"limit": limit, "lease_ms": lease_ms, "watcher": "me", "clock": clock}
         return t.claim(keys, t.CallNumber("kw", next(made)), **options)
 
     limits = {"per_key": "9", "concurrency": "99", "rate_us": "1000", "burst": "50", "weight:b": "2"}
@@ -55,9 +55,9 @@ def stage_keyed(run, keys):
         "ack": t.ack(keys, [(by_id["k-acked"], WINDOW_MS)], history=5, took_ms=[7], clock=LATER),
         "claim": claim(10, lease_ms=1000, clock=LATER),
         "nack": t.nack(keys, [*failures, (by_id["k-cancelled"], 0, "failed 1 x", b"")], clock=LATER),
-        "promote": t.promote(keys, keyed=True, clock=LATER),
+        "promote": t.promote(keys, clock=LATER),
         "publish": publish("d", "k-new", "k-again", "k-moved").at(LATER),
-        "reclaim": t.reclaim(keys, keyed=True, clock=LATER),
+        "reclaim": t.reclaim(keys, clock=LATER),
         "release": t.release(keys, [by_id["k-released"], by_id["k-cancelled"]], sleep_ms=5000, clock=LATER),
         "snooze": t.snooze(keys, [(by_id["k-snoozed"], 5), (by_id["k-cancelled"], 5)], clock=LATER),
     }

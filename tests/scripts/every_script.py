@@ -1,4 +1,4 @@
-"""Every script that there is, by its name: the transitions', those for a queue with keys, and those of `reliq check`."""
+"""Every script that there is, by its name: the transitions', and those of `reliq check`."""
 
 from importlib.resources import files
 
@@ -7,21 +7,19 @@ import reliq.lua
 from reliq.admin.check import CHECK, CHECK_KEYS
 from reliq.lua import script, script_names
 
-PLAIN = {name: script(name) for name in script_names()}
-#: The variants for a queue with keys, of those scripts that have one.
-KEYED = {
-    f"{name} (keyed)": variant for name, one in PLAIN.items() if (variant := script(name, keyed=True)).sha != one.sha
-}
+TRANSITIONS = {name: script(name) for name in script_names()}
 OF_CHECK = {one.name: one for one in (CHECK, CHECK_KEYS)}
-SCRIPTS = PLAIN | KEYED | OF_CHECK
+ONCE = TRANSITIONS | OF_CHECK
+#: The scripts with a branch of its own for a queue with keys, once more for that.
+KEYED = {f"{name} (keyed)": one for name, one in TRANSITIONS.items() if one.keyed_keys}
+SCRIPTS = ONCE | KEYED
 NAMES = sorted(SCRIPTS)
 #: The keys of a queue's limits; a script that has one of them has the prelude of queues with keys.
 OF_LIMITS = {"limits", "ring", "held", "asleep", "rates", "line"}
 
 
 def source(name):
-    """The text of a script as it is read, or of a prelude."""
+    """The text of a script, or of its branch for a queue with keys, as it is read; or of a prelude."""
     package, (bare, _, keyed) = reliq.admin if name in OF_CHECK else reliq.lua, name.partition(" ")
-    if "prelude" in name:
-        return files(package).joinpath(f"{name}.lua").read_text("utf-8")
-    return reliq.lua._source(bare, package.__name__, keyed=bool(keyed))
+    text = files(package).joinpath(f"{bare}.lua").read_text("utf-8")
+    return reliq.lua._keyed_source(bare, package.__name__, text) if keyed else text

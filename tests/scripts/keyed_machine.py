@@ -134,7 +134,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(limit=limits)
     def promote(self, limit=ALL):
-        self.run(t.promote(self.keys, limit=limit, keyed=True, clock=self.clock))
+        self.run(t.promote(self.keys, limit=limit, clock=self.clock))
         # Whatever the clock did: a key that has used up its rate sleeps until the next start, and no longer.
         slept = KeyedState(self.client, self.keys).asleep.items() if limit == ALL else []
         longest_ms = self.oracle.number("key_rate_us") // 1000 + 2
@@ -163,7 +163,7 @@ class KeyedMachine(RuleBasedStateMachine):
     def claim(self, limit=4, first="ready", direct=500, suspects=ALL_AT_ONCE):
         before, turn = self.state, self.turn("w")
         options = {"limit": limit, "first": first, "direct": direct, "suspects": suspects, "watcher": "me"}
-        answer = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, keyed=True, clock=self.clock, **options))
+        answer = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, clock=self.clock, **options))
         claimed = answer.claimed
         assert len(claimed) <= limit
         assert not claimed or not before.paused
@@ -182,7 +182,7 @@ class KeyedMachine(RuleBasedStateMachine):
     @rule()
     def repeat_the_last_claim(self):
         turn, options, _ = self.last_claim
-        again = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, keyed=True, clock=self.clock, **options)).claimed
+        again = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, clock=self.clock, **options)).claimed
         before = {one.id: one for one in self.receipts if one.nonce.rpartition(":")[0].endswith(f"w.{turn.number}")}
         assert {one.id for one in again} <= before.keys()
         assert {one.key for one in again} <= {self.oracle.key_of[one.id] for one in again}
@@ -258,7 +258,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(limit=limits, spare=st.booleans())
     def reclaim(self, limit=500, spare=False):
-        answer = self.run(t.reclaim(self.keys, limit=limit, spare_leases=spare, keyed=True, clock=self.clock))
+        answer = self.run(t.reclaim(self.keys, limit=limit, spare_leases=spare, clock=self.clock))
         self.reclaimed(answer)
 
     def reclaimed(self, answer):
@@ -338,28 +338,6 @@ class KeyedMachine(RuleBasedStateMachine):
     @rule()
     def the_script_cache_is_lost(self):
         self.client.script_flush()
-
-    # ---- workers that do not know yet that the queue has keys ----------------
-
-    @rule(limit=limits)
-    def a_worker_that_knows_no_keys_promotes(self, limit):
-        before = self.state.pending.keys()
-        self.run(t.promote(self.keys, limit=limit, clock=self.clock))
-        self.oracle.order |= dict.fromkeys(before - KeyedState(self.client, self.keys).pending.keys())
-
-    @rule(limit=limits)
-    def a_worker_that_knows_no_keys_reclaims(self, limit):
-        answer = self.run(t.reclaim(self.keys, limit=limit, clock=self.clock))
-        taken = {*answer.overdue, *answer.again, *answer.buried, *answer.cancelled}
-        assert not [id for id in taken if self.oracle.key_of[id]]
-        self.reclaimed(answer)
-
-    @rule(limit=limits)
-    def a_worker_that_knows_no_keys_claims(self, limit):
-        claimed = self.run(t.claim(self.keys, self.turn("v"), limit=limit, lease_ms=LEASE_MS, clock=self.clock)).claimed
-        assert not [one for one in claimed if self.oracle.key_of[one.id]]
-        self.oracle.start([one.id for one in claimed], is_counted=False)
-        self.receipts += claimed
 
     # ---- what usually comes together ----------------------------------------
 
@@ -444,7 +422,7 @@ class KeyedMachine(RuleBasedStateMachine):
         assert self.oracle.alive == self.state.counts.keys()
         assert self.oracle.garbage == self.state.garbage
         check_places(self.state)
-        check_held(self.state, {one.id for one in self.good(self.receipts) if one.key is None})
+        check_held(self.state)
         check_ring(self.state, self.oracle.per_key, is_steady=self.numbers["limits"] == 1)
         per_key, most = self.oracle.per_key, self.oracle.number("concurrency")
         for key, number in self.state.tally.items():

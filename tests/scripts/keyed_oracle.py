@@ -91,13 +91,11 @@ class Oracle:
         self.end(id)
         self.garbage.add(id)
 
-    def start(self, ids, *, is_counted=True):
-        """Ids were claimed, in that order; a claim that knows of no limits counts for none."""
+    def start(self, ids):
+        """Ids were claimed, in that order."""
         for id in ids:
             assert id in self.alive, id
             assert id not in self.cancelled, id
-            if not is_counted:
-                continue
             self._check_order(id)
             self.starts.append(self.now)
             self.started[id] = self.key_of[id], self.now

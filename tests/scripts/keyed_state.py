@@ -107,16 +107,10 @@ def check_places(state):
     assert not state.garbage & state.counts.keys()
 
 
-def check_held(state, plain):
-    """
-    Who holds a place is in a worker's hands, or keeps it while it waits; who is in a worker's hands holds one.
-
-    Workers that know of no keys hold the `plain` ids, and no place; what they have promoted is met by the next claim.
-    """
-    astray = {id for id in (*state.ready, *state.retry) if state.key_of(id)}
-    held = (state.leased - plain) | (state.kept - astray)
-    assert state.kept - astray <= state.waiting
-    assert {(key, id) for key, id in state.places if id not in astray} == {(state.key_of(id), id) for id in held}
+def check_held(state):
+    """Who holds a place is in a worker's hands, or keeps it while it waits; who is in a worker's hands holds one."""
+    assert state.kept <= state.waiting
+    assert set(state.places) == {(state.key_of(id), id) for id in state.leased | state.kept}
 
 
 def check_ring(state, per_key, *, is_steady):

@@ -37,7 +37,7 @@ class Known:
     """What a producer knows of the shards; it has its own `map`, as each process has."""
 
     def __init__(self, map):
-        self.map, self.first, self.is_keyed = map, Keys("q"), False
+        self.map, self.first = map, Keys("q")
 
     def keys(self, shard):
         return self.first.of_shard(shard)
@@ -104,8 +104,7 @@ def clocked(call):
 
 def unfenced(call):
     """The call as an earlier version made it, which knew of no fence."""
-    args, at = list(call.args), len(call.script.args) - 1
-    assert call.script.args[at] == "known"
+    args, at = list(call.args), call.script.args.index("known")
     return replace(call, args=[*args[:at], "", *args[at + 1 :]])
 
 

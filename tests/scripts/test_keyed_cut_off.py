@@ -100,9 +100,9 @@ def _calls(one, chance):
         options |= {"window_ms": 45_000, "message_keys": list(AGAIN.values())}
         yield t.publish(keys, items, turn("p"), **options, clock=clock)
     for first in ("ready", "retry"):
-        yield t.claim(keys, turn("w"), limit=4, lease_ms=20_000, first=first, watcher="me", keyed=True, clock=far)
-    yield t.promote(keys, keyed=True, clock=far)
-    yield t.reclaim(keys, keyed=True, clock=far)
+        yield t.claim(keys, turn("w"), limit=4, lease_ms=20_000, first=first, watcher="me", clock=far)
+    yield t.promote(keys, clock=far)
+    yield t.reclaim(keys, clock=far)
     yield t.cancel(keys, alive, clock=clock)
     yield t.reschedule(keys, alive, delay_ms=900, clock=clock)
     yield t.redrive(keys, letters, ttl_ms=HOUR_MS, clock=clock)
@@ -177,10 +177,10 @@ def _all_is_served(one, told):
     far = one.oracle.now + 10**9
     for number in range(1, 200):
         far += 30_000_000
-        one.run(t.promote(one.keys, keyed=True, clock=far))
-        one.run(t.reclaim(one.keys, keyed=True, clock=far))
+        one.run(t.promote(one.keys, clock=far))
+        one.run(t.reclaim(one.keys, clock=far))
         turn = t.CallNumber("last", number)
-        claimed = one.run(t.claim(one.keys, turn, limit=500, lease_ms=1000, keyed=True, clock=far)).claimed
+        claimed = one.run(t.claim(one.keys, turn, limit=500, lease_ms=1000, clock=far)).claimed
         one.run(t.ack(one.keys, [(held, None) for held in claimed], clock=far))
         if not one.client.exists(one.keys.retries_left):
             break

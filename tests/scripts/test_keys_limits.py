@@ -27,7 +27,7 @@ def test_so_many_messages_of_the_queue_run_at_once_and_no_worker_wakes_for_more(
     publish_under("", "n1", "n2")
     token()
 
-    answer = run(t.claim(keys, claim_turn(), limit=5, lease_ms=1000, keyed=True, clock=NOON))
+    answer = run(t.claim(keys, claim_turn(), limit=5, lease_ms=1000, clock=NOON))
     assert (len(answer.claimed), answer.behind, serve()) == (3, 0, {})
     publish_under("a", "a3")
     publish_under("", "n3")
@@ -78,7 +78,7 @@ def test_a_place_is_given_back_however_a_message_leaves_its_worker(
         "snooze": lambda: run(t.snooze(keys, [(held, HOUR_MS)], clock=NOON)),
         "release": lambda: run(t.release(keys, [held], clock=NOON)),
         "expire": lambda: run(t.ack(keys, [(held, None)], kind="expired", clock=NOON)),
-        "reclaim": lambda: run(t.reclaim(keys, keyed=True, clock=micros(ms=HOUR_MS))),
+        "reclaim": lambda: run(t.reclaim(keys, clock=micros(ms=HOUR_MS))),
         "cancel": lambda: nack(held, delay_ms=HOUR_MS),
     }[end]()
 
@@ -100,7 +100,7 @@ def test_raised_per_key_reaches_thousands_of_keys_whose_first_message_runs(publi
 
     assert limit(per_key=2) is True
     for _ in range(40):
-        if run(t.promote(keys, keyed=True, clock=NOON))[1] != 0:
+        if run(t.promote(keys, clock=NOON))[1] != 0:
             break
     started = set()
     while some := serve(500):
@@ -140,9 +140,9 @@ def test_a_sleeping_key_is_not_served_before_its_time(publish_under, serve, run,
     assert due(keys.asleep, "a") == NOON // 1000 + 30_000  # a shorter sleep ends no longer one
 
     assert [*serve()] == ["b1"]
-    assert run(t.promote(keys, keyed=True, clock=micros(ms=29_999))) == (0, 1)
+    assert run(t.promote(keys, clock=micros(ms=29_999))) == (0, 1)
     assert serve() == {}
-    run(t.promote(keys, keyed=True, clock=micros(ms=30_000)))
+    run(t.promote(keys, clock=micros(ms=30_000)))
     assert {*serve()} == {"a1", "a2"}
 
 
@@ -154,9 +154,9 @@ def test_the_queue_sleeps_for_a_message_without_a_key(publish_under, serve, run,
     run(t.release(keys, [held["a1"]], clock=NOON))
     token()
 
-    answer = run(t.claim(keys, claim_turn(), limit=5, lease_ms=1000, watcher="me", keyed=True, clock=NOON))
+    answer = run(t.claim(keys, claim_turn(), limit=5, lease_ms=1000, watcher="me", clock=NOON))
     assert (answer.claimed, answer.behind, answer.promote_in_ms, token()) == ([], 0, 30_000, False)
 
-    run(t.promote(keys, keyed=True, clock=micros(ms=30_000)))
+    run(t.promote(keys, clock=micros(ms=30_000)))
     assert token()
     assert {*serve(clock=micros(ms=30_000))} == {"n1", "a1"}

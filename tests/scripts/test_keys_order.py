@@ -19,22 +19,7 @@ def test_messages_of_a_key_come_in_the_order_of_their_publish_and_keys_take_turn
         *(("none", ""), ("a1", "a"), ("a2", "a"), ("b1", "b"), ("a3", "a"), ("b2", "b"))
     ]
     publish("plain")
-    assert [one.key for one in claim()] == [None]
-
-
-def test_a_plain_worker_leaves_messages_with_keys_where_they_are(
-    publish_under, publish, claim, serve, run, client, keys, where
-):
-    publish_under("a", "keyed")
-    publish("plain")
-    client.lpush(keys.ready, client.rpop(keys.line("a")))  # as an earlier version promotes it
-
-    assert [one.id for one in claim()] == ["plain"]
-    assert serve() == {}
-    assert [*serve()] == ["keyed"]
-
-    run(t.reclaim(keys, clock=micros(ms=HOUR_MS)))
-    assert where() == {"unack": ["keyed"], "retry": ["plain"]}
+    assert [one.key for one in claim()] == [""]
 
 
 # ---- one at a time ----------------------------------------------------------------
@@ -49,12 +34,12 @@ def test_a_clock_that_goes_back_holds_up_only_the_ordered_key_of_a_backoff(
     publish_under("b", "b1")
     hour_ago, due = micros(ms=5000 - HOUR_MS), micros(ms=1000)
 
-    assert run(t.reclaim(keys, keyed=True, clock=hour_ago)).count == 0
+    assert run(t.reclaim(keys, clock=hour_ago)).count == 0
     held = serve(clock=hour_ago)
     assert [*held] == ["b1"]
     ack(held["b1"], clock=hour_ago)
 
-    assert run(t.reclaim(keys, keyed=True, clock=due)).count == 1
+    assert run(t.reclaim(keys, clock=due)).count == 1
     assert [*serve(clock=due)] == ["a1"]
 
 
@@ -68,7 +53,7 @@ def test_released_and_reclaimed_messages_return_to_the_head_of_their_line(publis
 
     serve(1)
     serve(2, clock=micros(ms=1))
-    run(t.reclaim(keys, keyed=True, clock=micros(ms=HOUR_MS)))
+    run(t.reclaim(keys, clock=micros(ms=HOUR_MS)))
 
     assert lines() == {"a": ["a1", "a2", "a3", "a4"]}
 
@@ -86,9 +71,9 @@ def test_delayed_messages_start_by_due_time_then_in_the_order_of_their_publishes
     publish_under("a", "00", "event-11", **due)
     publish_under("a", "now")
 
-    assert run(t.promote(keys, keyed=True, clock=micros(ms=299)))[0] == 0
-    assert run(t.promote(keys, keyed=True, clock=micros(ms=300)))[0] == 8
-    assert run(t.promote(keys, keyed=True, clock=micros(ms=301)))[0] == 1
+    assert run(t.promote(keys, clock=micros(ms=299)))[0] == 0
+    assert run(t.promote(keys, clock=micros(ms=300)))[0] == 8
+    assert run(t.promote(keys, clock=micros(ms=301)))[0] == 1
 
     assert [id for id, one in serve().items() if one.key == "a"] == [
         *("now", "event-1", "event-10", "event-2", "0", "00", "event-11", "late")
@@ -102,7 +87,7 @@ def test_thousands_of_messages_with_one_due_time_start_in_order(publish_under, r
         publish_under("a", *islice(left, size), at_ms=millis(300))
     publish_under("a", "next", at_ms=millis(400))
 
-    while run(t.promote(keys, keyed=True, clock=micros(ms=310)))[0]:
+    while run(t.promote(keys, clock=micros(ms=310)))[0]:
         pass
 
     assert lines() == {"a": ids}
@@ -123,25 +108,6 @@ def test_only_the_soonest_due_time_of_a_key_wakes_a_worker(publish_under, token)
     woken = [(publish_under("a", f"m{at}", delay_ms=ms), token())[1] for at, ms in enumerate((300, 300, 301, 299))]
 
     assert woken == [True, False, False, True]
-
-
-# ---- what an earlier version promoted ---------------------------------------------
-
-
-@pytest.mark.parametrize("then", ["served", "purged"])
-def test_a_snoozed_message_that_an_earlier_version_promoted_gives_its_place_up(
-    then, publish_under, run, keys, serve, limit, client
-):
-    limit(ordered=1)
-    publish_under("a", "a1", *(["a2"] if then == "served" else []))
-    run(t.snooze(keys, [(serve()["a1"], 100)], clock=NOON))
-    run(t.promote(keys, clock=micros(ms=100)))
-
-    if then == "served":
-        assert [[*serve()] for _ in range(2)] == [[], ["a2"]]
-    else:
-        assert run(t.purge(keys, ["a1"], state="ready", clock=NOON)) == 1
-        assert not client.exists(keys.ring, keys.held, keys.asleep)
 
 
 # ---- cancelled, rescheduled, redriven, purged -------------------------------------
@@ -219,7 +185,7 @@ def test_a_claim_of_a_spread_of_one_has_messages_of_one_key(publish_under, serve
 def test_a_look_keeps_the_number_of_the_next_claim_free_and_a_late_claim_gets_none(publish_under, run, keys):
     def claim(number, limit=9):
         turn = t.CallNumber("w", number)
-        return [one.id for one in run(t.claim(keys, turn, limit=limit, lease_ms=9000, keyed=True, clock=NOON)).claimed]
+        return [one.id for one in run(t.claim(keys, turn, limit=limit, lease_ms=9000, clock=NOON)).claimed]
 
     publish_under("a", "a1")
     assert claim(1) == ["a1"]
@@ -233,7 +199,7 @@ def test_a_look_keeps_the_number_of_the_next_claim_free_and_a_late_claim_gets_no
 def test_a_suspect_with_a_key_keeps_its_deaths_through_a_release(publish_under, serve, run, keys):
     publish_under("a", "m")
     serve(lease_ms=1)
-    run(t.reclaim(keys, keyed=True, clock=micros(ms=1)))
+    run(t.reclaim(keys, clock=micros(ms=1)))
 
     run(t.release(keys, serve().values()))
 

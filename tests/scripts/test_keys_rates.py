@@ -19,7 +19,7 @@ class Fleet:
 
     def claim(self, process):
         self.number += 1
-        options = {"limit": 50, "lease_ms": HOUR_MS, "watcher": f"p{process}", "keyed": True, "clock": self.now}
+        options = {"limit": 50, "lease_ms": HOUR_MS, "watcher": f"p{process}", "clock": self.now}
         answer = self.run(t.claim(self.keys, t.CallNumber("fleet", self.number), **options))
         self.claims += 1
         self.empty += not answer.claimed
@@ -43,13 +43,13 @@ class Fleet:
             if first > end:
                 break
             self.now = max(self.now, first)
-            self.wait(process, self.run(t.promote(self.keys, keyed=True, clock=self.now))[1])
+            self.wait(process, self.run(t.promote(self.keys, clock=self.now))[1])
             self.promotes += 1
 
 
 @pytest.fixture
 def promote(run, keys):
-    return lambda ms=0: run(t.promote(keys, keyed=True, clock=micros(ms=ms)))
+    return lambda ms=0: run(t.promote(keys, clock=micros(ms=ms)))
 
 
 def test_four_processes_start_what_the_rate_permits_and_never_claim_in_vain(
@@ -81,7 +81,7 @@ def test_the_claim_that_uses_the_rate_up_watches_for_the_next_start(
     token()
     client.set(keys.watch, "another", px=2000)
 
-    answer = run(t.claim(keys, t.CallNumber("w", 1), limit=50, lease_ms=1000, watcher="me", keyed=True, clock=NOON))
+    answer = run(t.claim(keys, t.CallNumber("w", 1), limit=50, lease_ms=1000, watcher="me", clock=NOON))
     assert (len(answer.claimed), answer.behind, answer.promote_in_ms) == (5, 0, 10)
     client.persist(keys.watch)
     publish_under("b", "later")

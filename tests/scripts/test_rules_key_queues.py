@@ -29,7 +29,7 @@ def test_the_largest_lines_come_first_with_the_messages_in_flight_of_each(publis
 
     rows = [(one.key, one.waiting, one.in_flight, one.state) for one in seen.largest]
     assert rows == [("large", 2, 1, "in turn"), ("worked", 1, 1, "in turn")]
-    assert (seen.in_turn, seen.asleep, seen.running, seen.is_full) == (2, 0, 4, False)
+    assert (seen.in_turn, seen.asleep, seen.running, seen.is_full) == (2, 0, 3, False)
     assert [one.key for one in look().largest] == ["large", "worked", "small"]
     assert seen.next in ("l2", "w2")
 
@@ -89,7 +89,7 @@ def test_a_key_that_sleeps_is_not_served_until_its_time_has_come(publish_under, 
     [line] = look(of=["a"]).largest
     assert (line.state, line.asleep_until) == ("asleep", NOON / 10**6 + 60)
     later = micros(ms=MINUTE_MS)
-    run(t.promote(keys, keyed=True, clock=later))
+    run(t.promote(keys, clock=later))
     assert [*serve(5, clock=later)] == ["a1"]
 
 
@@ -102,7 +102,7 @@ def test_a_key_that_is_paused_without_an_end_stays_so_until_it_is_woken(publish_
     run(t.sleep(keys, "a", for_ms=None, clock=NOON))
     publish_under("a", "a2")
     years = micros(ms=10**11)
-    run(t.promote(keys, keyed=True, clock=years))
+    run(t.promote(keys, clock=years))
 
     assert serve(5, clock=years) == {}
     assert (look().largest[0].state, look().largest[0].asleep_until, look().asleep) == ("paused", None, 1)

@@ -4,7 +4,7 @@ import pytest
 import redis
 from cutting import Snapshot
 from every_call import LATER, stage
-from every_script import NAMES, OF_LIMITS, SCRIPTS
+from every_script import NAMES, OF_LIMITS, SCRIPTS, TRANSITIONS
 
 from reliq.keys import Keys
 from reliq.lua import transitions as t
@@ -20,10 +20,12 @@ ANY_TYPE = ("watch", "paused")
 #: What the names of lines, of which there is one for each key of a message, and of bodies begin with.
 STARTS = tuple(start for keys in (Keys("q"), Keys("q-keyed")) for start in (keys.line_start, keys.msg_start))
 CHECKED = {(name, key) for name in NAMES for key in SCRIPTS[name].keys if key not in (*LATE, *ANY_TYPE, "line", "msg")}
+#: Where there are no limits a script does not look at what else a queue with keys has.
+CHECKED -= {(name, key) for name, one in TRANSITIONS.items() for key in one.keyed_keys}
 #: The first are read for an id that is taken or was cancelled, and not else; the others go with the queue, whatever they
 #: are.
 CHECKED -= {
-    *(("publish", "unack"), ("publish (keyed)", "unack"), ("publish (keyed)", "pending")),
+    *(("publish", "unack"), ("publish (keyed)", "unack"), ("publish (keyed)", "pending"), ("publish (keyed)", "map")),
     *(("ask", "unack"), ("claim", "errors")),
     *(("forget", key) for key in ("cron", "token", "map", "epoch", *OF_LIMITS)),
 }

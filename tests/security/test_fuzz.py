@@ -33,7 +33,7 @@ REQUESTS = [
     moves.bodies(KEYS, ["a"], max_body=1000),
     moves.promote(KEYS),
     moves.claim(KEYS, TURN, limit=5, lease_ms=30_000),
-    moves.claim(KEYS, TURN, limit=5, lease_ms=30_000, keyed=True),
+    moves.claim(KEYS, TURN, limit=5, lease_ms=30_000),
     moves.reclaim(KEYS),
     moves.ack(KEYS, [(ONE, None)]),
     moves.nack(KEYS, [(ONE, 0, "failed 1 x", b"")]),

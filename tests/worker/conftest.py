@@ -253,7 +253,7 @@ def fetcher_of(caller, inflight_of):
     def make(consumer, concurrency=4, *, client=caller, served=None, heartbeat=None, submit=None):
         served = served or ServedQueues(consumer.handlers)
         inflight, held = inflight_of(concurrency, consumer), []
-        scheduler = Scheduler(client, consumer.handlers, lambda: None, is_keyed=served.is_keyed)
+        scheduler = Scheduler(client, consumer.handlers, lambda: None)
         heartbeat = heartbeat or SimpleNamespace(soon=list, workers=lambda: 1)
         fetcher = Fetcher(client, served, inflight, scheduler, submit or held.extend, lambda *_: None, heartbeat)
 

@@ -10,56 +10,42 @@ from waiting import eventually
 
 from reliq import ConfigurationError, Nack, Outgoing
 from reliq.events import Acked, Claimed, Lost, Released
-from reliq.lua import script
 from reliq.lua.transitions import ClaimAnswer, Suspects
-from reliq.worker.claims import Capacity, QueueClaims, ServedQueues
+from reliq.worker.claims import Capacity, QueueClaims
 from reliq.worker.fetcher import POLL_SECONDS
 
 ROOM = Capacity(2, 10, suspects=Suspects(16, 0, 16))
 
 
-def test_a_worker_woken_in_vain_asks_once_whether_the_queue_has_keys(queue, acking, fetcher_of, client, ran, clock):
+def test_the_first_message_with_a_key_is_claimed_like_any_other(queue, acking, fetcher_of, clock):
+    """Only Redis knows that the queue has keys from now on: the worker asks nothing more, and nothing later."""
     fetcher = fetcher_of(acking)
     fetcher.step()  # a claim: nobody said that there is work
-    clock.now += POLL_SECONDS * 0.8
-    assert ran()["hmget"] == 0
-
-    for asked in (1, 1):  # the second time within the same second
-        client.lpush(queue.keys.wake, "1")
-        fetcher.step()  # the wait ends with the token
-        fetcher.step()  # the claim brings nothing
-        before = client.info("stats")["total_reads_processed"]
-        clock.now += POLL_SECONDS / 20
-        fetcher.step()  # a wait takes the question along
-        reads = client.info("stats")["total_reads_processed"] - before
-        assert (ran()["hmget"], reads) == (asked, 2)  # the wait, and this question
 
     queue.publish("x", key="a")
-    clock.now += POLL_SECONDS
-    fetcher.step(6)  # a wait, a claim in vain, a wait with the question, a claim, the body, the start
+    clock.now += POLL_SECONDS / 2
+    fetcher.step(4)  # a wait, a claim, the body, the start
+
     assert [one.delivery.claimed.key for one in fetcher.held] == ["a"]
 
 
-def test_a_queue_with_limits_claims_into_free_slots_alone_and_its_poll_takes_nothing(serve, consumer):
-    serve(rate="5/s")
-    serve("plain")
-    served = ServedQueues(consumer.handlers)
-    assert (served.is_keyed("q"), served.is_keyed("plain")) == (True, False)
-    claims = QueueClaims(consumer.handlers[0])
-    claims.looked(ClaimAnswer(-1, -1, 5, []))
-    plain = claims.limit(ROOM)
+def test_a_queue_with_keys_is_claimed_into_free_slots_alone_and_its_poll_takes_nothing(acking):
+    def limits_of(call):
+        args = dict(zip(call.script.args, call.args, strict=True))
+        return args["limit"], args["keyed_limit"]
 
-    claims.serve_keys(keyed=True)
-    assert (plain, claims.limit(ROOM), claims.has_room(ROOM._replace(slots=0))) == (12, 2, False)
-
-    claims.must_poll = True
+    claims = QueueClaims(acking.handlers[0])
     poll = claims.claim(ROOM, "")
-    claims.answered(ClaimAnswer(-1, -1, 5, []))
-    claim = claims.claim(ROOM, "")
-    claims.answered(ClaimAnswer(-1, -1, 0, []))
-    limits = [dict(zip(one.script.args, one.args, strict=True))["limit"] for one in (poll, claim)]
-    assert limits == [0, 2]  # a poll leaves what a rate permits to the worker that is woken for it
-    assert claims.limit(ROOM) == 2  # also when nothing was passed over
+    claims.answered(ClaimAnswer(-1, -1, 5, [], keyed=True))
+    number = claims.claim(ROOM, "").args[1]
+    claims.answered(ClaimAnswer(-1, -1, 5, [], keyed=True))
+    again = claims.claim(ROOM, "")
+
+    assert limits_of(poll) == (12, 0)  # a poll leaves what a rate permits to the worker that is woken for it
+    assert (poll.args[1], number, again.args[1]) == (1, 1, 2)  # the poll has used no number
+    assert limits_of(again) == (2, 2)  # also when nothing was passed over
+    claims.answered(ClaimAnswer(-1, -1, 0, [], keyed=True))
+    assert not claims.has_room(ROOM._replace(slots=0))
 
 
 def test_a_claim_whose_answer_was_lost_is_made_again_as_it_was(acking):
@@ -67,13 +53,10 @@ def test_a_claim_whose_answer_was_lost_is_made_again_as_it_was(acking):
     claims.must_poll = False
     first = claims.claim(ROOM, "")
 
-    claims.serve_keys(keyed=True)
-    again = claims.claim(ROOM, "")
-    claims.answered(ClaimAnswer(-1, -1, 0, []))
-    new = claims.claim(ROOM, "")
+    again = claims.claim(ROOM._replace(slots=1, ahead=3), "")
 
-    assert [one.script for one in (first, again, new)] == [script("claim")] * 2 + [script("claim", keyed=True)]
-    assert first.args == again.args
+    assert first.args[:5] == again.args[:5]
+    assert first.args[-2] == again.args[-2] == 2
 
 
 def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(make_queue, workers, recorder):

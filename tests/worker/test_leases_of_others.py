@@ -75,7 +75,7 @@ def test_messages_of_keys_go_back_to_the_heads_of_their_key_queues(recovery, que
     for body in ("a0", "a1", "a2", "b0"):
         queue.publish(body, id=body, key=body[0])
     queue.publish("plain", id="plain")
-    run_transition(queue, "claim", CallNumber(LANE, 1), limit=4, lease_ms=60_000, keyed=True)
+    run_transition(queue, "claim", CallNumber(LANE, 1), limit=4, lease_ms=60_000)
     (shard,) = recovery.shards(["q"])
 
     held = recovery.held(shard, LANE)

@@ -210,7 +210,7 @@ def test_nothing_waits_for_more_outcomes_while_they_come_in_numbers(patient, del
 def test_an_outcome_that_frees_a_limited_slot_waits_only_for_others(patient, serve, consumer, settler, recorder):
     queue = serve(ordered=True)
     queue.publish_many([Outgoing(body="x", key=key, id=key) for key in "abc"])
-    claimed = run_transition(queue, "claim", CallNumber("me", 1), limit=3, lease_ms=60_000, keyed=True).claimed
+    claimed = run_transition(queue, "claim", CallNumber("me", 1), limit=3, lease_ms=60_000).claimed
     first, second, last = held = deliveries_of(claimed, consumer.handlers[0], time.monotonic())
     one, _ = settler(held)
 

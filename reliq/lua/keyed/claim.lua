@@ -1,33 +1,24 @@
--- claim: ready, retry and the lines of keys -> unack
---
--- KEYS  lane? ready retry unack pending retries_left lease errors totals ends wake watch paused token? limits ring held asleep rates line
--- ARGV  clock number nonce lease_ms limit first direct slots suspects narrowest watcher spread
--- Runs  lane:DEL,GET,SET ready:EXISTS,LLEN,LPUSH,LRANGE,LTRIM retry:EXISTS,LLEN,LPUSH,LRANGE,LTRIM
---       unack:ZADD,ZRANGE,ZREM,ZSCORE
---       pending:ZADD,ZRANGE retries_left:HDEL,HGET,HMGET lease:HDEL,HGET,HMGET,HSET errors:HDEL,HLEN,HMGET totals:HINCRBY
---       ends:XADD wake:LLEN,LPUSH,LTRIM watch:DEL,GET,PTTL,SET paused:EXISTS token:GET,SET
---       limits:HGET,HMGET ring:EXISTS,ZADD,ZCARD,ZRANGE,ZREM,ZSCORE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZADD,ZMSCORE,ZRANGE,ZSCORE
---       rates:ZADD,ZRANGEBYSCORE,ZREM,ZSCORE line:EXISTS,LPUSH,LRANGE,LTRIM
--- Returns  ms until pending and until unack are due (-1: none, -2: another process watches), how many ids and keys may be
---          served next, the token of the claim (0 of one without ids), then id, retries left, deaths in a row, key for each claimed
--- Nothing to do: no ids. A repeated number gets those of its ids that still carry its nonce, with a new deadline.
---
--- As the plain one, but the lists take turns, ready and retry as one of them, beginning with `first`; a line stops at a
--- message that must wait. At most `spread` keys have a turn. Nothing starts above the limits; the times at which they
--- permit more count as due times of pending: who makes them sooner watches for them, whoever watched before.
+-- As in a queue without keys, but the lists take turns, ready and retry as one of them, beginning with `first`; a line
+-- stops at a message that must wait. At most `spread` keys have a turn, and `keyed_limit` messages start. Nothing starts
+-- above the limits; the times at which they permit more count as due times of pending: who makes them sooner watches for
+-- them, whoever watched before.
 
-limit, direct, spread = tonumber(limit), tonumber(direct), tonumber(spread)
--- `taken` is what is answered and kept: the token, then four values for each claimed.
-local claimed, taken, deadlines, words, places, deadline = {}, { 0 }, {}, {}, {}, score(now_up + lease_ms)
+read('LLEN', ready)
+read('LLEN', retry)
+read('HLEN', retries_left)
+read('HLEN', lease)
+limit, direct, spread = tonumber(keyed_limit), tonumber(direct), tonumber(spread)
+local claimed, line_of, taken, deadlines, words, places, deadline = {}, {}, { 0 }, {}, {}, {}, score(now_up + lease_ms)
+taken[2] = line_of
 local dropped, moved, dues, misplaced = {}, {}, {}, {}
 
 local function keep(id, left, died, key)
   local n = #claimed + 1
-  claimed[n], key_of[id] = id, key
+  claimed[n], line_of[n], key_of[id] = id, key, key
   pair(deadlines, deadline, id)
   pair(words, id, word_of(died))
   pair(places, 0, place(key, id))
-  for i, value in ipairs({ id, left, died, key }) do taken[4 * n - 3 + i] = value end
+  taken[3 * n], taken[3 * n + 1], taken[3 * n + 2] = id, left, died
 end
 
 -- Decide on a message: it starts, waits where it is, or has no business there.
@@ -51,12 +42,12 @@ end
 
 local again, known
 if limit > 0 then again, known = recall() end
-if again == 'stale' then return { -2, -2, 0, 0 } end
+if again == 'stale' then return { -2, -2, 0, 0, {} } end
 local before = again and again ~= '' and cmsgpack.unpack(again) or taken
-for i = 2, #before, 4 do
+for i = 3, #before, 3 do
   local id, died = before[i], before[i + 2]
   if read('HGET', lease, id) == word_of(died) and redis.call('ZSCORE', unack, id) then
-    keep(id, count(read('HGET', retries_left, id)), died, before[i + 3])
+    keep(id, count(read('HGET', retries_left, id)), died, before[2] and before[2][i / 3] or '')
   end
 end
 local room, full = queue_room()

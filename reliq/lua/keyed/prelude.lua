@@ -10,14 +10,9 @@
 local key_of, priorities, limits_read = {}, { ['\1high'] = 4, ['\1low'] = 0.25 }, nil
 
 -- A count and a key as Redis has them, apart and together.
-local function count(text)
-  local left = text and (text:match('^%d+$') or text:match('^(%d+) .'))
-  return left and math.min(tonumber(left), 1000000) or 0
-end
 local function key_in(text) return text and text:match('^%-?%d+ (.+)$') or '' end
 local function left_in(text) return text and text:match('^%-?%d+ .') and text:match('^%-?%d+') or text end
 local function counted(left, key) return key == '' and left or left .. ' ' .. key end
-local function is_keyed() return false end
 
 -- The key in the header of a message's value.
 local function key_of_value(value)
@@ -27,6 +22,7 @@ local function key_of_value(value)
   return (priorities[key] or (#key <= 128 and not key:find('%c'))) and key or ''
 end
 
+local function key_arg(i) return keyed == '1' and arg(i, KEY) or '' end
 local function place(key, id) return key .. '\0' .. id end
 local function in_flight(key) return redis.call('ZLEXCOUNT', held, '[' .. key .. '\0', '(' .. key .. '\1') end
 
@@ -167,7 +163,7 @@ end
 -- id and another key.
 local function know(receipt_of)
   for id, i in pairs(receipt_of) do
-    if i then key_of[id] = arg(i, KEY) end
+    if i then key_of[id] = key_arg(i) end
   end
 end
 
@@ -221,6 +217,13 @@ local function rows_of(room, first, spread)
     if left < 0 then rows[k] = nil end
   end
   return rows
+end
+
+-- Whether a map gives several shards to the queue, or did so until now.
+local function is_sharded()
+  local text = redis.pcall('GET', map)
+  local n, was = (type(text) == 'string' and text or ''):match('"n":(%d+),"was":(%d+)')
+  return n and (n ~= '1' or was ~= '1')
 end
 
 -- Read the heads of the lists, and what is known of each id there.

@@ -1,12 +1,5 @@
--- promote: pending -> ready, or the line of a message's key; keys that sleep -> awake
---
--- KEYS  pending ready totals wake retry retries_left limits ring held asleep rates line
--- ARGV  clock limit
--- Runs  pending:ZRANGE,ZRANGEBYSCORE,ZREM ready:EXISTS,LPUSH totals:HINCRBY wake:LLEN,LPUSH retry:EXISTS
---       retries_left:HMGET limits:HDEL,HGET,HMGET,HSET ring:EXISTS,ZADD,ZRANGE
---       held:ZCARD,ZLEXCOUNT,ZREM,ZSCAN,ZSCORE asleep:ZADD,ZMSCORE,ZRANGE,ZRANGEBYSCORE,ZREM,ZSCAN,ZSCORE rates:ZADD,ZRANGEBYSCORE,ZREM,ZSCORE line:EXISTS,LPUSH,RPUSH
--- Returns  how many moved, and the ms until the next is due, wakes, or is permitted by the queue's rate (-1: none)
--- Nothing to do: 0 and that wait.
+-- Each message to ready, or to the line of its key; keys that sleep wake. The wait is for the next message that is due,
+-- key that wakes, or start that the queue's rate permits.
 --
 -- The score of a message with a key lies up to half a ms after its due time: by its place among those of one due time.
 -- A message that has kept its place while it was put off comes to the head of its line, others to the tail. A key that

@@ -1,13 +1,4 @@
--- release: unack -> head of ready, or of the line of its key, no retry spent
---
--- KEYS  unack ready retries_left lease errors totals ends wake
--- ARGV  clock sleep_ms | id nonce
--- Runs  unack:ZMSCORE,ZREM ready:EXISTS,RPUSH retries_left:HDEL lease:HDEL,HMGET,HSET errors:HDEL,HMGET totals:HINCRBY
---       ends:XADD wake:LLEN,LPUSH
--- Keyed  retry:EXISTS watch:DEL limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT,ZREM
---       asleep:ZADD,ZMSCORE,ZRANGE,ZSCORE rates:ZSCORE line:EXISTS,RPUSH | key
--- Returns  the ids whose receipt no longer holds
--- Nothing to do: a receipt that does not hold changes nothing.
+-- Each message to the head of ready, or of the line of its key.
 --
 -- With `sleep_ms` the messages' keys sleep for so long from now on, those that sleep for longer as long as before; of a
 -- message without a key the queue sleeps.

@@ -17,8 +17,8 @@ from tests.harness.chaos.history import Journal
 
 SETTLING = ("ack", "nack", "extend", "release", "snooze")
 #: What a claim answers before its messages.
-HEAD_OF_CLAIM = 4
-_TAPPED = [script(name, keyed=keyed) for name in ("claim", *SETTLING) for keyed in (False, True)]
+HEAD_OF_CLAIM = 5
+_TAPPED = [script(name) for name in ("claim", *SETTLING)]
 _BY_CODE = {code: one for one in _TAPPED for code in (one.sha, one.text)}
 
 
@@ -71,7 +71,7 @@ class Tap:
             self._failed(one, reply)
         elif one.name == "claim":
             lease, nonce = int(one.head["lease_ms"]) / 1000, one.head["nonce"]
-            ids, deaths = (reply[HEAD_OF_CLAIM + at :: 4 if one.is_keyed else 3] for at in (0, 2))
+            ids, deaths = (reply[HEAD_OF_CLAIM + at :: 3] for at in (0, 2))
             nonces = [f"{number}~{nonce}" if number else nonce for number in deaths]
             items = [[id.decode(), own] for id, own in zip(ids, nonces, strict=True)]
             self._journal.write("claimed", asked=asked_at, lease=lease, items=items)
@@ -80,8 +80,7 @@ class Tap:
             self._journal.write("answered", call=one.number, lost=lost)
             for index, row in enumerate(one.rows):
                 if one.name != "extend" and not self._late and index not in lost:
-                    key = "" if one.is_keyed else None
-                    self.spent.append((one.queue, Claimed(row["id"], row["nonce"], 1, key=key)))
+                    self.spent.append((one.queue, Claimed(row["id"], row["nonce"], 1, key=row.get("key"))))
 
 
 def _failure(error: BaseException) -> str:
@@ -97,13 +96,14 @@ class Spied:
     def __init__(self, command: Sequence[Any]) -> None:
         one = _BY_CODE[command[1]]
         keys, args = command[3 : 3 + command[2]], command[3 + command[2] :]
-        self.name, self.is_keyed = one.name, "held" in one.keys
+        self.name = one.name
         # A shard's tag ends in a number that spreads them over the slots: {reliq:spread#3.52}.
         self.queue = keys[one.keys.index("unack")].partition(":")[2].partition("}")[0].partition(".")[0]
         self.head = dict(zip(one.args, args, strict=False))
         self.verb = self.head.get("kind") or self.name  # acked or expired
-        tail, size = args[len(one.args) :], max(1, len(one.tail_args))
-        self.rows = [dict(zip(one.tail_args, tail[at : at + size], strict=True)) for at in range(0, len(tail), size)]
+        brings_no_keys = "keyed" in self.head and self.head["keyed"] != "1"
+        tail, size = args[len(one.args) :], max(1, len(one.tail_args) - brings_no_keys)
+        self.rows = [dict(zip(one.tail_args, tail[at : at + size], strict=False)) for at in range(0, len(tail), size)]
 
     def lost(self, ids: Sequence[bytes]) -> list[int]:
         """Return the places of the receipts that no longer hold; of two of one message that of the earlier claim."""
