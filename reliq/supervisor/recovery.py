@@ -82,7 +82,7 @@ class Recovery:
     def held(self, keys: Keys, lane: str) -> list[Claimed]:
         """Return the messages of a shard that the consumer holds that claims as `lane`; each call reads a part of unack."""
         client = self._client()
-        is_keyed = client.run(declaration(keys), for_seconds=self.call_seconds) is not None
+        is_keyed = client.run(declaration(keys), for_seconds=self._call_seconds) is not None
         at = 0
         claimed = []
         while rows := client.run(commands.held(keys, at), for_seconds=self._call_seconds):
