@@ -540,6 +540,16 @@ def end_at_once(number: int, _frame: FrameType | None) -> None:
     os._exit(EXIT_SECOND_SIGNAL if number == signal.SIGINT else 0)
 
 
+def ignore_stops() -> None:
+    """
+    Ignore signals to stop from now on, for the process is about to end.
+
+    Python gives its handlers back while it ends: the next signal would kill the process, which had done its work.
+    """
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 _handled_signals: set[int] = set()
 
 

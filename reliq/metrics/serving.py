@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client import CollectorRegistry
 
-from reliq.consumer import STOPS, SignalNotes, handle_signal
+from reliq.consumer import STOPS, SignalNotes, handle_signal, ignore_stops
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys
 from reliq.metrics.exposition import Page
@@ -365,3 +365,4 @@ def export(redis: Target | None, queues: Sequence[Keys], port: int, host: str) -
         ready=lambda: "" if collector.redis_answers() else "Redis does not answer",
     ):
         signals.wait()
+    ignore_stops()

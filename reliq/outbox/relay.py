@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from reliq.consumer import STOPS, SignalNotes, handle_signal
+from reliq.consumer import STOPS, SignalNotes, handle_signal, ignore_stops
 from reliq.distribution import VERSION
 from reliq.errors import ConfigurationError, ProtocolError, RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.events import DatabaseAway, DatabaseBack, OutboxSeen, PublishEnded, notify, wanting
@@ -636,6 +636,7 @@ def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, 
         mover.poke()
         loop.join()
         mover.close()
+    ignore_stops()
 
 
 def notify_manager(manager: ServiceManager, pulse: Pulse) -> None:

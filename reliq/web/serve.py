@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reliq import distribution
-from reliq.consumer import STOPS, handle_signal
+from reliq.consumer import STOPS, handle_signal, ignore_stops
 from reliq.errors import ConfigurationError
 from reliq.logs import limiter
 from reliq.settings import check_int
@@ -171,3 +171,4 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(app: Application, listener: socket.socket, proxy: str | None = None) -> None:
     """Serve the page on a socket until SIGTERM or Ctrl-C; `proxy` as in PageServer."""
     asyncio.run(PageServer(app, proxy=proxy).serve([listener]))
+    ignore_stops()
