@@ -12,13 +12,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reliq import schedule
 from reliq.admin import calls
 from reliq.admin.calls import ROLES, Role
 from reliq.admin.check import CHECK, CHECK_KEYS
 from reliq.errors import ConfigurationError, RedisRefusedError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, stack_request_key, stacks_key, worker_key
 from reliq.lua import Script, script, script_names
+from reliq.metrics import crons
 from reliq.redis import commands, shards
 from reliq.redis.commands import USES, Call
 
@@ -239,7 +239,7 @@ _TO_LOOK = (
     *(commands.body_start, commands.state_words, commands.first_score),
     *(commands.held_sample, commands.end_of, commands.due_count),
     *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
-    *(shards.shard_map, shards.fence, shards.declaration, schedule.cron_states),
+    *(shards.shard_map, shards.fence, shards.declaration, crons.cron_states),
 )
 #: Calls about the server and its users, which `reliq doctor` and `reliq acl` make when they may.
 _OF_THE_SERVER = (

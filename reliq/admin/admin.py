@@ -48,11 +48,11 @@ from reliq.errors import BodyError, ConfigurationError
 from reliq.keys import Keys, Layout, check_id, run_id
 from reliq.lua import transitions
 from reliq.message import Counts
+from reliq.metrics.crons import UNSERVED_SECONDS
 from reliq.metrics.snapshot import ShardMaps
 from reliq.queue import pause_by, pausing, rescheduling
 from reliq.redis import commands
 from reliq.redis.commands import answered, of_every_shard
-from reliq.schedule import UNSERVED_SECONDS
 from reliq.settings import check_int, milliseconds, seconds
 from reliq.text import shell_command
 from reliq.wire_format import check_key

@@ -9,6 +9,7 @@ import msgspec
 
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, pattern, stack_request_key, stacks_key, worker_key
 from reliq.message import Confirmed
+from reliq.metrics.crons import SKIPS
 from reliq.redis.commands import (
     Command,
     StackReport,
@@ -23,7 +24,6 @@ from reliq.redis.commands import (
     read_text,
     runs,
 )
-from reliq.schedule import SKIPS
 from reliq.settings import check_is_one_of
 from reliq.text import clamp_time, whole_number
 from reliq.wire_format import FailureNote, StateWord

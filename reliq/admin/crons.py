@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq import schedule
 from reliq.errors import ConfigurationError
+from reliq.metrics import crons
 from reliq.redis import commands
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from reliq.admin.session import QueueSession, Session
     from reliq.keys import Keys
     from reliq.message import Pause
-    from reliq.schedule import CronState
+    from reliq.metrics.crons import CronState
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class CronView:
 
 def crons_of(session: Session, queues: Sequence[Keys]) -> list[CronView]:
     """Return the periodic entries of queues, by name; none of a queue that refuses."""
-    now_ms, *answers = session.try_all([commands.server_ms(), *map(schedule.cron_states, queues)])
+    now_ms, *answers = session.try_all([commands.server_ms(), *map(crons.cron_states, queues)])
     if isinstance(now_ms, Exception):
         raise now_ms
     rows = [
@@ -87,7 +87,7 @@ def crons_of(session: Session, queues: Sequence[Keys]) -> list[CronView]:
 
 def cron_state(queue: QueueSession, name: str) -> CronState:
     """Return an entry; raise ConfigurationError when the queue has none of that name."""
-    states = {state.entry: state for state in queue.run(schedule.cron_states(queue.keys))}
+    states = {state.entry: state for state in queue.run(crons.cron_states(queue.keys))}
     if name not in states:
         known = f"it has {', '.join(states)}" if states else "it has none"
         raise ConfigurationError(f"queue {queue.name!r} has no periodic entry {str(name)[:80]!r}; {known}")

@@ -20,7 +20,7 @@ from reliq.cli.output import print_json, print_table, say
 from reliq.cli.queues import describe_pause
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
-from reliq.schedule import TICK_LATE_SECONDS
+from reliq.metrics.crons import TICK_LATE_SECONDS
 from reliq.text import format_duration, shell_command
 
 if TYPE_CHECKING:

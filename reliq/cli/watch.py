@@ -22,7 +22,7 @@ from reliq.cli.options import Json, WholeQueueAdmin, queue_names
 from reliq.cli.output import complain, console, print_json, say
 from reliq.cli.queues import describe_end, describe_pause
 from reliq.errors import ConfigurationError, ReliqError
-from reliq.schedule import TICK_LATE_SECONDS
+from reliq.metrics.crons import TICK_LATE_SECONDS
 from reliq.text import format_duration, pluralize, printable
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from reliq.keys import Keys, made_at
 from reliq.lua import transitions
 from reliq.lua.transitions import KeyQueues
 from reliq.message import Counts
+from reliq.metrics.crons import CronState, cron_states
 from reliq.redis import commands
 from reliq.redis.shards import UNSHARDED, WITNESSES, ShardMap, shard_map, witnesses
-from reliq.schedule import CronState, cron_states
 from reliq.text import shell_command
 from reliq.wire_format import DUE_BYTES, envelope_due
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reliq.admin.screens import format_missing
 from reliq.message import BARE, Header
-from reliq.schedule import TICK_LATE_SECONDS
+from reliq.metrics.crons import TICK_LATE_SECONDS
 from reliq.text import format_duration
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from waiting import eventually
 
 from reliq import Queue
 from reliq.lua.transitions import register
-from reliq.schedule import cron_states
+from reliq.metrics.crons import cron_states
 
 pytestmark = pytest.mark.slow
 

@@ -10,6 +10,7 @@ from reliq.admin.calls import PLACES, TYPES, KeyQueueState
 from reliq.keys import Keys, stack_request_key, stacks_key, worker_key
 from reliq.lua import script
 from reliq.message import Pause
+from reliq.metrics import crons
 from reliq.redis import commands, shards
 from reliq.redis.commands import USES, Worker
 from reliq.settings import Durability
@@ -19,7 +20,7 @@ from reliq.testing import published as testing_queries
 REPEATS = {shards.witnesses}
 FUNCTIONS = [
     function
-    for module in (calls, commands, shards, testing_queries)
+    for module in (calls, commands, crons, shards, testing_queries)
     for name, function in inspect.getmembers(module, inspect.isfunction)
     if function.__module__ == module.__name__ and function in USES and function not in REPEATS
 ]
