@@ -172,14 +172,16 @@ class Layout:
         if text == "reliq":
             return cls.RELIQ
         kind, colon, rest = text.partition(":")
-        options = [_option(option) for option in rest.split(",")] if colon else []
-        given = dict(options)
-        if kind != "hdt3213" or "" in given or len(given) != len(options):
+        options = rest.split(",") if colon else []
+        tags = [option for option in options if option in ("tag", "no-tag")]
+        prefixes = [option.removeprefix("prefix=") for option in options if option.startswith("prefix=")]
+        is_known = len(tags) + len(prefixes) == len(options) and len(tags) <= 1 and len(prefixes) <= 1
+        if kind != "hdt3213" or not is_known:
             raise ConfigurationError(
                 "layout must be reliq, hdt3213, hdt3213:tag, hdt3213:no-tag, hdt3213:prefix=NAME or such options "
                 f"combined by commas, not {text[:80]!r}"
             )
-        return cls.hdt3213(hash_tag=given.get("tag") == "tag", prefix=given.get("prefix", "dp"))
+        return cls.hdt3213(hash_tag=tags == ["tag"], prefix=prefixes[0] if prefixes else "dp")
 
     @property
     def body_prefix(self) -> str:
@@ -193,14 +195,6 @@ class Layout:
 
 
 Layout.RELIQ = Layout()
-
-
-def _option(text: str) -> tuple[str, str]:
-    """Return the name and value of an option in a layout's text; the name is empty when it is not an option."""
-    if text in ("tag", "no-tag"):
-        return "tag", text
-    name, equals, value = text.partition("=")
-    return (name, value) if name == "prefix" and equals else ("", text)
 
 
 def is_name(name: object, layout: Layout = Layout.RELIQ) -> bool:
@@ -272,9 +266,8 @@ class Keys:
         self.leaving = base + ":leaving"  # hash: id on its way to another shard -> the whole message
         self.arrived = base + ":arrived"  # hash: another shard -> its last departure that has arrived, with the answer
         self.line_start = base + ":line:"  # the beginning of the key of each line
-        self.limits = (
-            base + ":limits"
-        )  # hash: exists when the queue is keyed; its limits, as `Limits.fields` writes them
+        # Hash that exists when the queue is keyed: its limits, as `Limits.fields` writes them.
+        self.limits = base + ":limits"
         self.ring = base + ":ring"  # sorted set: key that may be served -> its place in the order of turns
         # Sorted set of KEY, a NUL and ID: messages that count against the limit of their key; all scores are 0.
         self.held = base + ":held"
@@ -347,7 +340,14 @@ def home(id: str, shards: int) -> int:
     by the first eight bytes of its SHA-256. An id in shard h of N is in shard h mod M of M when M divides N, so that
     doubling the number of shards moves ids to new shards alone.
     """
-    return 0 if shards == 1 else _place(id) % shards
+    if shards == 1 or id.startswith(_PERIODIC):
+        return 0
+    if generated := _OF_SHARD.fullmatch(id):
+        return int(generated[1]) % shards
+    made = made_at(id)
+    if made is not None and _FIRST_MS <= made < _LAST_MS:
+        return 0
+    return int.from_bytes(sha256(id.encode("utf-8", "surrogateescape")).digest()[:8]) % shards
 
 
 def tick_id(entry: str, at: int) -> str:
@@ -358,17 +358,6 @@ def tick_id(entry: str, at: int) -> str:
 def run_id(entry: str, asked_ms: int) -> str:
     """Return the id of the message of a requested run of a periodic entry."""
     return f"{_PERIODIC}{entry}.run.{asked_ms}"
-
-
-def _place(id: str) -> int:
-    if id.startswith(_PERIODIC):
-        return 0
-    if generated := _OF_SHARD.fullmatch(id):
-        return int(generated[1])
-    made = made_at(id)
-    if made is not None and _FIRST_MS <= made < _LAST_MS:
-        return 0
-    return int.from_bytes(sha256(id.encode("utf-8", "surrogateescape")).digest()[:8])
 
 
 def token() -> str:
@@ -413,16 +402,16 @@ def check_id(id: str | UUID) -> str:
     return id
 
 
-def incarnation_of(id: str, header: Header) -> int:
-    """Return the incarnation of a message: as its publish chose it, or the publish time; 0 for a bare body."""
-    if header.incarnation is not None:
-        return header.incarnation
-    return header.enqueued if header.enqueued is not None else made_at(id) or 0
-
-
 def first_published(queue: str, id: str, header: Header) -> tuple[str, str, int]:
-    """Return queue, id and incarnation of the first publication of a message, which copies in other queues keep."""
-    return *(header.origin or (queue, id)), incarnation_of(id, header)
+    """
+    Return queue, id and incarnation of the first publication of a message, which copies in other queues keep.
+
+    The incarnation is as the publish chose it, or the publish time; 0 for a bare body.
+    """
+    incarnation = header.incarnation if header.incarnation is not None else header.enqueued
+    if incarnation is None:
+        incarnation = made_at(id) or 0
+    return *(header.origin or (queue, id)), incarnation
 
 
 def chosen_window_ms(id: str, dedup: Duration) -> int | None:

@@ -12,7 +12,6 @@ import msgspec
 from reliq.text import checking_keywords
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime
     from uuid import UUID
 
@@ -207,19 +206,14 @@ class Counts:
     @classmethod
     def sum(cls, all: Sequence[Counts], away: tuple[int, ...] = ()) -> Counts:
         """Return the counts of a queue of its shards' counts; it is paused when one of them is."""
+        states = ("pending", "ready", "unack", "retry", "garbage", "dead", "waiting")
         kinds = dict.fromkeys(kind for one in all for kind in one.totals)
         return cls(
-            sum(one.pending for one in all),
-            sum(one.ready for one in all),
-            sum(one.unack for one in all),
-            sum(one.retry for one in all),
-            sum(one.garbage for one in all),
-            sum(one.dead for one in all),
-            any(one.paused for one in all),
-            {kind: sum(one.totals.get(kind, 0) for one in all) for kind in kinds},
-            sum(one.waiting for one in all),
-            any(one.keyed for one in all),
-            away,
+            **{state: sum(getattr(one, state) for one in all) for state in states},
+            paused=any(one.paused for one in all),
+            totals={kind: sum(one.totals.get(kind, 0) for one in all) for kind in kinds},
+            keyed=any(one.keyed for one in all),
+            away=away,
         )
 
     @property

@@ -27,17 +27,14 @@ NAME_LIMIT = 100
 #: A line names five ids, and how many more there are.
 IDS_SHOWN = 5
 
-_UNUSUAL = re.compile(r"[^\x20-\x7e]")
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 
 def printable(text: str) -> str:
     """Return `text` in one line, every character escaped that a terminal obeys, hides, or shows elsewhere."""
-
-    def escaped(match: re.Match[str]) -> str:
-        return match[0] if match[0].isprintable() else match[0].encode("unicode_escape").decode()
-
-    return text if text.isprintable() else _UNUSUAL.sub(escaped, text)
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def whole_number(text: str | bytes) -> int | None:

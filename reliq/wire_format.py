@@ -58,7 +58,20 @@ def placed(error: BaseException) -> str:
     Example: `ValueError at jobs.py:31 > gateway.py:77, from KeyError at cache.py:12`. There is no text of an exception
     in it, which may hold a piece of a body.
     """
-    return f"{class_name(error)} {_places(error)}".rstrip()
+    places: list[str] = []
+    for number, (one, _) in enumerate(_chain(error)):
+        frames = list(walk_tb(from_handler(one.__traceback__)))
+        lines = [
+            f"{clean_text(PurePath(frame.f_code.co_filename).name, 100)}:{line}"
+            for frame, line in frames[:1] + frames[-1:]
+        ]
+        if number:
+            places.append(f"from {class_name(one)}" + (f" at {lines[-1]}" if lines else ""))
+        elif lines:
+            places.append("at " + " > ".join(dict.fromkeys(lines)))
+    if members := _members(error):
+        places.append(f"of {', '.join(map(class_name, members))}")
+    return f"{class_name(error)} {printable(', '.join(places))[:PLACES_LIMIT]}".rstrip()
 
 
 def traceback_of(error: BaseException, *, with_text: bool) -> str:
@@ -79,20 +92,6 @@ def traceback_of(error: BaseException, *, with_text: bool) -> str:
     return "\n".join(parts)
 
 
-def _places(error: BaseException) -> str:
-    """Return where `error` came through and from, and the same of its causes, without any text."""
-    told: list[str] = []
-    for number, (one, _) in enumerate(_chain(error)):
-        lines = _lines(one.__traceback__)
-        if number == 0:
-            told += ["at " + " > ".join(dict.fromkeys([lines[0], lines[-1]]))] if lines else []
-        else:
-            told.append(f"from {class_name(one)}" + (f" at {lines[-1]}" if lines else ""))
-    if members := _members(error):
-        told.append(f"of {', '.join(map(class_name, members))}")
-    return printable(", ".join(told))[:PLACES_LIMIT]
-
-
 def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
     """Yield `error`, what it was raised from, and so on; each with whether that was its direct cause."""
     seen: set[int] = set()
@@ -108,14 +107,6 @@ def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
 def _members(error: BaseException) -> list[BaseException]:
     """Return the exceptions in a group, none of one that is no group."""
     return list(error.exceptions[:CHAIN_LIMIT]) if isinstance(error, BaseExceptionGroup) else []
-
-
-def _lines(traceback: TracebackType | None) -> list[str]:
-    """Return file and line of the handler that an exception came through, and of what raised it."""
-    frames = list(walk_tb(from_handler(traceback)))
-    return [
-        f"{clean_text(PurePath(frame.f_code.co_filename).name, 100)}:{line}" for frame, line in frames[:1] + frames[-1:]
-    ]
 
 
 def from_handler(traceback: TracebackType | None) -> TracebackType | None:
@@ -166,15 +157,14 @@ class FailureNote:
     @classmethod
     def parse_all(cls, value: str | bytes | None) -> list[FailureNote]:
         """Return the failures of a value, the newest first."""
-        told = value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
-        return [cls._one(note) for note in told.split(RS, FAILURES_LIMIT)[:FAILURES_LIMIT] if note]
-
-    @classmethod
-    def _one(cls, note: str) -> FailureNote:
-        told, _, at = note.partition(GS)
-        first, raised, by, took = [*told.split(US, 3), "", "", ""][:4]
-        reason, attempt, text = [*first.split(" ", 2), "", ""][:3]
-        return cls(reason, whole_number(attempt), text, raised, by, whole_number(took), whole_number(at))
+        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
+        notes = []
+        for note in filter(None, text.split(RS, FAILURES_LIMIT)[:FAILURES_LIMIT]):
+            fields, _, at = note.partition(GS)
+            first, raised, by, took = [*fields.split(US, 3), "", "", ""][:4]
+            reason, attempt, said = [*first.split(" ", 2), "", ""][:3]
+            notes.append(cls(reason, whole_number(attempt), said, raised, by, whole_number(took), whole_number(at)))
+        return notes
 
     def __str__(self) -> str:
         attempt, took = ("-" if number is None else str(number) for number in (self.attempt, self.took_ms))
@@ -371,7 +361,6 @@ class StateWord:
         return StateWord(cancelled)
 
 
-@dataclass(frozen=True, slots=True)
 class Unset(StateWord):
     """No word: the message waits to be delivered."""
 
@@ -392,12 +381,10 @@ class Held(StateWord):
     lease_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
 class Backoff(StateWord):
     """The message waits for its redelivery after a nack."""
 
 
-@dataclass(frozen=True, slots=True)
 class Suspect(StateWord):
     """The message's last delivery ended by its lease: it may be what killed its worker."""
 

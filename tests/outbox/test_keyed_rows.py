@@ -3,7 +3,7 @@
 from databases import all_of
 
 from reliq.distribution import VERSION
-from reliq.keys import incarnation_of
+from reliq.keys import first_published
 from reliq.redis.shards import ShardMap
 from reliq.wire_format import open_envelope
 
@@ -48,7 +48,7 @@ def test_row_sent_again_keeps_its_key_and_incarnation(database, tx, orders, move
     assert lines(client, orders) == {"tenant-7": ["chosen"], "tenant-8": [id]}
     chosen, after = (open_envelope(client.get(orders.keys.msg(one)))[0] for one in ("chosen", id))
     assert (chosen.key, chosen.window_ms, chosen.incarnation) == ("tenant-7", 600_000, 7)
-    assert (after.key, incarnation_of(id, after)) == ("tenant-8", incarnation_of(id, before))
+    assert (after.key, first_published("q", id, after)) == ("tenant-8", first_published("q", id, before))
 
 
 def test_row_with_a_key_for_a_sharded_queue_is_refused(database, tx, orders, mover, client):
