@@ -153,14 +153,14 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     One attempt at one message.
 
     Attributes:
-        value: as read from Redis; empty when the body was too large to be read.
+        value: as read from Redis; empty before that, and when the body was too large to be read.
         refusal: why no handler gets the body; empty when it is small enough.
     """
 
     claimed: Claimed
-    value: bytes
-    header: Header
-    payload: bytes
+    value: bytes = b""
+    header: Header = BARE
+    payload: bytes = b""
     refusal: str = ""
 
     @property

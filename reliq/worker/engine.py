@@ -306,8 +306,7 @@ class Engine:
             left = until - time.monotonic()
             if running and left > 0:
                 notify(self._observers, [WorkerStopping("", running, left)])
-        with suppress(RuntimeError):  # the event loop has ended
-            self._tasks.cancel_all()
+        self._tasks.cancel_all()
         self.unfinished = cut_off = [held for run in self.inflight.runs() for held in run.deliveries]
         self.inflight.wait_until_settled(LAST_SETTLE_SECONDS)
         self.unfinished = [*cut_off, *(held for held in self.inflight.deliveries() if not held.started)]

@@ -1,7 +1,7 @@
 """
 Runs the handlers of a worker: plain ones on threads, coroutines on one event loop.
 
-`Runner` makes one call of a handler and hands its outcomes on, `Failures` reports the deliveries that failed.
+`Runner` makes one call of a handler, hands its outcomes on, and reports the deliveries that failed.
 `ThreadExecutor` and `AsyncExecutor` take calls that have a slot, `LoopWatchdog` watches the event loop.
 """
 
@@ -89,133 +89,15 @@ def is_failure(held: HeldDelivery, outcome: Outcome) -> bool:
     return outcome.failed or (outcome.kind == "nack" and is_final(held.delivery.claimed, outcome))
 
 
-class Failures:
-    """
-    Reports failed deliveries; it never raises.
-
-    Args:
-        hooks: `Consumer.on_error`'s.
-        error_text: write the texts of exceptions and the reasons of answers too, which may hold a part of a body.
-        job_of: makes the job of a delivery, given its body.
-    """
-
-    def __init__(
-        self,
-        hooks: Sequence[ErrorHook],
-        *,
-        error_text: bool,
-        job_of: Callable[[HeldDelivery, HandlerCall, Any], Job[Any]],
-    ) -> None:
-        self._hooks = hooks
-        self._error_text = error_text
-        self._job_of = job_of
-        self._seen: set[tuple[str, str]] = set()
-
-    def report(
-        self, run: HandlerCall, pairs: Sequence[tuple[HeldDelivery, Outcome]], cause: Any, seconds: float
-    ) -> None:
-        """Report the deliveries of `pairs` that failed after `seconds`; `cause` was raised or answered, a list for a batch."""
-        for held, outcome in [pair for pair in pairs if is_failure(*pair)]:
-            # By its type alone: an answer may raise when it is asked for its class.
-            error = cause if issubclass(type(cause), BaseException) else Nack(reason=outcome.error)
-            with suppress(BaseException):  # an exception whose own code raises is not logged
-                self._log(run, held, outcome, error, seconds)
-            for hook in self._hooks:
-                payload = held.delivery.payload
-                body: Any = payload
-                try:
-                    with suppress(Exception):  # of a body that does not decode, the job has the bytes
-                        body = run.handler.codec.decode(payload)
-                    hook(self._job_of(held, run, body), error, is_final(held.delivery.claimed, outcome))
-                except BaseException as hook_error:
-                    name = getattr(hook, "__qualname__", hook)
-                    logger.warning("on_error %s itself failed: %s", name, placed(hook_error))
-
-    def report_overrun(self, run: HandlerCall, seconds: float) -> None:
-        """Report a handler whose thread overran its time, and where it stands; a new thread calls the hooks."""
-        frame = sys._current_frames().get(run.thread)  # noqa: SLF001  the documented way to see other threads
-        traceback: TracebackType | None = None
-        while frame is not None:
-            traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno)
-            frame = frame.f_back
-        error = TimeoutError("the handler overran its timeout").with_traceback(traceback)
-        pairs = [(held, OVERRAN) for held in run.unanswered]
-        with suppress(RuntimeError):  # no thread to be had
-            threading.Thread(
-                target=self.report, args=(run, pairs, error, seconds), name="reliq-overran", daemon=True
-            ).start()
-
-    def _log(
-        self, run: HandlerCall, held: HeldDelivery, outcome: Outcome, error: BaseException, seconds: float
-    ) -> None:
-        """
-        Write a line: at ERROR, with the exception, when a message died; with its traceback when its kind is new.
-
-        The traceback is formatted here, so that a handler of log records adds no text of an exception.
-        """
-        delivery = held.delivery
-        final = is_final(delivery.claimed, outcome)
-        level = logging.ERROR if final else logging.INFO
-        if not logger.isEnabledFor(level):
-            return
-        kind = "timeout" if run.abandoned else outcome.kind
-        verb = {"reject": "was rejected", "timeout": "overran its time"}.get(kind, "failed")
-        attempt = "a delivery"
-        if delivery.attempt is not None:
-            attempt = f"attempt {delivery.attempt} of {delivery.attempt + max(0, delivery.claimed.left)}"
-        if final:
-            consequence = "now a dead letter"
-        elif outcome is OVERRAN:
-            consequence = "again when its lease ends"
-        elif outcome.delay_ms:
-            consequence = f"again in {format_duration(outcome.delay_ms / 1000)}"
-        else:
-            consequence = "again at once"
-        text = f"{held.queue} {delivery.id} {attempt} {verb} after {seconds:.3f} s, {consequence}"
-        place = outcome.raised
-        error_type = place.partition(" ")[0]
-        error_text = place
-        if self._error_text:
-            places = place.partition(" ")[2]  # of the exception and its causes
-            error_text = f"{outcome.error} ({places})" if places else outcome.error
-        with_trace = self._is_new(held.queue, error) or final
-        hint = TEXT_HINT if with_trace and outcome.error != error_type and not self._error_text else ""
-        fields = {
-            "event": "handled",
-            "queue": held.queue,
-            "id": delivery.id,
-            "attempt": delivery.attempt,
-            "outcome": kind,
-            "final": final,
-            "seconds": round(seconds, 6),
-            "error": error_text,
-            "error_type": error_type,
-            "place": place,
-        }
-        line = printable(f"{text}: {error_text}" if error_text else text) + hint
-        exc_info = (type(error), error, error.__traceback__) if final else None
-        record = logger.makeRecord(logger.name, level, __file__, 0, "%s", (line,), exc_info, extra={"reliq": fields})
-        if with_trace and not isinstance(error, UndecodableError):  # its place is ours, its text names the field
-            record.exc_text = traceback_of(error, with_text=self._error_text)
-        elif final:
-            record.exc_text = type(error).__name__
-        logger.handle(record)
-
-    def _is_new(self, queue: str, error: BaseException) -> bool:
-        """Return whether this is the first failure of its queue with these exceptions and places."""
-        if (kind := (queue, placed(error))) in self._seen:
-            return False
-        if len(self._seen) >= KINDS_LIMIT:
-            self._seen.clear()
-        self._seen.add(kind)
-        return True
-
-
 class Runner:
     """
     Runs one call of a handler where it is asked to: a plain one by `run`, a coroutine by `begin` and then `arun`.
 
-    Nothing that a message, a handler or an observer brings raises here, so that no thread and no slot is lost.
+    Nothing that a message, a handler or an observer brings raises here, so that no thread and no slot is lost. Failures are
+    logged and reported to the hooks of `Consumer.on_error`.
+
+    Args:
+        error_text: log the texts of exceptions and the reasons of answers too, which may hold a part of a body.
 
     Attributes:
         state: what the lifespan yielded.
@@ -238,13 +120,9 @@ class Runner:
         self._settle = settle
         self._stopping = stopping
         self._forks = len(_forks)
-        self._failures = Failures(
-            on_error,
-            error_text=error_text,
-            job_of=lambda held, run, body: Job(held, run, body, self.state, self._stopping),
-        )
-        #: Reports a handler that overran its time in a thread, which cannot be stopped.
-        self.report_overrun = self._failures.report_overrun
+        self._error_hooks = on_error
+        self._error_text = error_text
+        self._failures_seen: set[tuple[str, str]] = set()
         self._start_observers = wanting(observers, Started)
         self._end_observers = wanting(observers, Handled)
 
@@ -301,7 +179,7 @@ class Runner:
                 body = decoded(held.delivery, decode)
             except BaseException as decode_error:
                 error = undecodable(decode_error, held.queue, held.delivery.id)
-                self._answer(run, [held], [_outcome(held, None, error)], error)
+                self._answer(run, {held: _outcome(held, None, error)}, error)
             else:
                 jobs.append(Job(held, run, body, self.state, self._stopping))
         return jobs
@@ -311,13 +189,13 @@ class Runner:
         if len(_forks) != self._forks:  # the handler has forked, and this is the copy
             os._exit(0)
         deliveries = run.unanswered
-        outcomes = [ACKED] * len(deliveries)
+        outcomes = dict.fromkeys(deliveries, ACKED)
         if not (answer is None and error is None):
             try:
                 outcomes = self._outcomes(run, deliveries, answer, error)
             except BaseException as answer_error:
-                outcomes = [_nonsense(held, answer_error) for held in deliveries]
-        self._answer(run, deliveries, outcomes, answer if error is None else error)
+                outcomes = {held: _nonsense(held, answer_error) for held in deliveries}
+        self._answer(run, outcomes, answer if error is None else error)
 
     def _call(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
         if not self._middleware:
@@ -345,10 +223,10 @@ class Runner:
 
     def _outcomes(
         self, run: HandlerCall, deliveries: list[HeldDelivery], answer: Any, error: BaseException | None
-    ) -> list[Outcome]:
+    ) -> dict[HeldDelivery, Outcome]:
         if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
             # Cut off by the stop: no fault of the messages, and they run no more.
-            return [RELEASED] * len(deliveries)
+            return dict.fromkeys(deliveries, RELEASED)
         if error is None and run.handler.is_batch:
             if isinstance(answer, _LAZY):
                 raise ConfigurationError(f"a batch's answers must be a list or a tuple, not a {class_name(answer)}")
@@ -357,31 +235,123 @@ class Runner:
                     raise ConfigurationError(
                         f"a list of answers must be as long as the batch, {len(deliveries)}, not {len(answer)}"
                     )
-                return [_outcome(held, each, None) for held, each in zip(deliveries, answer, strict=True)]
-        return [_outcome(held, answer, error) for held in deliveries]
+                return {held: _outcome(held, each, None) for held, each in zip(deliveries, answer, strict=True)}
+        return {held: _outcome(held, answer, error) for held in deliveries}
 
-    def _answer(self, run: HandlerCall, deliveries: list[HeldDelivery], outcomes: list[Outcome], cause: Any) -> None:
+    def _answer(self, run: HandlerCall, outcomes: dict[HeldDelivery, Outcome], cause: Any) -> None:
         """Hand over `outcomes`; `cause` is what the handler answered or raised, None when it returned nothing."""
         seconds = (time.monotonic() - run.started_at) / len(run.deliveries)
         if run.handler.is_async or not run.abandoned:  # else that was done when it overran
-            is_success = not run.abandoned and outcomes.count(ACKED) == len(outcomes)
+            is_success = not run.abandoned and list(outcomes.values()).count(ACKED) == len(outcomes)
             observers = self._end_observers
             try:  # the work goes on when observers fail
                 if observers and is_success:
                     observers = [observer for observer in observers if getattr(observer, "hears_success", True)]
                 if observers:
-                    ends = zip(deliveries, outcomes, strict=True)
-                    notify(observers, [_handled(run, held, outcome, seconds) for held, outcome in ends])
+                    notify(observers, [_handled(run, held, outcome, seconds) for held, outcome in outcomes.items()])
             except BaseException:  # noqa: S110  cheaper than `suppress`, for every message
                 pass
             if not is_success:
                 with suppress(BaseException):
-                    self._failures.report(run, list(zip(deliveries, outcomes, strict=True)), cause, seconds)
+                    self._report(run, outcomes, cause, seconds)
         took_ms = round(seconds * 1000)
-        for at, held in enumerate(deliveries):
-            held.outcome = outcomes[at]
+        for held, outcome in outcomes.items():
+            held.outcome = outcome
             held.took_ms = took_ms
-        self._settle(deliveries, None)
+        self._settle(list(outcomes), None)
+
+    def _report(self, run: HandlerCall, outcomes: dict[HeldDelivery, Outcome], cause: Any, seconds: float) -> None:
+        """Report the deliveries that failed after `seconds`; `cause` was raised or answered, a list for a batch."""
+        for held, outcome in outcomes.items():
+            if not is_failure(held, outcome):
+                continue
+            # By its type alone: an answer may raise when it is asked for its class.
+            error = cause if issubclass(type(cause), BaseException) else Nack(reason=outcome.error)
+            with suppress(BaseException):  # an exception whose own code raises is not logged
+                self._log(run, held, outcome, error, seconds)
+            for hook in self._error_hooks:
+                payload = held.delivery.payload
+                body: Any = payload
+                try:
+                    with suppress(Exception):  # of a body that does not decode, the job has the bytes
+                        body = run.handler.codec.decode(payload)
+                    job = Job(held, run, body, self.state, self._stopping)
+                    hook(job, error, is_final(held.delivery.claimed, outcome))
+                except BaseException as hook_error:
+                    name = getattr(hook, "__qualname__", hook)
+                    logger.warning("on_error %s itself failed: %s", name, placed(hook_error))
+
+    def report_overrun(self, run: HandlerCall, seconds: float) -> None:
+        """Report a handler whose thread overran its time, and where it stands; a new thread calls the hooks."""
+        frame = sys._current_frames().get(run.thread)  # noqa: SLF001  the documented way to see other threads
+        traceback: TracebackType | None = None
+        while frame is not None:
+            traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno)
+            frame = frame.f_back
+        error = TimeoutError("the handler overran its timeout").with_traceback(traceback)
+        arguments = (run, dict.fromkeys(run.unanswered, OVERRAN), error, seconds)
+        with suppress(RuntimeError):  # no thread to be had
+            threading.Thread(target=self._report, args=arguments, name="reliq-overran", daemon=True).start()
+
+    def _log(
+        self, run: HandlerCall, held: HeldDelivery, outcome: Outcome, error: BaseException, seconds: float
+    ) -> None:
+        """
+        Write a line: at ERROR, with the exception, when a message died; with its traceback when its kind is new.
+
+        The traceback is formatted here, so that a handler of log records adds no text of an exception.
+        """
+        delivery = held.delivery
+        final = is_final(delivery.claimed, outcome)
+        level = logging.ERROR if final else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
+        kind = "timeout" if run.abandoned else outcome.kind
+        verb = {"reject": "was rejected", "timeout": "overran its time"}.get(kind, "failed")
+        attempt = "a delivery"
+        if delivery.attempt is not None:
+            attempt = f"attempt {delivery.attempt} of {delivery.attempt + max(0, delivery.claimed.left)}"
+        if final:
+            consequence = "now a dead letter"
+        elif outcome is OVERRAN:
+            consequence = "again when its lease ends"
+        elif outcome.delay_ms:
+            consequence = f"again in {format_duration(outcome.delay_ms / 1000)}"
+        else:
+            consequence = "again at once"
+        text = f"{held.queue} {delivery.id} {attempt} {verb} after {seconds:.3f} s, {consequence}"
+        place = outcome.raised
+        error_type = place.partition(" ")[0]
+        error_text = place
+        if self._error_text:
+            places = place.partition(" ")[2]  # of the exception and its causes
+            error_text = f"{outcome.error} ({places})" if places else outcome.error
+        failure = (held.queue, placed(error))
+        with_trace = final or failure not in self._failures_seen
+        if failure not in self._failures_seen and len(self._failures_seen) >= KINDS_LIMIT:
+            self._failures_seen.clear()
+        self._failures_seen.add(failure)
+        hint = TEXT_HINT if with_trace and outcome.error != error_type and not self._error_text else ""
+        fields = {
+            "event": "handled",
+            "queue": held.queue,
+            "id": delivery.id,
+            "attempt": delivery.attempt,
+            "outcome": kind,
+            "final": final,
+            "seconds": round(seconds, 6),
+            "error": error_text,
+            "error_type": error_type,
+            "place": place,
+        }
+        line = printable(f"{text}: {error_text}" if error_text else text) + hint
+        exc_info = (type(error), error, error.__traceback__) if final else None
+        record = logger.makeRecord(logger.name, level, __file__, 0, "%s", (line,), exc_info, extra={"reliq": fields})
+        if with_trace and not isinstance(error, UndecodableError):  # its place is ours, its text names the field
+            record.exc_text = traceback_of(error, with_text=self._error_text)
+        elif final:
+            record.exc_text = type(error).__name__
+        logger.handle(record)
 
 
 def _done(answer: Any) -> Any:
@@ -571,13 +541,15 @@ class AsyncExecutor:
         self._timer: asyncio.TimerHandle | None = None  # for a batch that lingers
         self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)
         self._context = contextvars.copy_context()  # of the consumer's start; each handler gets a copy
-        self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._closing = False
 
     def start(self) -> None:
         """Start the event loop's thread."""
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(DaemonThreads())
+        self._loop.set_task_factory(self._make_task)
+        self._tick()
         self._thread.start()
-        self._loop = self._started.result()
 
     @property
     def is_running(self) -> bool:
@@ -603,10 +575,11 @@ class AsyncExecutor:
             raise
 
     def cancel_all(self, timeout_seconds: float = 5.0) -> None:
-        """Cancel what still runs and wait a while for it to end."""
-        ended = self.run(self._cancel_all())
-        with suppress(TimeoutError):
-            ended.result(timeout_seconds)
+        """Cancel what still runs and wait a while for it to end, unless the loop's thread has ended."""
+        runs = [run for run in self._inflight.runs() if run.task is not None and self.is_running]
+        for run in runs:
+            self.call(run.task.cancel)
+        self._inflight.wait_until_ended(runs, timeout_seconds)
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """End the thread."""
@@ -615,12 +588,8 @@ class AsyncExecutor:
         self._thread.join(timeout_seconds)
 
     def _serve(self) -> None:
-        loop = asyncio.new_event_loop()
+        loop = self._loop
         asyncio.set_event_loop(loop)
-        loop.set_default_executor(DaemonThreads())
-        loop.set_task_factory(self._make_task)
-        self._tick(loop)
-        self._started.set_result(loop)
         try:
             while not self._closing:
                 try:
@@ -636,16 +605,9 @@ class AsyncExecutor:
         finally:
             loop.close()
 
-    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _tick(self) -> None:
         """Wake the loop each second: after a handler has closed its selector, only the next wait fails."""
-        loop.call_later(TICK_SECONDS, self._tick, loop)
-
-    async def _cancel_all(self) -> None:
-        tasks = [run.task for run in self._inflight.runs() if run.task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        self._loop.call_later(TICK_SECONDS, self._tick)
 
     def fill(self) -> None:
         """Free the slots of what has ended, and start what may start, until nothing more may; the loop calls this."""
@@ -730,9 +692,11 @@ class LoopWatchdog:
                 return
             self._missed += 1
             if self._missed == LATE_LOOKS:
-                self._inflight.loop_is_late()
+                self._inflight.note_loop(is_late=True)
             if self._missed == BLOCKED_LOOKS:
-                self._settle(self._inflight.loop_is_blocked(), RELEASED)
+                self._inflight.note_loop(is_late=True, is_blocked=True)
+                waiting = [held for held in self._inflight.deliveries() if held.handler.is_async]
+                self._settle(self._inflight.withdraw(waiting), RELEASED)
             seconds = now - self._pinged_at
             if self._missed >= BLOCKED_LOOKS and not self._is_reported and seconds >= REPORT_BLOCKED_SECONDS:
                 self._is_reported = True
@@ -747,7 +711,7 @@ class LoopWatchdog:
         """Record that the loop runs; the loop calls this."""
         with self._lock:
             if self._missed:
-                self._inflight.loop_runs()
+                self._inflight.note_loop()
             if self._is_reported:
                 logger.warning("the event loop runs again")
             self._pinged_at = None

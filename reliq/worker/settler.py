@@ -73,7 +73,6 @@ class Settler:
         self._hurried: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._unsettled: dict[HeldDelivery, None] = {}
         self._latest = 0  # how many outcomes the last round trip had
-        self._put_off: dict[Keys, list[HeldDelivery]] = defaultdict(list)
         self._backoff = QueueBackoff("settler", client.observers)
 
     def settle(self, deliveries: Sequence[HeldDelivery], outcome: Outcome | None = None) -> None:
@@ -93,34 +92,39 @@ class Settler:
     def step(self) -> float:
         """Settle what is there, waiting a little for the first; return 0."""
         self._gather()
-        if self._put_off:
-            self._take_up()
         try:
-            if self._unsettled:
-                self._settle_all()
+            if due := self._due():
+                self._settle_all(due)
         finally:
             self._settled()
         return 0.0
 
     def _gather(self) -> None:
-        """Wait for one outcome, unless some wait already, and a moment for more if few come; then take all."""
-        wait = FIRST_OUTCOME_SECONDS
-        if self._put_off:
-            wait = min([wait, *map(self._backoff.seconds_of, self._put_off)])
+        """Wait for one outcome, unless some are due already, and a moment for more if few come; then take all."""
+        room = GATHER_LIMIT - len(self._due())
         try:
-            if not self._unsettled:
-                self._unsettled |= dict.fromkeys(self._waiting.get(timeout=wait))
+            if room == GATHER_LIMIT:
+                wait = min([FIRST_OUTCOME_SECONDS, *(self._backoff.seconds_of(held.keys) for held in self._unsettled)])
+                first = self._waiting.get(timeout=wait)
+                self._unsettled |= dict.fromkeys(first)
                 is_many = max(self._latest, self._waiting.qsize()) >= MANY
-                if self._unsettled and not is_many and not self._is_place_wanted():
+                if first and not is_many and not self._is_place_wanted():
                     with suppress(queue.Empty):
                         self._hurried.get(timeout=GATHER_SECONDS)
                 while not self._hurried.empty():
                     self._hurried.get_nowait()
-            while len(self._unsettled) < GATHER_LIMIT:
-                for held in self._waiting.get_nowait():
-                    self._unsettled[held] = None
+            while room > 0:
+                ended = self._waiting.get_nowait()
+                self._unsettled |= dict.fromkeys(ended)
+                room -= len(ended)
         except queue.Empty:
             return
+
+    def _due(self) -> list[HeldDelivery]:
+        """Return the deliveries whose shards do not back off."""
+        if not self._backoff.until:
+            return list(self._unsettled)
+        return [held for held in self._unsettled if not self._backoff.waits(held.keys)]
 
     def _is_place_wanted(self) -> bool:
         """Return whether a queue's next messages may need the places of these, and no more of it is at work here."""
@@ -133,39 +137,34 @@ class Settler:
             return False
         return bool(limited.difference(held.queue for held in self._inflight.deliveries() if not held.settling))
 
-    def _take_up(self) -> None:
-        """Try again what was put off for long enough; put off what has come meanwhile for shards that still back off."""
-        for held in [held for held in self._unsettled if self._backoff.waits(held.keys)]:
-            self._put_off[held.keys].append(held)
-            del self._unsettled[held]
-        for keys in [keys for keys in self._put_off if not self._backoff.waits(keys)]:
-            self._unsettled |= dict.fromkeys(self._put_off.pop(keys))
-
-    def _settle_all(self) -> None:
+    def _settle_all(self, deliveries: list[HeldDelivery]) -> None:
         """Make every call in one round trip; what Redis did not take is made again, which is safe."""
-        self._latest = len(self._unsettled)
+        self._latest = len(deliveries)
         try:
-            groups = _grouped(self._unsettled)
+            groups = _grouped(deliveries)
             answers = self._client.run_all([call for call, _ in groups])
         except BaseException as error:
-            _note_try(self._unsettled, error)
-            if isinstance(error, ReliqError) or not self._drop_unsendable():
+            _note_try(deliveries, error)
+            if isinstance(error, ReliqError) or not self._drop_unsendable(deliveries):
                 raise
             return
         for (_, group), answer in zip(groups, answers, strict=True):
             if isinstance(answer, Exception):
                 self._try_later(group, answer)
-            else:
-                self._inflight.settled(group)
-                if self._backoff.until:
-                    self._backoff.over(group[0].keys)
-                is_ack = group[0].outcome is ACKED
-                if not is_ack and any(is_final(held.delivery.claimed, held.outcome) for held in group):
-                    self._buried()
-            for held in group:
-                self._unsettled.pop(held, None)
+                continue
+            self._forget(group)
+            if self._backoff.until:
+                self._backoff.over(group[0].keys)
+            is_ack = group[0].outcome is ACKED
+            if not is_ack and any(is_final(held.delivery.claimed, held.outcome) for held in group):
+                self._buried()
 
-    def _drop_unsendable(self) -> bool:
+    def _forget(self, deliveries: Sequence[HeldDelivery]) -> None:
+        self._inflight.settled(deliveries)
+        for held in deliveries:
+            del self._unsettled[held]
+
+    def _drop_unsendable(self, deliveries: list[HeldDelivery]) -> bool:
         """
         Try each outcome alone, and have messages whose outcome cannot be put into a call end as dead letters.
 
@@ -173,7 +172,7 @@ class Settler:
             whether there was such an outcome.
         """
         unsendable: dict[HeldDelivery, str] = {}
-        for held in self._unsettled:
+        for held in deliveries:
             try:
                 packed([call.command for call, _ in _grouped([held])])
             except Exception as error:
@@ -181,27 +180,23 @@ class Settler:
         for held, error_type in unsendable.items():
             logger.error("queue %s: an answer cannot be told to Redis (%s): a dead letter", held.queue, error_type)
             if held.outcome is UNTELLABLE:
-                self._inflight.settled([held])
-                del self._unsettled[held]
+                self._forget([held])
             held.outcome = UNTELLABLE
         return bool(unsendable)
 
     def _try_later(self, deliveries: list[HeldDelivery], error: Exception) -> None:
         """
-        Put off what failed by `error`.
+        Back off from the shard of deliveries that failed by `error`.
 
         What Redis refuses is tried until its lease is over and the message is delivered again; what could not be sent
         because a server is away is tried until it is back.
         """
-        keys = deliveries[0].keys
-        now = time.monotonic()
-        self._backoff.note(keys, error)
+        self._backoff.note(deliveries[0].keys, error)
         if isinstance(error, RedisUnavailableError):
             _note_try(deliveries, error)
-            self._put_off[keys] += deliveries
-            return
-        self._inflight.settled([held for held in deliveries if held.lease_until < now])
-        self._put_off[keys] += [held for held in deliveries if held.lease_until >= now]
+        else:
+            now = time.monotonic()
+            self._forget([held for held in deliveries if held.lease_until < now])
 
 
 def _note_try(deliveries: Iterable[HeldDelivery], error: BaseException) -> None:

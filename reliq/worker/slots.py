@@ -17,12 +17,12 @@ import msgspec
 
 from reliq.handlers.settlement import RELEASED
 from reliq.lua.transitions import Suspects
-from reliq.message import BARE, Delivery
+from reliq.message import Delivery
 from reliq.settings import BATCH_LIMIT
 from reliq.worker.claims import Capacity, QueueClaims
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from reliq.handlers.handler import Handler, Job
     from reliq.handlers.settlement import Outcome
@@ -103,21 +103,15 @@ def deliveries_of(
     lease_until = leased_at + lease
     renew_at = leased_at + lease / 3
     now = time.monotonic()
-    # Positional arguments: this runs for every message.
-    return [
-        HeldDelivery(
-            Delivery(message, b"", BARE, b""),
-            handler,
-            queue,
-            keys,
-            now,
-            now + lease,
-            lease_until,
-            renew_at,
-            message.deaths > 0 or message.left <= 0,
+    held_since = now + lease
+    deliveries = []
+    for message in claimed:
+        must_start = message.deaths > 0 or message.left <= 0
+        # Positional arguments: this runs for every message.
+        deliveries.append(
+            HeldDelivery(Delivery(message), handler, queue, keys, now, held_since, lease_until, renew_at, must_start)
         )
-        for message in claimed
-    ]
+    return deliveries
 
 
 class HandlerCall(msgspec.Struct, eq=False):
@@ -327,8 +321,7 @@ class Inflight:
         self._lock = threading.Lock()
         self._plain_call_ready = threading.Condition(self._lock)  # a plain handler may start
         self._capacity_grew = threading.Condition(self._lock)  # more can be claimed
-        self._something_ended = threading.Condition(self._lock)  # something ended
-        self._something_held = threading.Condition(self._lock)  # something is held
+        self._changed = threading.Condition(self._lock)  # something ended, or is held where nothing was
         self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
         self._plain_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no thread yet
         self._async_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no task yet
@@ -343,7 +336,7 @@ class Inflight:
         """Hold claimed `deliveries` of one queue."""
         with self._lock:
             if not self._deliveries:
-                self._something_held.notify_all()
+                self._changed.notify_all()
             claimed = dict.fromkeys(deliveries)
             slots = self.queues[deliveries[0].queue]
             self._deliveries.update(claimed)
@@ -356,7 +349,7 @@ class Inflight:
     def wait_for_deliveries(self, timeout_seconds: float) -> None:
         """Wait until something is held, or nothing more will be."""
         with self._lock:
-            self._something_held.wait_for(lambda: self._deliveries or self.closed, timeout_seconds)
+            self._changed.wait_for(lambda: self._deliveries or self.closed, timeout_seconds)
 
     def wait_for_capacity(self, claims: Sequence[QueueClaims], timeout_seconds: float) -> list[Capacity]:
         """Return the capacity for each of `claims`, waiting a little until one has room."""
@@ -453,29 +446,34 @@ class Inflight:
         """Return those of `deliveries` that have not started and now never will."""
         with self._lock:
             waiting = [held for held in deliveries if not (held.started or held.settling)]
-            if waiting:
-                self._withdraw(waiting)
+            if not waiting:
+                return waiting
+            self._take_back()
+            for held in waiting:
+                held.settling = True
+                slots = self.queues[held.queue]
+                del slots.queued[held]
+                slots.suspects.discard(held)
+                slots.ended += 1
+                self._queued -= 1
+            for slots in self.queues.values():
+                slots.waiting = deque(held for held in slots.waiting if not held.settling)
+            self._give_slots()
+            self._wake_thread()
+            self._notify_fetcher()
             return waiting
 
-    def loop_is_late(self) -> None:
-        """Claim no more for the event loop: it may be blocked."""
-        self._loop_late = True
+    def note_loop(self, *, is_late: bool = False, is_blocked: bool = False) -> None:
+        """
+        Note how the event loop does: no more is claimed for one that is late.
 
-    def loop_is_blocked(self) -> list[HeldDelivery]:
-        """Take the slots of the event loop's calls, because it is blocked; return what was held for it, withdrawn."""
+        Calls of coroutine handlers get no slots while the loop is blocked, and those that they have count as free.
+        """
         with self._lock:
-            self._stall_coroutines(on=True)
-            waiting = [
-                held for held in self._deliveries if held.handler.is_async and not (held.started or held.settling)
-            ]
-            self._withdraw(waiting)
-            return waiting
-
-    def loop_runs(self) -> None:
-        """Give the event loop's calls slots again."""
-        with self._lock:
-            self._loop_late = False
-            self._stall_coroutines(on=False)
+            self._loop_late = is_late
+            for slots in self.queues.values():
+                slots.stalled = is_blocked and slots.is_async
+            self._free = self.concurrency - sum(slots.running for slots in self.queues.values() if not slots.stalled)
             self._give_slots()
             self._wake_thread()
             self._notify_fetcher()
@@ -487,7 +485,7 @@ class Inflight:
                 if held in self._deliveries:
                     del self._deliveries[held]
                     self.queues[held.queue].ended -= 1
-            self._something_ended.notify_all()
+            self._changed.notify_all()
             if self._fetcher_waits:
                 self._notify_fetcher()
 
@@ -498,7 +496,7 @@ class Inflight:
                 run.abandoned = True
                 # Suspects among them count no more, so that others get their turn.
                 self.queues[run.handler.queue_name].suspects.difference_update(run.deliveries)
-                self._something_ended.notify_all()
+                self._changed.notify_all()
                 self._notify_fetcher()
 
     def close(self) -> None:
@@ -507,20 +505,23 @@ class Inflight:
             self.closed = True
             self._take_back()
             self._plain_call_ready.notify_all()
-            self._something_held.notify_all()
+            self._changed.notify_all()
             self._notify_fetcher()
 
     def wait_until_none_runs(self, timeout_seconds: float) -> bool:
         """Wait until no handler runs but those that overran their time; return whether that is so."""
         with self._lock:
-            return self._something_ended.wait_for(lambda: all(run.abandoned for run in self._runs), timeout_seconds)
+            return self._changed.wait_for(lambda: all(run.abandoned for run in self._runs), timeout_seconds)
+
+    def wait_until_ended(self, runs: Collection[HandlerCall], timeout_seconds: float) -> bool:
+        """Wait until calls of handlers have ended; return whether they have."""
+        with self._lock:
+            return self._changed.wait_for(lambda: self._runs.keys().isdisjoint(runs), timeout_seconds)
 
     def wait_until_settled(self, timeout_seconds: float) -> bool:
         """Wait until Redis has every outcome there is; return whether it has."""
         with self._lock:
-            return self._something_ended.wait_for(
-                lambda: not any(held.settling for held in self._deliveries), timeout_seconds
-            )
+            return self._changed.wait_for(lambda: not any(held.settling for held in self._deliveries), timeout_seconds)
 
     def deliveries(self) -> list[HeldDelivery]:
         """Return everything held, running or being settled."""
@@ -544,9 +545,11 @@ class Inflight:
         """Return how much of each queue can be claimed, and note when there will be more."""
         free = self.concurrency
         is_busy = False
-        for slots in self.queues.values():
+        calls = {}
+        for name, slots in self.queues.items():
+            calls[name] = slots.calls
             if not slots.stalled:
-                free -= min(slots.limit, slots.calls)
+                free -= min(slots.limit, calls[name])
                 is_busy = is_busy or slots.running > 0
         # When nothing has started for longer than calls usually take, the next will take as long.
         standstill = time.monotonic() - self._slot_given_at if is_busy else 0.0
@@ -562,10 +565,9 @@ class Inflight:
             refill_at = max(hold_limit - hold_limit // 2, hold_limit - BATCH_LIMIT)
             self._refill_at = max(self._refill_at, refill_at)
             ahead = hold_limit - self._queued if self._queued <= refill_at else 0
-            calls = slots.calls
-            below_limit = max(0, slots.limit - calls)
+            below_limit = slots.limit - calls[claim.name]
             direct = max(0, min(free, below_limit))
-            rest = slots.rest if free >= 0 and calls <= slots.limit else 0
+            rest = slots.rest if slots.batch > 1 and free >= 0 and below_limit >= 0 else 0
             suspects = slots.no_suspects
             if slots.suspects:
                 rooms = [Suspects.room(held.delivery.claimed, slots.limit) for held in slots.suspects]
@@ -601,7 +603,7 @@ class Inflight:
             self._slots_given += len(deliveries)
             self._slot_given_at = now
             (self._async_calls if first.is_async else self._plain_calls).append(deliveries)
-        loop_wanted = self._async_calls or self._linger(now, is_async=True) is not None
+        loop_wanted = self._async_calls or (self._batching and self._linger(now, is_async=True) is not None)
         if loop_wanted and not self._loop_called:
             self._loop_called = True
             self.call_loop()
@@ -633,12 +635,6 @@ class Inflight:
                 self._free += not slots.stalled
                 self._slots_given -= len(deliveries)
 
-    def _stall_coroutines(self, *, on: bool) -> None:
-        """Give calls of coroutine handlers no slots, or slots again; while stalled, those that they have count as free."""
-        for slots in self.queues.values():
-            slots.stalled = slots.is_async and on
-        self._free = self.concurrency - sum(slots.running for slots in self.queues.values() if not slots.stalled)
-
     def _finish(self, runs: Iterable[HandlerCall]) -> None:
         """Free the slots of `runs` and give them on."""
         is_slot_unused = False
@@ -655,26 +651,10 @@ class Inflight:
                 slots.pace = took if slots.pace is None else slots.pace * (1 - _PACE_WEIGHT) + took * _PACE_WEIGHT
             is_slot_unused = is_slot_unused or not slots.queued  # nothing of the queue takes the slot
         if self.closed:
-            self._something_ended.notify_all()
+            self._changed.notify_all()
         self._give_slots()
         if is_slot_unused or self._queued <= self._refill_at:
             self._notify_fetcher()
-
-    def _withdraw(self, deliveries: list[HeldDelivery]) -> None:
-        """Remove `deliveries` from the queue for slots; those behind them may start."""
-        self._take_back()
-        for held in deliveries:
-            held.settling = True
-            slots = self.queues[held.queue]
-            del slots.queued[held]
-            slots.suspects.discard(held)
-            slots.ended += 1
-            self._queued -= 1
-        for slots in self.queues.values():
-            slots.waiting = deque(held for held in slots.waiting if not held.settling)
-        self._give_slots()
-        self._wake_thread()
-        self._notify_fetcher()
 
     def _notify_fetcher(self) -> None:
         """Wake the fetcher wherever it waits, because there may be more to claim."""
