@@ -234,7 +234,7 @@ def _reads(use: Use) -> bool:
     return command in ONLY_READ or not key
 
 
-_TO_PUBLISH = (commands.register, shards.shard_map, shards.fence, shards.declaration)
+_TO_PUBLISH = (commands.register, shards.shard_map, shards.fence)
 _TO_LOOK = (
     *(commands.body_start, commands.state_words, commands.first_score),
     *(commands.held_sample, commands.end_of, commands.due_count),
