@@ -298,7 +298,8 @@ class Child:
         self.board = ProcessStatusView(
             path, [handler.queue.name for handler in self.handlers], plan.settings.concurrency
         )
-        self.pulse.note(None)
+        self.board.pulse.follow(self.pulse)
+        self.pulse = self.board.pulse
         command, environment = command_of("reliq.supervisor.main")
         if figures:
             environment[METRICS_VARIABLE] = figures
@@ -311,7 +312,7 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self.process.stdin is not None:
-            own = replace(plan, board=str(path), report=str(self.report), pulse=str(self.pulse.path), figures=figures)
+            own = replace(plan, board=str(path), report=str(self.report), figures=figures)
             self.process.stdin.write(own.as_line())
             self.process.stdin.flush()
 
@@ -430,7 +431,7 @@ class Child:
         return process
 
     def remove_files(self) -> None:
-        """Remove the files of a process that is dead, but for its pulse, which a successor may go on with."""
+        """Remove the files of a process that is dead."""
         for path in (self.folder / f"board-{self.number}", self.report, self.report.with_suffix(".half")):
             path.unlink(missing_ok=True)
 

@@ -31,7 +31,7 @@ from reliq.settings import seconds
 from reliq.supervisor.plan import EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan, find_modules, fingerprint
 from reliq.supervisor.status import ProcessStatus, spare_the_collector
 from reliq.text import printable
-from reliq.worker.health import Pulse, Sampler
+from reliq.worker.health import Sampler
 from reliq.worker.upkeep import call_stack, thread_stack
 
 if TYPE_CHECKING:
@@ -127,16 +127,15 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> i
     """Run the consumer, and have it log what happens, and write what its supervisor reads."""
     handlers = consumer.chosen(plan.queues)
     settings = plan.settings
-    pulse = Pulse(Path(plan.pulse) if plan.pulse else None)
-    notes = [pulse.note]
-    consumer.observers += [LogObserver(error_text=settings.log_error_text), pulse]
+    status = ProcessStatus(Path(plan.board), consumer, handlers, settings.concurrency)
+    notes = [status.pulse.note]
+    consumer.observers += [LogObserver(error_text=settings.log_error_text), status.pulse]
     if plan.metrics:
         file = file_of(Path(plan.figures), os.getpid())
         metrics = ProcessMetrics([handler.queue.name for handler in handlers], file)
         consumer.observers.append(metrics)
         notes.append(metrics.sample)
     Sampler(consumer.stats, *notes).start()
-    status = ProcessStatus(Path(plan.board), consumer, handlers, settings.concurrency)
     consumer.before_call = status.begins
     if settings.concurrency > 1:  # else `begins` names the only coroutine
         consumer.note_step = status.steps

@@ -33,9 +33,8 @@ class ChildPlan:
         settings: of each process.
         handlers: the fingerprint of the supervisor's handlers, empty when there is no supervisor.
         folder: where the modules of the application are, empty when they are installed.
-        board: the file in which the process writes what it runs.
+        board: the file in which the process writes what it runs, and that it claims.
         report: the file in which the process names what it could not finish.
-        pulse: the file in which the process notes that it claims.
         metrics: whether the processes keep figures for their supervisor.
         figures: the folder in which they do.
     """
@@ -48,7 +47,6 @@ class ChildPlan:
     folder: str = ""
     board: str = ""
     report: str = ""
-    pulse: str = ""
     metrics: bool = False
     figures: str = ""
     log_format: str = "auto"

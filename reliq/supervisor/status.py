@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq.wire_format import lane_of
+from reliq.worker.health import PULSE_BYTES, Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,8 @@ _HUNG_COUNT_AT = 12
 _LEAVES_AT = 16
 _LEAVE_ASKED_AT = 17
 _MUST_STAY_AT = 18
-_ROWS_AT = 64
+_PULSE_AT = 64
+_ROWS_AT = _PULSE_AT + PULSE_BYTES
 _ROW = struct.Struct("<ddqHH480s")  # since when (0: nothing), until when, thread, queue, bytes of the id, the id
 _TIMES = struct.Struct("<dd")  # the first two of a row
 _ID_BYTES = 480
@@ -56,7 +58,7 @@ def board_bytes(concurrency: int, queues: int) -> int:
     """
     Return the bytes of a board.
 
-    It has a row for each slot, one for the coroutines, one for each that may hang, one for the coroutine that takes a
+    It has a pulse, a row for each slot, one for the coroutines, one for each that may hang, one for the coroutine that takes a
     step, and a lane for each queue.
     """
     return _lanes_at(concurrency) + _LANE.size * queues
@@ -120,6 +122,7 @@ class ProcessStatus:
     def __init__(self, path: Path, consumer: Consumer, handlers: Sequence[Handler], concurrency: int) -> None:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency, len(handlers)))
+        self.pulse = Pulse(self._memory, _PULSE_AT)
         self._consumer = consumer
         self._concurrency = concurrency
         names = sorted(handler.queue.name for handler in handlers)
@@ -247,6 +250,7 @@ class ProcessStatusView:
         path.write_bytes(bytes(size))  # a page that a full disk has no room for kills each process that writes to it
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), size)
+        self.pulse = Pulse(self._memory, _PULSE_AT)
         self._queues = sorted(queues)
         self._concurrency = concurrency
 

@@ -324,8 +324,6 @@ class Supervisor:
         try:
             self._folder.restore(METRICS_FOLDER if self._plan.metrics else "")
             child.folder = self.folder
-            if child.pulse.path is None or not child.pulse.path.exists():
-                child.pulse = Pulse(self.folder / f"pulse-{child.number}")
             child.start(self._plan)
         except OSError as error:
             child.signal(signal.SIGKILL)
@@ -366,8 +364,6 @@ class Supervisor:
                 self._exit_code = EXIT_NO_START
         if child in self._leaving:
             self._leaving.remove(child)
-            if child.pulse.path is not None:
-                child.pulse.path.unlink(missing_ok=True)
         elif not child.done:
             self._replace(child)
         notify(self.observers, [ProcessEnded("", process.pid, reason)])

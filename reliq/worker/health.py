@@ -8,13 +8,12 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from reliq.events import RedisAway
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from reliq.events import Event
 
@@ -33,7 +32,8 @@ SAMPLE_SECONDS = 0.5
 #: At most so many bytes say why a process is not ready.
 _UNREADY_BYTES = 200
 
-_FIELDS = struct.Struct(f"dddd{_UNREADY_BYTES}s")
+_FIELDS = struct.Struct(f"dd??{_UNREADY_BYTES}s")
+PULSE_BYTES = _FIELDS.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,20 @@ class EngineStats:
     unready: str = ""
 
 
+class _Facts(NamedTuple):
+    claimed_at: float
+    away_at: float = 0.0
+    ready: bool = False
+    broken: bool = False
+    unready: bytes = b""
+
+
 class Pulse:
     """
     The facts that a process writes of itself for its supervisor; times are monotonic seconds of the machine.
 
-    A pulse outlives its process: a process that dies again and again before it claims leaves an old pulse.
-
     Args:
-        path: a file shared between both, None when the reader is the process itself.
+        memory: shared by both, the pulse is in it at `at`; None when the reader is the process itself.
         rounds: the name of its rounds, for complaints.
         seconds: after this time without a round a process hangs that is ready and has not found Redis away.
     """
@@ -78,43 +84,47 @@ class Pulse:
     kinds = (RedisAway,)
 
     def __init__(
-        self, path: Path | None = None, *, rounds: str = "claim round", seconds: float = CLAIM_SECONDS
+        self,
+        memory: mmap.mmap | None = None,
+        at: int = 0,
+        *,
+        rounds: str = "claim round",
+        seconds: float = CLAIM_SECONDS,
     ) -> None:
-        self.path = path
         self._rounds = rounds
         self._seconds = seconds
         self._lock = threading.Lock()
-        if path is None:
-            self._memory = mmap.mmap(-1, _FIELDS.size)
-        else:
-            if not path.exists():
-                path.write_bytes(bytes(_FIELDS.size))
-            with path.open("r+b") as file:
-                self._memory = mmap.mmap(file.fileno(), _FIELDS.size)
-        if not self._read()[0]:
-            self._write(time.monotonic(), 0.0)
+        self._memory = mmap.mmap(-1, PULSE_BYTES) if memory is None else memory
+        self._at = at
+        if not self._read().claimed_at:
+            self._write(_Facts(time.monotonic()))
+
+    def follow(self, before: Pulse) -> None:
+        """Go on from the pulse of an earlier process: one that dies again and again before it claims leaves an old pulse."""
+        claimed_at, away_at, *_ = before._read()
+        self._write(_Facts(claimed_at, away_at))
 
     def __call__(self, event: Event, /) -> None:
         """Note a try of a claiming part that found Redis away."""
         if isinstance(event, RedisAway) and event.part in CLAIMING:
             with self._lock:
-                claimed_at, _, ready, broken, unready = self._read()
-                self._write(claimed_at, time.monotonic(), ready=bool(ready), broken=bool(broken), unready=unready)
+                self._write(self._read()._replace(away_at=time.monotonic()))
 
     def note(self, stats: EngineStats | None) -> None:
         """Note the state of the process's engine, None before its start and after its stop."""
         with self._lock:
             claimed_at, away_at, *_ = self._read()
             if stats is None:
-                self._write(claimed_at, away_at)
+                self._write(_Facts(claimed_at, away_at))
             else:
+                unready = stats.unready.encode(errors="replace")
                 claimed_at = max(claimed_at, stats.last_claim_at)
-                self._write(claimed_at, away_at, ready=True, broken=stats.is_broken, unready=stats.unready)
+                self._write(_Facts(claimed_at, away_at, ready=True, broken=stats.is_broken, unready=unready))
 
     def beat(self) -> None:
         """Note that a round is over, and with the first one that the process is ready."""
         with self._lock:
-            self._write(time.monotonic(), 0.0, ready=True)
+            self._write(_Facts(time.monotonic(), ready=True))
 
     def complaint(self, now: float) -> str:
         """Return why the process should be restarted, empty when it should not."""
@@ -130,21 +140,19 @@ class Pulse:
     @property
     def is_ready(self) -> bool:
         """Whether the process has entered its lifespan and claims."""
-        return bool(self._read()[2])
+        return self._read().ready
 
     @property
     def unready(self) -> str:
         """Why the process is not ready although it has started; empty when it is."""
-        return self._read()[4]
+        return self._read().unready.rstrip(b"\0").decode(errors="replace")
 
-    def _read(self) -> tuple[float, float, float, float, str]:
-        claimed_at, away_at, ready, broken, unready = _FIELDS.unpack(self._memory[:])
-        return claimed_at, away_at, ready, broken, unready.rstrip(b"\0").decode(errors="replace")
+    def _read(self) -> _Facts:
+        return _Facts(*_FIELDS.unpack_from(self._memory, self._at))
 
-    def _write(
-        self, claimed_at: float, away_at: float, *, ready: bool = False, broken: bool = False, unready: str = ""
-    ) -> None:
-        self._memory[:] = _FIELDS.pack(claimed_at, away_at, ready, broken, unready.encode(errors="replace"))
+    def _write(self, facts: _Facts) -> None:
+        # In one piece: `pack_into` clears the memory first, and the other process may read at any moment.
+        self._memory[self._at : self._at + PULSE_BYTES] = _FIELDS.pack(*facts)
 
 
 class Sampler:
@@ -165,17 +173,14 @@ class Sampler:
         self._over.set()
         self._thread.join()
 
-    def sample(self) -> None:
-        """Look once."""
-        stats = self._look()
-        for note in self._note:
-            with suppress(Exception):  # a figure that cannot be kept must not end the pulse
-                note(stats)
-
     def _run(self) -> None:
-        while not self._over.wait(SAMPLE_SECONDS):
-            self.sample()
-        self.sample()
+        is_over = False
+        while not is_over:
+            is_over = self._over.wait(SAMPLE_SECONDS)
+            stats = self._look()
+            for note in self._note:
+                with suppress(Exception):  # a figure that cannot be kept must not end the pulse
+                    note(stats)
 
 
 def live(pulses: Iterable[Pulse]) -> str:

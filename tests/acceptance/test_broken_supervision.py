@@ -134,7 +134,7 @@ def test_files_of_replaced_processes_are_removed(folder_of, worker, jobs):
         jobs.ONCE.publish(number)
         eventually(lambda n=number: "".join(process.lines).count("(jobs); starting another") >= n, "one is replaced")
 
-    eventually(lambda: len(list(folder_of().iterdir())) <= 3, "a board and a pulse are left, and the metrics' folder")
+    eventually(lambda: len(list(folder_of().iterdir())) <= 2, "a board is left, and the metrics' folder")
 
 
 def test_long_handlers_beside_max_jobs_leave_no_worker_idle(worker, jobs, client):

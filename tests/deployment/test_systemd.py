@@ -140,7 +140,8 @@ def test_relay_with_a_hanging_round_sends_no_watchdog_message(monkeypatch, tmp_p
     notify_manager(teller, pulse)
     heard.hears("WATCHDOG=1")
 
-    pulse._write(pulse._read()[0] - PATIENT_SECONDS - 1, 0.0, ready=True)
+    facts = pulse._read()
+    pulse._write(facts._replace(claimed_at=facts.claimed_at - PATIENT_SECONDS - 1))
     for _ in range(3):
         notify_manager(teller, pulse)
     teller.stop(1.0)

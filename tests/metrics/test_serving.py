@@ -1,11 +1,13 @@
 """The metrics port: where it listens, what its probes answer in trouble, and the commands around it."""
 
+import mmap
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 
 import psutil
 import pytest
@@ -208,8 +210,9 @@ def test_run_serves_until_it_ends(environment, jobs):
     assert get(port, "/live")[0] == 0
 
 
-def test_process_without_claim_rounds_is_not_alive(tmp_path):
-    pulse = Pulse(tmp_path / "pulse")
+def test_process_without_claim_rounds_is_not_alive():
+    memory = mmap.mmap(-1, 1000)
+    pulse = Pulse(memory, 100)
     start = pulse._read()[0]
     pulse(RedisAway("", "fetcher", "gone"))
     pulse.note(EngineStats(start + 100, False, 0, 0, 0.0, slots=1, busy_slots=0, hung_slots=0))
@@ -217,12 +220,13 @@ def test_process_without_claim_rounds_is_not_alive(tmp_path):
 
     assert pulse.complaint(start + 99 + CLAIM_SECONDS) == ""
     assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
-    assert Pulse(tmp_path / "pulse").complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
+    assert Pulse(memory, 100).complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
 
 
 def test_process_without_redis_is_alive_while_it_tries():
     pulse = Pulse()
-    pulse._write(pulse._read()[0] - 10 * PATIENT_SECONDS, 0.0, ready=True)  # its last claim round was long ago
+    facts = pulse._read()  # its last claim round was long ago
+    pulse._write(facts._replace(claimed_at=facts.claimed_at - 10 * PATIENT_SECONDS, ready=True))
     for part in ("fetcher", "start"):
         pulse(RedisAway("", part, "gone"))
         tried = pulse._read()[1]
@@ -231,11 +235,12 @@ def test_process_without_redis_is_alive_while_it_tries():
         assert "no try to reach Redis" in pulse.complaint(tried + PATIENT_SECONDS + 1)
 
 
-def test_process_that_starts_repeatedly_has_the_time_of_one_start(tmp_path):
-    first = Pulse(tmp_path / "pulse")
+def test_process_that_starts_repeatedly_has_the_time_of_one_start():
+    first = Pulse()
     first.note(None)
-    again = Pulse(tmp_path / "pulse")
-    again.note(None)
+    again = Pulse()
+    again.note(EngineStats(time.monotonic(), False, 0, 0, 0.0, slots=1, busy_slots=0, hung_slots=0))
+    again.follow(first)
 
     assert again.complaint(first._read()[0] + PATIENT_SECONDS - 1) == ""
     assert again.complaint(first._read()[0] + PATIENT_SECONDS + 1) != ""
