@@ -34,14 +34,9 @@ _PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
 _SAFE_COMPLAINT = re.compile(r"Expected `[^`]*`, got `[^`]*`|Object missing required field `[^`]*`|Expected `[^`]*`")
 
 
-def is_model(value: object) -> bool:
-    """Return whether `value` is an instance of a pydantic model."""
-    return hasattr(type(value), "model_validate_json")
-
-
 def fields_of(value: object) -> Iterator[tuple[str, Any]]:
     """Yield each part of `value` after its place: `.name`, `[0]` or `[...]`."""
-    if is_model(value):
+    if _is_model_class(type(value)):
         names = [*type(value).model_fields, *(getattr(value, "model_extra", None) or {})]  # type: ignore[attr-defined]
         yield from ((f".{name}", getattr(value, name)) for name in names)
     elif isinstance(value, msgspec.Struct):
@@ -63,7 +58,7 @@ def difference(sent: Any, back: Any, path: str = "$") -> str:
     """
     if sent is back or sent == back:
         return ""
-    has_fields = is_model(sent) or isinstance(sent, msgspec.Struct) or is_dataclass(sent)
+    has_fields = _is_model_class(type(sent)) or isinstance(sent, msgspec.Struct) or is_dataclass(sent)
     if has_fields and type(sent) is not type(back) and not isinstance(back, _JSON_TYPES):
         return f"a {type(sent).__name__} would be read as {type(back).__name__}, without what is its own, at `{path}`"
     if type(sent) is type(back) or (isinstance(sent, _CONTAINERS) and isinstance(back, _CONTAINERS)):
@@ -188,7 +183,7 @@ class PydanticBodies(ModelBodies):
 
 def unencodable(body: Any, path: str = "$") -> str:
     """Describe the part of `body` that JSON cannot hold, and why; empty when JSON can hold all of it."""
-    if is_model(body):
+    if _is_model_class(type(body)):
         for place, part in fields_of(body):
             try:
                 body.model_dump(mode="json", include={place[1:]}, warnings=False)
@@ -241,7 +236,7 @@ def _into_pydantic(kind: Any, value: Any) -> Any:
 
 
 def _from_pydantic(value: Any) -> Any:
-    if not is_model(value):
+    if not _is_model_class(type(value)):
         raise TypeError(f"nothing is known of {type_name(type(value))}")
     return value.model_dump(mode="json", by_alias=True, round_trip=True)
 

@@ -18,7 +18,6 @@ import threading
 import time
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from traceback import StackSummary, TracebackException, extract_tb
 from typing import TYPE_CHECKING, Any, Self
@@ -269,7 +268,7 @@ class Consumer(Registration):
         if metrics_port is not None or metrics_registry is not None:
             handlers = self.chosen(queues)
             # Imported here, because it imports the Prometheus client.
-            page = import_module("reliq.metrics.serving").of_one_process(
+            page = importlib.import_module("reliq.metrics.serving").of_one_process(
                 self.observers,
                 self.stats,
                 self.connection(handlers),

@@ -29,10 +29,9 @@ class Published(OfMessages, frozen=True, gc=False):
     """Messages were accepted."""
 
 
-class Unconfirmed(Event, frozen=True, gc=False):
+class Unconfirmed(OfMessages, frozen=True, gc=False):
     """Messages were published, and the confirmations that their `durability` asks for did not come in time."""
 
-    ids: tuple[str, ...]
     why: str
 
 
@@ -67,10 +66,8 @@ class Reclaimed(Event, frozen=True, gc=False):
     buried: tuple[str, ...]
 
 
-class Inconsistent(Event, frozen=True, gc=False):
+class Inconsistent(OfMessages, frozen=True, gc=False):
     """The retry count of these messages was missing or no number; it was taken as 0."""
-
-    ids: tuple[str, ...]
 
 
 class Acked(OfMessages, frozen=True, gc=False):
@@ -105,10 +102,9 @@ class Released(OfMessages, frozen=True, gc=False):
     """Messages that had not started went back."""
 
 
-class Lost(Event, frozen=True, gc=False):
+class Lost(OfMessages, frozen=True, gc=False):
     """The leases of these messages had run out when `verb` (ack, nack, extend, …) came: it changed nothing."""
 
-    ids: tuple[str, ...]
     verb: str
 
 

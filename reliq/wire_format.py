@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,11 +28,6 @@ FRAMES_LIMIT = 50
 #: The places beside a text have at most this many characters.
 PLACES_LIMIT = 280
 
-_PORT_REFUSALS = {
-    errno.EADDRINUSE: "something listens there already",
-    errno.EACCES: "this user may not listen there",
-    errno.EADDRNOTAVAIL: "this machine has no such address",
-}
 _LINKS = {
     True: "The above exception was the direct cause of the following exception:",
     False: "During handling of the above exception, another exception occurred:",
@@ -44,11 +38,6 @@ def described(error: BaseException) -> str:
     """Return the class of `error` and at most 200 characters of its text, on one line."""
     text = " ".join(clean_text(error, 1000).split())[:200]
     return f"{class_name(error)}: {text}" if text else class_name(error)
-
-
-def port_refusal(error: Exception) -> str:
-    """Return why a port cannot be listened on."""
-    return _PORT_REFUSALS.get(getattr(error, "errno", None) or 0, str(error))
 
 
 def placed(error: BaseException) -> str:

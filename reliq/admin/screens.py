@@ -1,7 +1,8 @@
-"""Text on the screens of the commands and of the web console: bodies, figures, and what is missing."""
+"""Text on the screens of the commands and of the web console: bodies, figures, and what is missing or in the way."""
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
 DEEPEST = 100
 
 _UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
+
+_PORT_REFUSALS = {
+    errno.EADDRINUSE: "something listens there already",
+    errno.EACCES: "this user may not listen there",
+    errno.EADDRNOTAVAIL: "this machine has no such address",
+}
 
 
 def format_missing(away: Sequence[int]) -> str:
@@ -76,3 +83,8 @@ def start_of(body: bytes, limit: int) -> str:
     """Return the start of a body as text, with `…` when there is more."""
     text = body[: 4 * limit].decode("utf-8", "replace")
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def port_refusal(error: Exception) -> str:
+    """Return why a port cannot be listened on."""
+    return _PORT_REFUSALS.get(getattr(error, "errno", None) or 0, str(error))

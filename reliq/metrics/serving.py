@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client import CollectorRegistry
 
+from reliq.admin.screens import port_refusal
 from reliq.consumer import STOPS, SignalNotes, handle_signal, ignore_stops
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys
@@ -29,7 +30,6 @@ from reliq.metrics.store import Children, Files
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
 from reliq.settings import check_int
-from reliq.wire_format import port_refusal
 from reliq.worker import health
 from reliq.worker.health import DEFAULT_HOST, Pulse, Sampler
 

@@ -414,9 +414,10 @@ class SnapshotReader:
             RedisUnavailableError, RedisRefusedError: it does not answer, or refuses.
         """
         started = time.monotonic()
-        chosen = (
-            Selection(self._queues()) if self._queues else registered(self._client, lambda: self._in_use, self._cursor)
-        )
+        if self._queues is None:
+            chosen = registered(self._client, lambda: self._in_use, self._cursor)
+        else:
+            chosen = Selection(self._queues())
         parts, now_ms, facts = self._first_looks(chosen.queues, clock_ms)
         unreadable = {keys: why for keys, looks in parts.items() if (why := _refusal(looks))}
         there = {
@@ -453,20 +454,16 @@ class SnapshotReader:
         """Make the first requests of each shard of `queues`; for shards that are new, in one more round trip."""
         due = self._maps.due(queues)
         parts = {keys: [QueueLook(shard, self._blocked_keys) for shard in self._maps.shards(keys)] for keys in queues}
-        general: list[Request[Any]] = [
-            commands.server_ms(),
-            *map(commands.server_facts, INFO_SECTIONS),
-            *self._maps.questions(due),
-        ]
+        facts = [commands.server_facts(section) for section in INFO_SECTIONS]
         looks = [look for shards in parts.values() for look in shards]
-        (time_ms, *rest), *groups = self._run_groups([general, *(look.requests for look in looks)])
+        (time_ms,), sections, maps, *groups = self._run_groups(
+            [[commands.server_ms()], facts, self._maps.questions(due), *(look.requests for look in looks)]
+        )
         if clock_ms is None and isinstance(time_ms, Exception):
             time_ms = self._client.run(commands.server_ms())  # of another server: the first is known to be away now
         now_ms = time_ms if clock_ms is None else clock_ms
         for look, answers in zip(looks, groups, strict=True):
             look.take(answers, now_ms)
-        sections = rest[: len(INFO_SECTIONS)]
-        maps = rest[len(INFO_SECTIONS) :]
         for keys, why in self._maps.learn(due, maps).items():
             parts[keys][0].refusal = str(why)
         # Shards that a queue has gained are looked at, and those that it has lost are not.
@@ -474,15 +471,14 @@ class SnapshotReader:
         for keys, known in parts.items():
             shards = self._maps.shards(keys)
             del known[len(shards) :]
-            for shard in shards[len(known) :]:
-                look = QueueLook(shard, self._blocked_keys)
-                known.append(look)
-                gained.append(look)
+            new = [QueueLook(shard, self._blocked_keys) for shard in shards[len(known) :]]
+            known.extend(new)
+            gained.extend(new)
         for look, answers in zip(gained, self._run_groups([look.requests for look in gained]), strict=True):
             look.take(answers, now_ms)
         if not self._client.has_many:
             return parts, now_ms, _joined(sections)
-        everywhere = self._client.run_everywhere([commands.server_facts(section) for section in INFO_SECTIONS])
+        everywhere = self._client.run_everywhere(facts)
         return parts, now_ms, facts_of([_joined(of_server) for of_server in everywhere.values()])
 
     def _run_groups(self, groups: Sequence[Sequence[Request[Any]]]) -> list[list[Any]]:

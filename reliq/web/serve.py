@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reliq import distribution
+from reliq.admin.screens import port_refusal
 from reliq.consumer import STOPS, handle_signal, ignore_stops
 from reliq.errors import ConfigurationError
 from reliq.logs import limiter
 from reliq.settings import check_int
-from reliq.wire_format import port_refusal
 
 try:
     import uvicorn
