@@ -111,7 +111,7 @@ def test_held_up_of_many_keys_keeps_the_longest(queue, held_up, run):
 
 
 def claim(queue, limit, number):
-    return transitions.claim(queue.keys, transitions.CallNumber("w", number), limit=limit, lease_ms=9000, keyed=True)
+    return transitions.claim(queue.keys, transitions.CallNumber("w", number), limit=limit, lease_ms=9000)
 
 
 def test_claims_held_back_by_a_rate_are_counted(queue, page, client, run):
