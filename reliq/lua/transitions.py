@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from math import inf
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 from reliq import events
@@ -481,17 +482,17 @@ def ack(
         history: how many of the last acked messages Redis keeps.
         took_ms: for how long each ran, as the history has it.
     """
-    ids = [claimed.id for claimed, _ in bounded("receipts", receipts)]
+    claims = [claimed for claimed, _ in bounded("receipts", receipts)]
+    ids = [claimed.id for claimed in claims]
+    windows: list[Arg] = [window or "" for _, window in receipts]
     tail_keys = [*keys.msgs(ids)]
     # Nothing says here whether the id of a bare body, or of one that is gone, was chosen: Redis knows.
-    if keys.bare or kind == "expired" or any(window for _, window in receipts):
+    if keys.bare or kind == "expired" or any(windows):
         tail_keys += map(keys.dedup, ids)
-    claims = [claimed for claimed, _ in receipts]
     times: Iterable[Arg] = took_ms or repeat("")
     if kind == "expired":
         times = [claimed.token for claimed in claims]
-    rows = [(window or "", took) for (_, window), took in zip(receipts, times, strict=False)]
-    args = _settle_args((clock_arg(clock), kind, history), claims, rows)
+    args = _settle_args((clock_arg(clock), kind, history), claims, zip(windows, times, strict=False))
     lua = script("ack")
     happened = events.Acked if kind == "acked" else events.Expired
     named = (*lua.lead(keys), *tail_keys)
@@ -585,7 +586,7 @@ def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | 
 
 def _settle_args(head: Sequence[Arg], receipts: Sequence[Claimed], rows: Iterable[Sequence[Arg]]) -> list[Arg]:
     """Return the arguments `head`, then of each receipt id, nonce, a row of `rows`, and its key when one has a key."""
-    keyed = any(claimed.key for claimed in receipts)
+    keyed = any(map(attrgetter("key"), receipts))
     args: list[Arg] = [*head, "1" if keyed else ""]
     for claimed, row in zip(receipts, rows, strict=True):
         args += (claimed.id, claimed.nonce, *row)

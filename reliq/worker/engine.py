@@ -229,7 +229,7 @@ class Engine:
             client,
             served,
             inflight,
-            lambda: self.last_claim_at,
+            lambda: self._fetcher.last_claim_at,
             lambda: stack_report(inflight.runs(), self._tasks.thread_id),
         )
         self._fetcher = Fetcher(
@@ -313,13 +313,12 @@ class Engine:
         try:
             self._leave_lifespan()
         finally:
-            others = [loop for name, loop in self._loops.items() if name != "fetcher"]
-            for loop in others:
+            for loop in self._loops.values():
                 loop.stop()
             self._settler.nudge()
             if self._relay:
                 self._relay.poke()
-            for loop in others:
+            for loop in self._loops.values():
                 loop.join(WORKER_TIMEOUT_SECONDS)
             if self._relay and not self._loops["relay"].is_running:
                 self._relay.close()
@@ -378,7 +377,7 @@ class Engine:
         else:
             unready = self._relay.complaint() if self._relay else ""
         return EngineStats(
-            last_claim_at=self.last_claim_at,
+            last_claim_at=self._fetcher.last_claim_at,
             is_broken=bool(self.dead_parts()),
             running=sum(len(run.deliveries) for run in runs),
             held=sum(not (held.started or held.settling) for held in self.inflight.deliveries()),
@@ -393,11 +392,6 @@ class Engine:
     def hung_slots(self) -> int:
         """How many slots are lost to handlers that overran their time and cannot be ended."""
         return sum(run.hangs for run in self.inflight.runs())
-
-    @property
-    def last_claim_at(self) -> float:
-        """When the last claim round was completed, by the monotonic clock."""
-        return self._fetcher.last_claim_at
 
 
 def reply_seconds(handlers: Sequence[Handler]) -> float:

@@ -492,19 +492,16 @@ class DaemonThreads(ThreadPoolExecutor):
         super().__init__()
         self._limit = min(32, (os.cpu_count() or 1) + 4)  # as of an ordinary executor
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._count_lock = threading.Lock()
-        self._busy = 0
+        self._idle = threading.Semaphore(0)
         self._started = 0
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call `function` on an idle thread, on a new thread, or, at the limit, on the first thread that is free."""
         future: Future[T] = Future()
-        self._calls.put((future, lambda: function(*args, **kwargs)))
-        with self._count_lock:
-            self._busy += 1
-            if self._started < min(self._busy, self._limit):
-                threading.Thread(target=self._work, name=f"reliq-asyncio-{self._started + 1}", daemon=True).start()
-                self._started += 1
+        self._calls.put((future, partial(function, *args, **kwargs)))
+        if not self._idle.acquire(blocking=False) and self._started < self._limit:
+            threading.Thread(target=self._work, name=f"reliq-asyncio-{self._started + 1}", daemon=True).start()
+            self._started += 1
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -519,8 +516,7 @@ class DaemonThreads(ThreadPoolExecutor):
                 except BaseException as error:
                     future.set_exception(error)
             del future, call  # an idle thread keeps no result alive
-            with self._count_lock:
-                self._busy -= 1
+            self._idle.release()
 
 
 class AsyncExecutor:

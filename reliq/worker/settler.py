@@ -251,9 +251,8 @@ class Renewer:
         self._watchdog = LoopWatchdog(async_executor, inflight, settle)
         self._look_seconds = min([RENEWER_STEP_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._backoff = QueueBackoff("renewer", client.observers)
-        self._is_away = False  # Redis did not answer the last renewals
         self._asked_at = 0.0  # when the last renewals were sent
-        self._answered_at = 0.0  # when their answer came
+        self._answered_at = 0.0  # when their answer came, or that of earlier ones while Redis is away
         self._held_at = 0.0  # when there was something to look at
 
     def is_behind(self, keys: Keys) -> bool:
@@ -303,17 +302,15 @@ class Renewer:
         if not groups:
             return
         sent_at = time.monotonic()
-        if not self._is_away:
+        if self._answered_at >= self._asked_at:
             self._notify_lateness([held for held in due if not self._backoff.has(held.keys)], sent_at)
         self._asked_at = sent_at
-        self._is_away = True  # until it has answered
         calls = []
         for group in groups:
             receipts = [held.delivery.claimed for held in group]
             calls.append(transitions.extend(group[0].keys, receipts, lease_ms=group[0].handler.lease_ms))
         answers = self._client.run_all(calls)
         self._answered_at = time.monotonic()
-        self._is_away = False
         for group, answer in zip(groups, answers, strict=True):
             if isinstance(answer, Exception):
                 self._backoff.note(group[0].keys, answer)

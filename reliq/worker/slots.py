@@ -138,12 +138,10 @@ class HandlerCall(msgspec.Struct, eq=False):
 
     def arguments(self, jobs: list[Job[Any]]) -> tuple[Any, ...]:
         """Return what the handler is called with for `jobs`."""
-        handler = self.handler
-        if handler.is_batch:
+        if self.handler.is_batch:
             bodies = [job.body for job in jobs]
-            return (bodies, jobs) if handler.takes_job else (bodies,)
-        (job,) = jobs
-        return (job.body, job) if handler.takes_job else (job.body,)
+            return (bodies, jobs) if self.handler.takes_job else (bodies,)
+        return (jobs[0].body, jobs[0]) if self.handler.takes_job else (jobs[0].body,)
 
     @property
     def unanswered(self) -> list[HeldDelivery]:

@@ -64,8 +64,8 @@ def test_a_queue_with_all_slots_is_logged_once(serve, make_queue, consumer, star
 
     def four_rounds():
         for _ in range(4):
-            before = engine.last_claim_at
-            eventually(lambda before=before: engine.last_claim_at > before, "a round is over")
+            before = engine.stats().last_claim_at
+            eventually(lambda before=before: engine.stats().last_claim_at > before, "a round is over")
 
     four_rounds()
     assert not caplog.messages
