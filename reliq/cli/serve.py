@@ -78,6 +78,7 @@ def relay(
     """
     from reliq.logs import LogObserver  # noqa: PLC0415
     from reliq.outbox.relay import OutboxMover, Relay, run_until_signal  # noqa: PLC0415
+    from reliq.outbox.tables import Tables, explaining_missing_table  # noqa: PLC0415
 
     configure_logging("info")
     keep_seconds = duration(keep)
@@ -86,7 +87,8 @@ def relay(
     observers: list[Any] = [LogObserver()]
     mover = OutboxMover(settings, settings.url, observers)
     with report_database_errors(mover.store.database):
-        mover.check()
+        with explaining_missing_table(Tables.of(prefix).outbox):
+            mover.store.look()
         if again_ms:
             say(f"{pluralize(mover.store.again(again_ms), 'row is', 'rows are')} sent again")
         if once:

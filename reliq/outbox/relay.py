@@ -9,12 +9,13 @@ this relay or by another.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter, defaultdict
 from contextlib import nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from reliq.consumer import STOPS, SignalNotes, handle_signal, ignore_stops
 from reliq.distribution import VERSION
@@ -23,7 +24,7 @@ from reliq.events import DatabaseAway, DatabaseBack, OutboxSeen, PublishEnded, n
 from reliq.keys import SHARDS_LIMIT, Keys, check_id, made_at
 from reliq.lua.transitions import CallNumber, CallSequences, PublishAnswer
 from reliq.outbox.store import AGAIN, OVERDUE_LIMIT, OutboxLook, Store, StoredRow, database
-from reliq.outbox.tables import RowTerms, Tables, explaining_missing_table
+from reliq.outbox.tables import RowTerms, Tables
 from reliq.publish.messages import CallTerms, PreparedMessage, ShardBatch, by_shard
 from reliq.publish.publisher import Confirmer, check_one_shard, registration
 from reliq.redis.client import Clients
@@ -65,6 +66,8 @@ REMEMBERED_MS = 30 * 86_400_000
 #: A message that is sent for a second time, and has an id of reliq's own, is published as one of a chosen id with this
 #: window: not while it is alive, nor within that time of its end.
 AGAIN_WINDOW_MS = 600_000
+#: A `number_text`: lane, number and shard.
+_NUMBER_TEXT = re.compile(r"([^.\s]+)\.(\d{1,15})\.(\d{1,3})")
 #: The fence of a call that gets its answer if it has run, and else is refused by every shard.
 NEVER = "never"
 #: The answer to a call of a lane that has had a later one since: it was made.
@@ -138,6 +141,9 @@ class RelayCall:
         terms: of the messages, with the delay that was left when the rows were taken.
         again: whether the rows, or a call with their number, may have been sent before.
         lane: of this relay, when the call is its own.
+        outcome: `sent`: the call has its answer; `given up`: a shard has refused it by a later map, and the rows are to be
+            taken anew; `failed`: Redis has refused or not confirmed it; empty: it is to be made, or made again because
+            Redis was away.
         taken_at: by the monotonic clock.
     """
 
@@ -149,6 +155,7 @@ class RelayCall:
     again: bool
     number: CallNumber
     lane: CallSequence | None = None
+    outcome: Literal["", "sent", "given up", "failed"] = ""
     taken_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -188,15 +195,6 @@ def _messages(
     return messages
 
 
-def _parse_number(text: str) -> tuple[CallNumber, int] | None:
-    """Return the number of a call and its shard, of a `number_text`; None for any other text."""
-    lane, _, rest = text.partition(".")
-    number, _, shard = rest.partition(".")
-    if not (lane and lane.isprintable() and number.isdecimal() and shard.isdecimal() and int(shard) < SHARDS_LIMIT):
-        return None
-    return CallNumber(lane, int(number)), int(shard)
-
-
 def _left_ms(terms: RowTerms, age_ms: int) -> int:
     """Return in how many ms a message of this age is due, rounded up so that few due times differ."""
     left = max(0, terms.delay_ms - max(0, age_ms))
@@ -211,10 +209,7 @@ class RowPublisher:
     Attributes:
         clients: of calls for all queues.
         queues: the shards of each queue that had rows, by the queue as the rows have it.
-        unanswered: calls that are to be made, or made again because Redis was away.
-        sent: calls that have an answer since the last time that they were noted.
-        given_up: calls that a shard has refused by a later map: their rows are to be taken anew.
-        failed: calls that Redis has refused or not confirmed since then.
+        calls: those of this round; an outcome is here until the next round has noted it.
     """
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
@@ -225,10 +220,11 @@ class RowPublisher:
         self.lanes = CallSequences()
         self.queues: dict[str, Shards] = {}
         self._unread: dict[str, ReliqError] = {}
-        self.unanswered: list[RelayCall] = []
-        self.sent: list[RelayCall] = []
-        self.given_up: list[RelayCall] = []
-        self.failed: list[RelayCall] = []
+        self.calls: list[RelayCall] = []
+
+    def of_outcome(self, outcome: str) -> list[RelayCall]:
+        """Return the calls of an outcome; empty text for those that are to be made."""
+        return [call for call in self.calls if call.outcome == outcome]
 
     def shards(self, queue: str) -> Shards:
         """Return the shards of a queue, as they are known; raise ConfigurationError when its text names no queue."""
@@ -246,7 +242,7 @@ class RowPublisher:
         Raises:
             RedisUnavailableError: Redis is away; when one of several servers is, the calls of its queues fail.
         """
-        stale = {call.queue for call in self.given_up}
+        stale = {call.queue for call in self.of_outcome("given up")}
         self._unread = {}
         for queue, shards in self.queues.items():
             try:
@@ -269,74 +265,76 @@ class RowPublisher:
             RedisUnavailableError: Redis is away; the calls without an answer are made again next time.
         """
         self._ask_old_homes()
-        unconfirmed = [call for call in self.unanswered if call.durability.kind == "none"]
+        unconfirmed = [call for call in self.of_outcome("") if call.durability.kind == "none"]
         requests = [call.request() for call in unconfirmed]
         began = time.monotonic()
         answers = self.clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS)
         for call, answer in zip(unconfirmed, answers, strict=True):
             self._note_answer(call, answer, began)
-        while self.unanswered:
-            began = time.monotonic()
-            call = self.unanswered[0]
-            if any(call.queue == other.queue for other in self.failed):
-                self._end(call, self.failed)  # unmade: the queue has held up the others once in this round
+        for call in self.of_outcome(""):
+            if any(call.queue == other.queue for other in self.of_outcome("failed")):
+                self._end(call, "failed")  # unmade: the queue has held up the others once in this round
             else:
-                self._note_answer(call, self._publish_confirmed(call), began)
+                self._publish_confirmed(call)
         named = [registration(shards.first, shards.clients) for shards in self.queues.values()]
         with suppress(ReliqError):
             self.clients.blocking().run_all([command for command in named if command])
-        return sum(len(call.seqs) for call in self.sent)
+        return sum(len(call.seqs) for call in self.of_outcome("sent"))
 
     def _ask_old_homes(self) -> None:
         """Leave out the rows whose ids their old home has; end calls that it refuses, and those that have no map."""
-        for call in [call for call in self.unanswered if call.queue in self._unread]:
-            self._note_answer(call, self._unread[call.queue], time.monotonic())
-        asking = [call for call in self.unanswered if call.batch.old_home and call.batch.orders]
+        for call in self.of_outcome(""):
+            if call.queue in self._unread:
+                self._note_answer(call, self._unread[call.queue], time.monotonic())
+        asking = [call for call in self.of_outcome("") if call.batch.old_home and call.batch.orders]
         requests = [call.batch.question() for call in asking]
         answers = self.clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS)
         for call, answer in zip(asking, answers, strict=True):
             if isinstance(answer, Exception):
                 self._note_answer(call, answer, time.monotonic())
             elif "stale" in answer:
-                self._end(call, self.given_up)
+                self._end(call, "given up")
             else:
                 call.batch = call.batch.free(answer)
 
-    def _publish_confirmed(self, call: RelayCall) -> PublishAnswer | Exception | None:
-        """Make a call that must be confirmed; return None when the confirmation did not come in time."""
+    def _publish_confirmed(self, call: RelayCall) -> None:
+        """Make a call that must be confirmed, and note its answer."""
+        began = time.monotonic()
+        answer: PublishAnswer | ReliqError | None
         try:
             answer, confirmed = self._confirmer.run(call.request(), call.batch, call.durability)
+            if not (confirmed.durable or answer.is_stale):
+                answer = None
         except RedisUnavailableError:
             raise
         except ReliqError as error:
-            return error
-        return answer if confirmed.durable or answer.is_stale else None
+            answer = error
+        self._note_answer(call, answer, began)
 
     def _note_answer(self, call: RelayCall, answer: PublishAnswer | Exception | None, began: float) -> None:
-        """Note the answer to a call; without an answer it is made again later, under its number."""
+        """Note the answer to a call, None when it was not confirmed in time; it is made again later, under its number."""
         count = len(call.seqs)
         outcomes: dict[str, int] = {"published": count}
         if isinstance(answer, Exception):
-            self._end(call, self.failed)
+            self._end(call, "failed")
             failure = f"{pluralize(count, 'row')} of queue {call.batch.keys.name} not published, to be tried again"
             logger.error("outbox: %s: %s", failure, answer)
             outcomes = {"unknown" if getattr(answer, "maybe_ran", False) else "refused": count}
         elif answer is None:
-            self._end(call, self.failed)
+            self._end(call, "failed")
         elif answer.is_stale:
-            self._end(call, self.given_up)
+            self._end(call, "given up")
             return
         else:
-            self._end(call, self.sent)
+            self._end(call, "sent")
             outcomes = {"published": count - len(answer.refused), **Counter(answer.refused.values())}
         if self._watching:
             notify(self._watching, [PublishEnded(call.batch.keys.name, time.monotonic() - began, outcomes)])
 
-    def _end(self, call: RelayCall, ended: list[RelayCall]) -> None:
-        """Note how a call has ended; a failed call, which is made again, keeps its lane."""
-        self.unanswered.remove(call)
-        ended.append(call)
-        if call.lane and ended is not self.failed:
+    def _end(self, call: RelayCall, outcome: Literal["sent", "given up", "failed"]) -> None:
+        """Note the outcome of a call; a failed call, which is made again, keeps its lane."""
+        call.outcome = outcome
+        if call.lane and outcome != "failed":
             self.lanes.give_back(call.lane)
 
 
@@ -356,20 +354,6 @@ class OutboxMover:
         self._error = ""
         self._look = OutboxLook(0, 0.0)
         self._looked_at = self._well_at = time.monotonic()
-
-    def check(self) -> None:
-        """
-        Check that the tables exist.
-
-        Raises:
-            ConfigurationError: they do not.
-        """
-        try:
-            with explaining_missing_table(Tables.of(self._relay.prefix).outbox):
-                self.store.look()
-        except Exception:
-            self.store.database.close()
-            raise
 
     def step(self) -> float:
         """
@@ -412,7 +396,7 @@ class OutboxMover:
         Raises:
             RedisUnavailableError: Redis is away; the round is made again next time.
         """
-        if not self.redis.unanswered:
+        if not self.redis.of_outcome(""):
             self.redis.look()
             self._take(every=every)
         return self.redis.publish()
@@ -420,13 +404,12 @@ class OutboxMover:
     def move_all(self) -> int:
         """Move all rows, also rows of calls that another relay left; try a call that Redis refuses once. Return how many moved."""
         tried = set[str]()
-        count = self.move() if self.redis.unanswered else 0  # calls of a round that Redis cut off
+        count = self.move() if self.redis.of_outcome("") else 0  # calls of a round that Redis cut off
         while True:
             self._due["overdue"] = 0.0
             moved = self.move(every=not tried)
             count += moved
-            ended = (*self.redis.sent, *self.redis.given_up, *self.redis.failed)
-            numbers = {call.number_text for call in ended}
+            numbers = {call.number_text for call in self.redis.calls}
             if not (moved or numbers - tried):
                 return count
             tried |= numbers
@@ -438,7 +421,7 @@ class OutboxMover:
     def close(self) -> None:
         """Note what was sent, and close the connection to the database; another relay finds nothing left over."""
         with suppress(*self.store.database.away):
-            if self.redis.sent or self.redis.given_up or self.redis.failed:
+            if any(call.outcome for call in self.redis.calls):
                 self.store.begin()
                 self._note_answers()
                 self.store.database.commit()
@@ -450,11 +433,13 @@ class OutboxMover:
         self._note_answers()
         if every:
             self.store.hurry()
-        is_due = every or time.monotonic() >= self._due["overdue"]
-        overdue = self.store.overdue() if is_due else {}
+            self._due["overdue"] = 0.0
+        overdue = self.store.overdue() if self._is_due("overdue", OVERDUE_EVERY_SECONDS) else {}
+        if len(overdue) == OVERDUE_LIMIT:
+            self._due["overdue"] = 0.0  # there are more
         self._read_new_maps(chain(*overdue.values()))
         earlier = self._earlier_calls(overdue)
-        if time.monotonic() >= self._due["refused"] and (count := self.store.retry(newer=VERSION)):
+        if self._is_due("refused", CLEAN_EVERY_SECONDS) and (count := self.store.retry(newer=VERSION)):
             logger.info("outbox: %s that an older version refused tried again", pluralize(count, "row is", "rows are"))
         rows = self.store.waiting(self._relay.batch)
         if self._read_new_maps(rows):
@@ -463,20 +448,16 @@ class OutboxMover:
         new = self._new_calls(rows)
         for call in new:
             self.store.note_call(call.number_text, call.queue, call.seqs)
-        self._commit()
-        self.redis.unanswered = earlier + new
+        self.store.database.commit()
+        self.redis.calls = earlier + new
         self._took_new = bool(new)
-        if is_due:
-            are_more = len(overdue) == OVERDUE_LIMIT
-            self._due["overdue"] = 0.0 if are_more else time.monotonic() + OVERDUE_EVERY_SECONDS
-        if time.monotonic() >= self._due["refused"]:
-            self._due["refused"] = time.monotonic() + CLEAN_EVERY_SECONDS
 
     def _read_new_maps(self, rows: Iterable[StoredRow]) -> bool:
         """Read the maps of queues that have their first rows here, outside of the transaction; return whether any has."""
         new = {row.queue for row in rows} - self.redis.queues.keys()
         if new:
-            self._commit()
+            self.store.database.commit()
+            self.redis.calls = []  # their outcomes are noted
             for queue in new:
                 with suppress(ConfigurationError):
                     self.redis.shards(queue)
@@ -484,17 +465,10 @@ class OutboxMover:
             self.store.begin()
         return bool(new)
 
-    def _commit(self) -> None:
-        """End a transaction in which the answers were noted."""
-        self.store.database.commit()
-        self.redis.sent = []
-        self.redis.given_up = []
-        self.redis.failed = []
-
     def _note_answers(self) -> None:
-        sent = self.redis.sent
-        given_up = self.redis.given_up
-        failed = self.redis.failed
+        sent = self.redis.of_outcome("sent")
+        given_up = self.redis.of_outcome("given up")
+        failed = self.redis.of_outcome("failed")
         seqs = [seq for call in sent for seq in call.seqs]
         self.store.note_sent([call.number_text for call in sent], seqs, keep=self._keep_ms > 0)
         again = [seq for call in given_up if call.again for seq in call.seqs]
@@ -510,8 +484,8 @@ class OutboxMover:
         """Return the calls, of any relay, that are to be made again as they were."""
         calls = []
         for text, rows in overdue.items():
-            parsed = _parse_number(text)
-            if parsed is None or not rows:
+            match = _NUMBER_TEXT.fullmatch(text)
+            if match is None or int(match[3]) >= SHARDS_LIMIT or not rows:
                 self.store.note_sent([text], [], keep=True)
                 continue
             queue = rows[0].queue
@@ -521,7 +495,8 @@ class OutboxMover:
             except ConfigurationError as error:
                 logger.warning("outbox: the call %s waits for a relay that understands its rows: %s", text, error)
                 continue
-            number, shard = parsed
+            shard = int(match[3])
+            number = CallNumber(match[1], int(match[2]))
             left_ms = max(_left_ms(terms, row.age_ms) for row in rows)
             messages = _messages(rows, terms, left_ms, again=True, bare=shards.first.bare)
             batch, *others = by_shard(messages, shards, shards.map)
@@ -556,32 +531,31 @@ class OutboxMover:
             terms = known[queue, terms_text]
             again = note == AGAIN
             messages = _messages(group, terms, left_ms, again=again, bare=shards.first.bare)
+            sizes = {seq: len(message.value) for seq, message in messages.items()}
             for batch in by_shard(messages, shards, shards.map):
-                pieces = chunked_by_size(
-                    zip(batch.places, batch.orders, strict=True),
-                    lambda each: len(each[1].value),
-                    READ_BYTES,
-                    BATCH_LIMIT,
-                )
-                for piece in pieces:
-                    seqs = [seq for seq, _ in piece]
-                    part = batch._replace(places=seqs, orders=[message for _, message in piece])
-                    lane, number = self.redis.lanes.take()
+                for seqs in chunked_by_size(batch.places, sizes.__getitem__, READ_BYTES, BATCH_LIMIT):
+                    part = batch._replace(places=seqs, orders=[messages[seq] for seq in seqs])
                     call_terms = part.orders[0].terms
+                    lane, number = self.redis.lanes.take()
                     calls.append(RelayCall(queue, seqs, part, call_terms, terms.confirmation, again, number, lane))
         return calls
 
     def _look_after(self) -> None:
         """Delete rows that need not be kept, and report how many wait, each once in a while."""
-        now = time.monotonic()
-        if now >= self._due["clean"]:
-            self._due["clean"] = now + CLEAN_EVERY_SECONDS
+        if self._is_due("clean", CLEAN_EVERY_SECONDS):
             self.store.clean(self._keep_ms)
-        if now >= self._due["look"]:
-            self._due["look"] = now + LOOK_EVERY_SECONDS
+        if self._is_due("look", LOOK_EVERY_SECONDS):
             self._look = self.store.look()
             self._looked_at = time.monotonic()
             notify(self._observers, [OutboxSeen("", self._look.waiting, self._look.oldest_seconds)])
+
+    def _is_due(self, work: str, every_seconds: float) -> bool:
+        """Return whether work that is done once in so many seconds is due; the caller does it."""
+        now = time.monotonic()
+        if now < self._due[work]:
+            return False
+        self._due[work] = now + every_seconds
+        return True
 
     def _database_failed(self, error: Exception) -> float:
         """Report a round that the database has failed; return how long to wait before the next."""

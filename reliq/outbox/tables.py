@@ -204,7 +204,7 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     at_ms: int | None = None
     window_ms: int | None = None
     replace: bool = False
-    durability: tuple[str, int, bool, int] | None = None
+    durability: tuple[Literal["replicas", "aof"], int, bool, int] | None = None
     keyed: bool = False
 
     def text(self) -> str:
@@ -225,9 +225,7 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         if self.durability is None:
             return Durability.NONE
         kind, count, local, timeout_ms = self.durability
-        if kind == "replicas":
-            return Durability.replicas(count, timeout_ms / 1000)
-        return Durability.aof(local=local, replicas=count, timeout=timeout_ms / 1000)
+        return Durability(kind=kind, count=count, local=local, timeout=timeout_ms / 1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,10 +70,10 @@ async def awrite(tx: AsyncTransaction, statement: Statement) -> int:
 def publish_statement(message: PreparedMessage, keys: Keys, durability: Durability, prefix: str) -> Statement:
     """Return the statement that writes a message, which is checked and encoded, to the outbox."""
     terms = message.terms
-    confirmation = (durability.kind, durability.count, durability.local, milliseconds(durability.timeout))
-    stored = RowTerms(
-        **terms._asdict(), durability=None if durability.kind == "none" else confirmation, keyed=bool(message.line)
-    )
+    confirmation = None
+    if durability.kind != "none":
+        confirmation = (durability.kind, durability.count, durability.local, milliseconds(durability.timeout))
+    stored = RowTerms(**terms._asdict(), durability=confirmation, keyed=bool(message.line))
     values = {"queue": keys.entry, "id": message.id, "value": message.value, "terms": stored.text()}
     return Statement("publish", Tables.of(prefix), values)
 

@@ -23,7 +23,7 @@ def test_rows_of_many_keys_share_a_call_and_wait_in_their_key_queues(database, t
     tx.commit()
     one = mover()
     one._take()
-    assert sorted(len(sending.seqs) for sending in one.redis.unanswered) == [1, 5]
+    assert sorted(len(sending.seqs) for sending in one.redis.calls) == [1, 5]
 
     assert one.move_all() == 6
 

@@ -91,7 +91,7 @@ def test_call_of_a_relay_is_remembered_for_weeks_by_its_script_and_no_id_is(data
     relay._take()
     client.script_flush()
     for _ in range(2):
-        [sending] = relay.redis.unanswered
+        [sending] = relay.redis.calls
         assert relay.redis.clients.blocking().run(sending.request()).refused == {}
         assert client.pttl(orders.keys.lane(sending.number.lane)) > 29 * 86_400_000
     assert bodies(orders) == [BODY]
@@ -116,7 +116,7 @@ def test_delay_counts_from_the_insert_of_the_row_also_while_redis_is_away(databa
     publish(database, orders, delay=1000)
     shift(database, "made_ms", 300_000)
     relay._take()
-    relay.redis.unanswered[0].taken_at -= 400
+    relay.redis.calls[0].taken_at -= 400
 
     relay.redis.publish()
 
@@ -128,7 +128,7 @@ def test_rows_with_similar_delays_share_a_call(database, orders, relay):
     publish(database, orders, *[BODY] * 50, delay=3600)
     relay._take()
 
-    assert 1 <= len(relay.redis.unanswered) <= 3
+    assert 1 <= len(relay.redis.calls) <= 3
 
 
 def test_late_relay_publishes_nothing_twice_after_the_dedup_window(database, url, mover, client):
@@ -138,7 +138,7 @@ def test_late_relay_publishes_nothing_twice_after_the_dedup_window(database, url
     publish(database, queue, id="chosen")
     killed = mover()
     killed.move()
-    killed.redis.sent.clear()  # Redis has its rows, and the database has not noted it
+    killed.redis.calls.clear()  # Redis has its rows, and the database has not noted it
     killed.store.database.close()
     assert (unsent(database), len(bodies(queue))) == (2, 2)
     eventually(lambda: not list(client.scan_iter("*:dd:*")), "the window is over")
@@ -258,11 +258,11 @@ def publish_delayed(database, queue, count):
 def test_failed_calls_of_a_queue_are_all_made_again_after_its_first_success(database, orders, relay, client):
     client.set(orders.keys.pending, "no sorted set")
     publish_delayed(database, orders, 45)
-    assert (relay.move(), len(relay.redis.failed)) == (0, 45)
+    assert (relay.move(), len(relay.redis.of_outcome("failed"))) == (0, 45)
     relay._take()  # the failures are noted
     shift(database, "again_ms", 5000)
     relay._due["overdue"] = 0.0
-    assert [relay.move() or len(relay.redis.failed) for _ in range(3)] == [20, 20, 5]
+    assert [relay.move() or len(relay.redis.of_outcome("failed")) for _ in range(3)] == [20, 20, 5]
     relay._take()
 
     client.delete(orders.keys.pending)
@@ -303,7 +303,7 @@ def test_refused_call_backs_off_longer_each_time_on_every_relay(database, orders
         [(wait,)] = all_of(database, f"SELECT again_ms - {NOW_MS[database.dialect]} FROM reliq_outbox_calls")
         waits.append(round(wait / 1000))
         other = mover()
-        assert (other.move(), other.redis.failed) == (0, [])
+        assert (other.move(), other.redis.of_outcome("failed")) == (0, [])
         shift(database, "again_ms", 100_000)
 
     assert waits == [5, 10, 20]
@@ -340,7 +340,7 @@ def test_row_refused_by_version_is_taken_by_a_newer_relay_alone(database, orders
     monkeypatch.setattr("reliq.outbox.relay.VERSION", "0.10.0")
     newer = mover()
     newer._take()
-    assert [one.again for one in newer.redis.unanswered] == [note == "again"]
+    assert [one.again for one in newer.redis.calls] == [note == "again"]
     assert newer.redis.publish() == 1
 
 
