@@ -27,6 +27,7 @@ from reliq.consumer import EXIT_HUNG, EXIT_REPLACE
 from reliq.distribution import command_of
 from reliq.errors import EXIT_CONFIG, ConfigurationError
 from reliq.supervisor import guard_main
+from reliq.supervisor.plan import METRICS_FOLDER
 from reliq.supervisor.status import ProcessStatusView, Row
 from reliq.worker.slots import CANCEL_SECONDS
 
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from reliq.worker.health import Pulse
 
 PREFIX = "reliq-worker-"
-#: The folder within it for the figures of processes.
-METRICS_FOLDER = "metrics"
 #: The variable of Prometheus' client that names that folder to the processes.
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 #: A folder is not swept in its first minute: it may not be locked yet.
@@ -294,15 +293,14 @@ class Child:
     def start(self, plan: ChildPlan) -> None:
         """Start a process with `plan`; its standard input stays open as long as the supervisor lives."""
         path = self.folder / f"board-{self.number}"
-        figures = str(self.folder / METRICS_FOLDER) if plan.metrics else ""
         self.board = ProcessStatusView(
             path, [handler.queue.name for handler in self.handlers], plan.settings.concurrency
         )
         self.board.pulse.follow(self.pulse)
         self.pulse = self.board.pulse
         command, environment = command_of("reliq.supervisor.main")
-        if figures:
-            environment[METRICS_VARIABLE] = figures
+        if plan.metrics:
+            environment[METRICS_VARIABLE] = str(self.folder / METRICS_FOLDER)
         # SIGUSR1 is held back until the process has a handler for it: its default is to end the process.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         try:
@@ -312,7 +310,7 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self.process.stdin is not None:
-            own = replace(plan, board=str(path), report=str(self.report), figures=figures)
+            own = replace(plan, board=str(path), report=str(self.report))
             self.process.stdin.write(own.as_line())
             self.process.stdin.flush()
 

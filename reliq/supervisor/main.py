@@ -28,7 +28,7 @@ from reliq.logs import LogObserver, configure_logging, limiter
 from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.store import file_of
 from reliq.settings import seconds
-from reliq.supervisor.plan import EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan, find_modules, fingerprint
+from reliq.supervisor.plan import EXIT_CRASHED, METRICS_FOLDER, STOP_MARGIN_SECONDS, ChildPlan, fingerprint
 from reliq.supervisor.status import ProcessStatus, spare_the_collector
 from reliq.text import printable
 from reliq.worker.health import Sampler
@@ -78,7 +78,7 @@ def main() -> int:
         if isinstance(stream, TextIOWrapper):  # it is none where its descriptor is closed
             stream.reconfigure(write_through=True)
     plan = ChildPlan.of(sys.stdin.readline())
-    find_modules(plan.folder)
+    plan.find_modules()
     # Programs that handlers start get an empty standard input, not the supervisor's.
     supervisor = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -131,7 +131,7 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> i
     notes = [status.pulse.note]
     consumer.observers += [LogObserver(error_text=settings.log_error_text), status.pulse]
     if plan.metrics:
-        file = file_of(Path(plan.figures), os.getpid())
+        file = file_of(Path(plan.board).parent / METRICS_FOLDER, os.getpid())
         metrics = ProcessMetrics([handler.queue.name for handler in handlers], file)
         consumer.observers.append(metrics)
         notes.append(metrics.sample)

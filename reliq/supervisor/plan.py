@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
 
 EXIT_CRASHED = 1
+#: The folder for the figures of processes, beside their boards.
+METRICS_FOLDER = "metrics"
 #: The default of --stall: a handler may hold the interpreter for 30 s where others run beside it.
 STALL_SECONDS = 30.0
 #: A stop may take 10 s beyond its grace, to settle and to leave the lifespan.
@@ -35,8 +37,7 @@ class ChildPlan:
         folder: where the modules of the application are, empty when they are installed.
         board: the file in which the process writes what it runs, and that it claims.
         report: the file in which the process names what it could not finish.
-        metrics: whether the processes keep figures for their supervisor.
-        figures: the folder in which they do.
+        metrics: whether the processes keep figures for their supervisor, in METRICS_FOLDER beside their boards.
     """
 
     consumer: str
@@ -48,7 +49,6 @@ class ChildPlan:
     board: str = ""
     report: str = ""
     metrics: bool = False
-    figures: str = ""
     log_format: str = "auto"
 
     def as_line(self) -> str:
@@ -62,6 +62,11 @@ class ChildPlan:
         own = {"queues": tuple(fields["queues"]), "settings": WorkerSettings(**fields["settings"])}
         return cls(**{**fields, **own})
 
+    def find_modules(self) -> None:
+        """Have this process find the modules of the application."""
+        if self.folder and self.folder not in sys.path:
+            sys.path.insert(0, self.folder)
+
 
 def fingerprint(handlers: Sequence[Handler]) -> str:
     """Return a text that differs when reliq, or the handlers that a supervisor and its processes must agree on, differ."""
@@ -71,9 +76,3 @@ def fingerprint(handlers: Sequence[Handler]) -> str:
         (handler.queue.name, handler.is_async, handler.is_batch, handler.settings.lease) for handler in handlers
     )
     return sha256(repr((VERSION, rows)).encode()).hexdigest()
-
-
-def find_modules(folder: str) -> None:
-    """Have this process find the modules of an application in `folder`."""
-    if folder and folder not in sys.path:
-        sys.path.insert(0, folder)

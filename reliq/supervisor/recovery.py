@@ -68,16 +68,15 @@ class Recovery:
         self._consumer = consumer
         self._concurrency = concurrency
         self._handlers = {handler.queue.name: handler for handler in consumer.handlers}
-        self._served = ServedQueues(consumer.handlers)
         self._call_seconds = CALL_SECONDS  # for how long a call is tried while Redis is away
         self._released: dict[tuple[str, str], int] = {}  # (queue, id) -> how often; the latest at last
 
     def shards(self, names: Sequence[str]) -> list[Keys]:
         """Return the shards of queues; while Redis is away, the first of each."""
-        self._served = ServedQueues([self._handlers[name] for name in names])
+        served = ServedQueues([self._handlers[name] for name in names])
         with suppress(ReliqError):
-            self._client().run_all(self._served.questions())
-        return list(self._served.shards())
+            self._client().run_all(served.questions())
+        return list(served.shards())
 
     def held(self, keys: Keys, lane: str) -> list[Claimed]:
         """Return the messages of a shard that the consumer holds that claims as `lane`; each call reads a part of unack."""

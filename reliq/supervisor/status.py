@@ -108,7 +108,6 @@ class _Cell:
     place: int
     thread: int
     run: HandlerCall | None = None
-    timeout_at: float = 0.0
 
 
 class ProcessStatus:
@@ -154,7 +153,6 @@ class ProcessStatus:
         if self._concurrency == 1 or not run.handler.is_async:  # its thread runs nothing else at the same time
             with self._lock:
                 cell.run = run
-                cell.timeout_at = run.timeout_at or 0.0
                 self._write(cell.place, run, run.started_at, cell.thread)
         elif cell.run is None:
             cell.run = run
@@ -209,10 +207,11 @@ class ProcessStatus:
             noted = cell.run  # read once: its thread may begin something else at any moment
             if noted is None or noted.started_at >= now or (self._concurrency > 1 and noted.handler.is_async):
                 continue
+            until = noted.timeout_at or 0.0
             if noted not in going_on:
                 self._change(cell, noted, 0.0, 0.0)
-            elif (noted.timeout_at or 0.0) != cell.timeout_at:
-                self._change(cell, noted, noted.started_at, noted.timeout_at or 0.0)
+            elif _TIMES.unpack_from(self._memory, cell.place) != (noted.started_at, until):
+                self._change(cell, noted, noted.started_at, until)
         if len(self._lanes) < len(self._numbers):
             self._note_lanes()
         _BEAT.pack_into(self._memory, 0, time.monotonic())
@@ -222,7 +221,6 @@ class ProcessStatus:
         with self._lock:
             if cell.run is known:
                 cell.run = known if started_at else None
-                cell.timeout_at = timeout_at
                 _TIMES.pack_into(self._memory, cell.place, started_at, timeout_at)
 
     def _note_lanes(self) -> None:

@@ -23,8 +23,8 @@ from reliq.errors import EXIT_CONFIG, ConfigurationError
 from reliq.events import ProcessEnded, notify
 from reliq.logs import Background
 from reliq.settings import seconds
-from reliq.supervisor.child import HARD_LIMIT_SECONDS, METRICS_FOLDER, Child, Folder, OrphanKiller
-from reliq.supervisor.plan import STALL_SECONDS, STOP_MARGIN_SECONDS, fingerprint
+from reliq.supervisor.child import HARD_LIMIT_SECONDS, Child, Folder, OrphanKiller
+from reliq.supervisor.plan import METRICS_FOLDER, STALL_SECONDS, STOP_MARGIN_SECONDS, fingerprint
 from reliq.supervisor.recovery import Recovery, reap_orphans
 from reliq.supervisor.status import board_bytes
 from reliq.worker import health

@@ -16,8 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-import typer
-
 from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, print_table, say
 from reliq.cli.settings import ENVIRONMENT, FILE
 from reliq.consumer import STOPS, Consumer, end_at_once, handle_signal, load_consumer, traceback_of_module
@@ -28,9 +26,8 @@ from reliq.logs import configure_logging
 from reliq.metrics import serving
 from reliq.redis.server import URL_VARIABLE
 from reliq.redis.url import check_url
-from reliq.supervisor.child import METRICS_FOLDER
 from reliq.supervisor.main import leave
-from reliq.supervisor.plan import ChildPlan, find_modules
+from reliq.supervisor.plan import METRICS_FOLDER, ChildPlan
 from reliq.supervisor.supervisor import Supervisor
 from reliq.text import pluralize
 
@@ -74,13 +71,11 @@ class Reloader:
         next(self._watch)
         self._changed = threading.Event()
         self._watches = False
-        self._stop: Callable[[], bool] = lambda: True
 
     def watch(self, stop: Callable[[], bool]) -> None:
         """Have `stop` called, once, when a source has changed since this process began; it says whether it stops it."""
-        self._stop = stop
         self._watches = True
-        threading.Thread(target=self._notice, name="reliq-reload", daemon=True).start()
+        threading.Thread(target=self._notice, args=(stop,), name="reliq-reload", daemon=True).start()
 
     def exit_code(self, code: int) -> int:
         """Return `code` when the worker was to end; begin anew when a source has changed, and if it failed wait for that."""
@@ -96,10 +91,10 @@ class Reloader:
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], ENVIRONMENT)  # noqa: S606  this command
         return code
 
-    def _notice(self) -> None:
+    def _notice(self, stop: Callable[[], bool]) -> None:
         for changes in self._watch:
             names = {path for _, path in changes} | _changed_since(self._began)
-            if names and self._stop():
+            if names and stop():
                 logger.info("%s changed: restarting", ", ".join(sorted(map(os.path.relpath, names))))
                 self._changed.set()
             if names:
@@ -138,65 +133,63 @@ def serve(
     _fill_standard_streams()
     # glibc gives threads heaps of their own, up to eight for each core, and each keeps what it once took (mallopt(3)).
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
-    find_modules(plan.folder)
+    plan.find_modules()
 
-    def work(reloader: Reloader | None) -> int:
-        consumer = _loaded(plan.consumer)
-        if not configure_logging(plan.log_level, plan.log_format) and plan.log_format != "auto":
-            logger.warning(
-                "--log-format %s does nothing: the application has configured logging itself", plan.log_format
-            )
-        _use_url(consumer, url)
-        handlers = consumer.chosen(plan.queues)
-        if plan.log_format != "json":
-            count = pluralize(processes, "process", "processes")
-            _print_handlers(handlers, f"{count} of {plan.settings.concurrency} on {consumer.connection(handlers).name}")
-        supervisor = Supervisor(consumer, plan, processes=processes, max_memory=max_memory, stall=stall)
-        if reloader is not None:
-            reloader.watch(supervisor.stop)
-        if page is None:
-            return supervisor.run()
-        port, host, with_queues = page
-        endpoint, observer = serving.of_children(
-            port,
-            host,
-            connection=consumer.connection(handlers),
-            queues=[handler.queue.keys for handler in handlers],
-            folder=lambda: supervisor.folder / METRICS_FOLDER,
-            pulses=supervisor.pulses,
-            pids=supervisor.pids,
-            with_queues=with_queues,
-        )
-        supervisor.observers.append(observer)
-        with endpoint:
-            return supervisor.run()
-
-    def exit_code(reloader: Reloader | None = None) -> int:
-        try:
-            return work(reloader)
-        except ConfigurationError as error:
-            complain(error)
-            return EXIT_USAGE
-        except typer.Exit as end:
-            return end.exit_code
-
-    if reload:
-        reloader = Reloader()
-        leave(reloader.exit_code(exit_code(reloader)))
-    leave(exit_code())
-
-
-def _loaded(place: str) -> Consumer:
-    """Return the consumer; an exception of its module is shown without our own frames and ends like a wrong name."""
+    reloader = Reloader() if reload else None
     try:
-        return load_consumer(place)
+        code = _work(plan, processes, url=url, max_memory=max_memory, stall=stall, page=page, reloader=reloader)
+    except ConfigurationError as error:
+        complain(error)
+        code = EXIT_USAGE
+    leave(code if reloader is None else reloader.exit_code(code))
+
+
+def _work(
+    plan: ChildPlan,
+    processes: int,
+    *,
+    url: str | None,
+    max_memory: int | None,
+    stall: float,
+    page: tuple[int, str, bool] | None,
+    reloader: Reloader | None,
+) -> int:
+    """Load the consumer, print its handlers, and run the processes; return the exit code."""
+    try:
+        consumer = load_consumer(plan.consumer)
     except ReliqError:
         raise
-    except Exception as error:
+    except Exception as error:  # shown without our own frames; it ends the worker like a wrong name
         raised = type(error).__name__
-        complain(f"cannot import {place.partition(':')[0]!r}: it raised {raised}{_CURES.get(raised, '')}")
+        complain(f"cannot import {plan.consumer.partition(':')[0]!r}: it raised {raised}{_CURES.get(raised, '')}")
         say(*traceback_of_module(error), stderr=True)
-        raise typer.Exit(EXIT_USAGE) from None
+        return EXIT_USAGE
+    if not configure_logging(plan.log_level, plan.log_format) and plan.log_format != "auto":
+        logger.warning("--log-format %s does nothing: the application has configured logging itself", plan.log_format)
+    _use_url(consumer, url)
+    handlers = consumer.chosen(plan.queues)
+    if plan.log_format != "json":
+        count = pluralize(processes, "process", "processes")
+        _print_handlers(handlers, f"{count} of {plan.settings.concurrency} on {consumer.connection(handlers).name}")
+    supervisor = Supervisor(consumer, plan, processes=processes, max_memory=max_memory, stall=stall)
+    if reloader is not None:
+        reloader.watch(supervisor.stop)
+    if page is None:
+        return supervisor.run()
+    port, host, with_queues = page
+    endpoint, observer = serving.of_children(
+        port,
+        host,
+        connection=consumer.connection(handlers),
+        queues=[handler.queue.keys for handler in handlers],
+        folder=lambda: supervisor.folder / METRICS_FOLDER,
+        pulses=supervisor.pulses,
+        pids=supervisor.pids,
+        with_queues=with_queues,
+    )
+    supervisor.observers.append(observer)
+    with endpoint:
+        return supervisor.run()
 
 
 def _fill_standard_streams() -> None:

@@ -370,7 +370,8 @@ class Heartbeat:
         """Write what is asked for and due; return the wait until it is. Where Redis refuses it, the work goes on without."""
         if self._answered < self._requests:
             requests = self._requests
-            if not self._run([commands.write_report(self._id, self._report())]):
+            (answer,) = self._client.run_all([commands.write_report(self._id, self._report())])
+            if isinstance(answer, RedisUnavailableError):
                 return BEAT_AGAIN_SECONDS
             self._answered = requests
         self._served.write_limits(self._client)
@@ -378,7 +379,9 @@ class Heartbeat:
         if rest > 0:
             return rest
         began = time.monotonic()
-        if not self._run(self._beat(), self._questions()):
+        record = self._record()
+        answers = self._client.run_all([*record, *self._questions()])
+        if any(isinstance(answer, RedisUnavailableError) for answer in answers[: len(record)]):
             return BEAT_AGAIN_SECONDS
         self._beat_at = began
         return BEAT_SECONDS
@@ -388,7 +391,7 @@ class Heartbeat:
         if self._beat_at + BEAT_SECONDS - EARLY_SECONDS > time.monotonic():
             return []
         self._beat_at = time.monotonic()
-        return [*self._beat(), *self._questions()]
+        return [*self._record(), *self._questions()]
 
     def workers(self) -> int:
         """Return how many worker processes there are; 1 while no queue is sharded."""
@@ -399,7 +402,8 @@ class Heartbeat:
         with suppress(ReliqError):
             self._client.run_all([*commands.remove_worker(self._id)])
 
-    def _beat(self) -> list[Command[None]]:
+    def _record(self) -> list[Command[None]]:
+        """Return the commands that write the record, and take a request for stacks."""
         runs = sorted(self._inflight.runs(), key=lambda run: run.started_at)
         now = time.time()
         epoch = now - time.monotonic()  # the unix time at which the monotonic clock began
@@ -440,8 +444,3 @@ class Heartbeat:
     def _note_request(self) -> None:
         self._requests += 1
         self.wake()
-
-    def _run(self, writes: Sequence[Command[None]], questions: Sequence[Command[Any]] = ()) -> bool:
-        """Write, and ask questions; return whether the servers that have the record were there."""
-        answers = self._client.run_all([*writes, *questions])[: len(writes)]
-        return not any(isinstance(answer, RedisUnavailableError) for answer in answers)
