@@ -103,9 +103,8 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
         case Snooze(delay=delay):
             return Outcome("snooze", milliseconds(seconds("delay", delay)))
         case RateLimited(reason=reason):
-            return Outcome(
-                "rate_limited", max(1, milliseconds(rate_limit_seconds(error))), "failed", *_format_reason(reason)
-            )
+            delay_ms = max(1, milliseconds(rate_limit_seconds(error)))
+            return Outcome("rate_limited", delay_ms, "failed", *_format_reason(reason))
         case Reject(reason=reason):
             return Outcome("reject", 0, "rejected", *_format_reason(reason))
         case Stopped():

@@ -2,7 +2,7 @@
 Runs the handlers of a worker: plain ones on threads, coroutines on one event loop.
 
 `Runner` makes one call of a handler, hands its outcomes on, and reports the deliveries that failed.
-`ThreadExecutor` and `AsyncExecutor` take calls that have a slot, `LoopWatchdog` watches the event loop.
+`ThreadExecutor` and `AsyncExecutor` take calls that have a slot.
 """
 
 from __future__ import annotations
@@ -521,7 +521,7 @@ class DaemonThreads(ThreadPoolExecutor):
 
 class AsyncExecutor:
     """
-    Coroutine handlers, each a task of its own on one event loop.
+    Coroutine handlers, each a task of its own on one event loop, which is pinged while it has any.
 
     Attributes:
         note_step: notes the call whose coroutine, or task, takes a step; None when nothing reads the notes.
@@ -538,6 +538,10 @@ class AsyncExecutor:
         self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)
         self._context = contextvars.copy_context()  # of the consumer's start; each handler gets a copy
         self._closing = False
+        self._ping_lock = threading.Lock()
+        self._pinged_at: float | None = None  # None: it has answered
+        self._missed = 0  # looks since then without an answer
+        self._is_block_logged = False
 
     def start(self) -> None:
         """Start the event loop's thread."""
@@ -658,58 +662,43 @@ class AsyncExecutor:
                 self._filling = True
                 self._loop.call_soon(self.fill)
 
+    def watch(self, now: float) -> list[HeldDelivery]:
+        """
+        Ping the loop again if it answered the latest ping, else count one more look without an answer.
 
-class LoopWatchdog:
-    """
-    Pings the event loop while coroutines have slots.
-
-    While it does not answer, they have none: what is held for them goes back to Redis and stays there, and plain
-    handlers use the slots.
-    """
-
-    def __init__(
-        self, executor: AsyncExecutor, inflight: Inflight, settle: Callable[[list[HeldDelivery], Outcome], None]
-    ) -> None:
-        self._executor = executor
-        self._inflight = inflight
-        self._settle = settle
-        self._lock = threading.Lock()
-        self._pinged_at: float | None = None  # None: it has answered
-        self._missed = 0
-        self._is_reported = False
-
-    def look(self, now: float) -> None:
-        """Ping the loop again if it answered the latest ping, else count one more look without an answer."""
-        with self._lock:
+        Returns:
+            what was held for a loop that is blocked by now: it goes back to Redis, and plain handlers use the slots.
+        """
+        with self._ping_lock:
             if self._pinged_at is None:
                 if self._inflight.loop_is_used:
                     self._pinged_at = now
-                    self._executor.call(self._answer)
-                return
+                    self.call(self._answer)
+                return []
             self._missed += 1
             if self._missed == LATE_LOOKS:
                 self._inflight.note_loop(is_late=True)
-            if self._missed == BLOCKED_LOOKS:
-                self._inflight.note_loop(is_late=True, is_blocked=True)
-                waiting = [held for held in self._inflight.deliveries() if held.handler.is_async]
-                self._settle(self._inflight.withdraw(waiting), RELEASED)
             seconds = now - self._pinged_at
-            if self._missed >= BLOCKED_LOOKS and not self._is_reported and seconds >= REPORT_BLOCKED_SECONDS:
-                self._is_reported = True
+            if self._missed >= BLOCKED_LOOKS and not self._is_block_logged and seconds >= REPORT_BLOCKED_SECONDS:
+                self._is_block_logged = True
                 logger.warning(
                     "the event loop has not run for %.1f s: a coroutine blocks it, and async messages stay in Redis "
                     "until it runs again; await what takes long, or call it by asyncio.to_thread. It is at:\n%s",
                     seconds,
-                    "\n".join(f"  {place}" for place in thread_stack(self._executor.thread_id)),
+                    "\n".join(f"  {place}" for place in thread_stack(self.thread_id)),
                 )
+            if self._missed != BLOCKED_LOOKS:
+                return []
+            self._inflight.note_loop(is_late=True, is_blocked=True)
+            return self._inflight.withdraw([held for held in self._inflight.deliveries() if held.handler.is_async])
 
     def _answer(self) -> None:
         """Record that the loop runs; the loop calls this."""
-        with self._lock:
+        with self._ping_lock:
             if self._missed:
                 self._inflight.note_loop()
-            if self._is_reported:
+            if self._is_block_logged:
                 logger.warning("the event loop runs again")
             self._pinged_at = None
             self._missed = 0
-            self._is_reported = False
+            self._is_block_logged = False

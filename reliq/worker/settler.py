@@ -18,7 +18,6 @@ from reliq.lua import transitions
 from reliq.redis.connection import packed
 from reliq.settings import BATCH_LIMIT
 from reliq.worker.loop import QueueBackoff
-from reliq.worker.runner import LoopWatchdog
 from reliq.worker.slots import HOLD_SECONDS
 
 if TYPE_CHECKING:
@@ -248,7 +247,6 @@ class Renewer:
         self._async_executor = async_executor
         self._settle = settle
         self._report_overrun = report_overrun
-        self._watchdog = LoopWatchdog(async_executor, inflight, settle)
         self._look_seconds = min([RENEWER_STEP_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._backoff = QueueBackoff("renewer", client.observers)
         self._asked_at = 0.0  # when the last renewals were sent
@@ -283,7 +281,7 @@ class Renewer:
         for run in self._inflight.runs():
             if run.timeout_at is not None and now > run.timeout_at and run.unanswered:
                 self._overran(run, now)
-        self._watchdog.look(now)
+        self._settle(self._async_executor.watch(now), RELEASED)
         latest = now - HOLD_SECONDS
         waiting = [
             held for held in deliveries if not held.started and held.held_since + held.handler.linger_seconds < latest
@@ -292,8 +290,7 @@ class Renewer:
         due = [
             held for held in deliveries if held.renew_at <= now and not (held.settling or held.lost or held.abandoned)
         ]
-        if due:
-            self._extend(due)
+        self._extend(due)
         return self._look_seconds if time.monotonic() - now < self._look_seconds else 0.0
 
     def _extend(self, due: list[HeldDelivery]) -> None:

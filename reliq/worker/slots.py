@@ -223,8 +223,8 @@ class QueueSlots:
         return min(HOLD_READS * self.read_limit, int(self.limit * self.batch * HOLD_SECONDS / pace))
 
     def ripe_at(self) -> float:
-        """Return when the next call may start: a batch lingers for more, unless it is full."""
-        if self.waiting[0].must_start or len(self.waiting) >= self.batch:
+        """Return when the next call may start: a batch lingers for more, unless one is full."""
+        if self.waiting[0].must_start or self._first_of_full_batch() is not None:
             return 0.0
         return self.waiting[0].held_since + self.linger
 
@@ -236,6 +236,9 @@ class QueueSlots:
         while len(deliveries) < self.batch and not first.must_start and waiting and not waiting[0].must_start:
             deliveries.append(waiting.popleft())
         return deliveries
+
+    def _first_of_full_batch(self) -> HeldDelivery | None:
+        return self.waiting[0] if len(self.waiting) >= self.batch else None
 
 
 class SlotsByKey(QueueSlots):
@@ -254,13 +257,6 @@ class SlotsByKey(QueueSlots):
     def rest(self) -> int:
         """Nothing: a claim cannot ask for the key whose batch is being gathered."""
         return 0
-
-    def ripe_at(self) -> float:
-        """Return when the next call may start."""
-        first = self.waiting[0]
-        if first.must_start or self._first_of_full_batch() is not None:
-            return 0.0
-        return first.held_since + self.linger
 
     def take(self) -> list[HeldDelivery]:
         """Remove the messages of the next call from the queue: all of one key."""

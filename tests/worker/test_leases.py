@@ -266,7 +266,7 @@ def test_a_process_reclaims_no_lease_it_must_renew(queue, consumer, hold, gate, 
     """As when Redis hung, or this process, and both a renewal and a look at what is overdue are to be made."""
     held_up = threading.Event()
     engine = hold(consumer, queue, lease=60)
-    monkeypatch.setattr(engine._renewer._watchdog, "look", lambda now: held_up.wait(60))
+    monkeypatch.setattr(engine._tasks, "watch", lambda now: held_up.wait(60) and [])
     scheduler = Scheduler(caller, consumer.handlers, lambda: None, engine._scheduler._is_behind)
     scheduler._spared_at.clear()  # its start is long ago
     (held,) = engine.inflight.deliveries()
