@@ -87,6 +87,18 @@ def difference(sent: Any, back: Any, path: str = "$") -> str:
     return f"a {type(sent).__name__} that is left out (exclude), or is read as another value or type, at `{path}`"
 
 
+class RawBodies:
+    """Bodies that are bytes, or text as UTF-8."""
+
+    def __init__(self, kind: Any) -> None:
+        self.encode = bytes if kind is bytes else str.encode
+        self.decode = bytes if kind is bytes else bytes.decode
+
+    def complaint(self, error: Exception) -> str:
+        """Describe the fault of a body that was read, without the value."""
+        return f"{type(error).__name__} at `$`"
+
+
 class JsonBodies:
     """
     Bodies as msgspec writes and reads them.
@@ -274,26 +286,15 @@ class Codec(Generic[B]):
         self.kind = Any if kind is object else kind
         self._class = _class_of(kind)
         self._is_validated = validate and self.kind not in (*_UNTYPED, bytes, str)
-        self._encode: Callable[[Any], bytes]
-        self._decode: Callable[[bytes], Any]
-        self._complaint: Callable[[Exception], str] = lambda error: f"{type(error).__name__} at `$`"
-        self._as_plain: Callable[[Any], Any] | None = None
-        if kind is bytes:
-            self._encode = bytes
-            self._decode = bytes
-        elif kind is str:
-            self._encode = str.encode
-            self._decode = bytes.decode
+        if kind in (bytes, str):
+            self._bodies: RawBodies | JsonBodies | ModelBodies = RawBodies(kind)
+        elif _is_model_class(kind):
+            self._bodies = ModelBodies(kind)
         else:
-            bodies: JsonBodies | ModelBodies
-            if _is_model_class(kind):
-                bodies = ModelBodies(kind)
-            else:
-                bodies = PydanticBodies(kind) if _has_model(kind) else JsonBodies(self.kind)
-            self._encode = bodies.encode
-            self._decode = bodies.decode
-            self._complaint = bodies.complaint
-            self._as_plain = bodies.plain
+            self._bodies = PydanticBodies(kind) if _has_model(kind) else JsonBodies(self.kind)
+        self._encode: Callable[[Any], bytes] = self._bodies.encode
+        self._decode: Callable[[bytes], Any] = self._bodies.decode
+        self._as_plain = None if isinstance(self._bodies, RawBodies) else self._bodies.plain
 
     def encode(self, body: B) -> bytes:
         """Return `body` as bytes; raise BodyError when it is not of the queue's type or cannot be encoded."""
@@ -321,7 +322,7 @@ class Codec(Generic[B]):
             try:
                 lost = difference(body, self._decode(payload))
             except Exception as error:
-                why = self._complaint(error)
+                why = self._bodies.complaint(error)
                 raise BodyError(f"body must be {type_name(self.kind)}, and a worker could not read it: {why}") from None
             if lost:
                 raise BodyError(f"body of type {type(body).__name__} would not come back as it was sent: {lost}")
@@ -332,7 +333,7 @@ class Codec(Generic[B]):
         try:
             body: B = self._decode(payload)
         except Exception as error:  # validators of the body's class run here, and may raise anything
-            raise UndecodableError(f"body is not {type_name(self.kind)}: {self._complaint(error)}") from None
+            raise UndecodableError(f"body is not {type_name(self.kind)}: {self._bodies.complaint(error)}") from None
         return body
 
 
