@@ -798,7 +798,7 @@ class Queue(Control, Generic[B]):
         wait_seconds = seconds("wait", wait)
         with batch.noting_outages():
             self.known_shards.refresh()
-        with receiving(self._clients.blocking(), batch, wait_seconds, self.connection().places_to_wait) as jobs:
+        with receiving(self._clients.blocking(), batch, wait_seconds) as jobs:
             yield jobs
 
     @asynccontextmanager
@@ -810,8 +810,7 @@ class Queue(Control, Generic[B]):
         wait_seconds = seconds("wait", wait)
         with batch.noting_outages():
             await self.known_shards.arefresh()
-        places_to_wait = self.connection().async_places_to_wait()
-        async with areceiving(self._clients.asynchronous(), batch, wait_seconds, places_to_wait) as jobs:
+        async with areceiving(self._clients.asynchronous(), batch, wait_seconds) as jobs:
             yield jobs
 
     def _durability(self, given: Durability | None) -> Durability:

@@ -258,7 +258,7 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
     "consumer": (
         *(commands.bodies, commands.state_words, commands.retries_left, commands.first_score, commands.held),
         *(commands.garbage, commands.claims),
-        *(commands.wake_token, commands.wake_token_at_once, commands.first_wake_token, commands.push_wake_token),
+        *(commands.wake_token, commands.wake_token_at_once, commands.push_wake_token),
         *(commands.poke, commands.drop_watch),
         *(commands.register, commands.write_worker, commands.remove_worker, commands.workers_alive),
         *(*_TO_LOOK, commands.noted, commands.note, commands.take_request, commands.write_report),

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf, isfinite
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -25,7 +24,6 @@ from reliq.lua import transitions
 from reliq.lua.transitions import NOT_WATCHING, CallNumber, CallSequences
 from reliq.message import BARE, Ack, Delivery, Nack, RateLimited, Reject, Snooze
 from reliq.redis import commands
-from reliq.redis.wakeups import WakeTokens
 from reliq.settings import BATCH_LIMIT, READ_BYTES, HandlerSettings, check_int, seconds
 from reliq.text import chunked_by_size, printable
 
@@ -41,97 +39,17 @@ if TYPE_CHECKING:
     from reliq.redis.client import AsyncClient, Client
     from reliq.redis.commands import Call, Command, Request
     from reliq.redis.shards import Shards
+    from reliq.redis.wakeups import WakeTokens
     from reliq.settings import Limits, QueueSettings
 
 logger = logging.getLogger(__name__)
 
 #: A shard is looked at this often, which bounds the delay after a lost wake token.
 EACH_SHARD_SECONDS = 1.0
-#: A shard that another process watches is looked at by that one; by this one in case that it was killed.
+#: A shard of several that another process watches is looked at by that one; by this one in case that it was killed.
 WATCHED_SHARD_SECONDS = 2.5
-#: Another move is made after this time where something is still due, such as leases that are spared.
-AGAIN_SECONDS = 0.1
 #: A look names a length for leases, in ms, and leases nothing.
 _LEASE_MS = 1000
-
-
-class ShardWatch:
-    """
-    One process' looks at shards: it watches for the due times of those that no other process watches (see `claim`).
-
-    Args:
-        spares_leases: says of a shard whether its leases that are over are left alone.
-    """
-
-    def __init__(self, client: Client, spares_leases: Callable[[Keys], bool]) -> None:
-        self._client = client
-        self._spares_leases = spares_leases
-        self._name = token()
-        self._look_at: dict[Keys, float] = {}
-        self._due_at: dict[Keys, float] = {}  # of the shards that are watched here, or were until somebody was told
-
-    def seconds(self) -> float:
-        """Return how long nothing is to be done."""
-        return max(0.0, min([*self._look_at.values(), *self._due_at.values()], default=0.0) - time.monotonic())
-
-    def note(self, keys: Keys, at: float) -> None:
-        """Take over that something is due in a shard: whoever put it there has ended the watch, and told it by a token."""
-        self._due_at[keys] = min(at, self._due_at.get(keys, inf))
-
-    def step(self, shards: Sequence[Keys]) -> list[Keys]:
-        """
-        Look at the shards whose time has come, and move what is due there; return those that have messages.
-
-        Raises:
-            ReliqError: none of them could be looked at.
-        """
-        for keys in self._look_at.keys() - set(shards):
-            self._look_at.pop(keys)
-            self._due_at.pop(keys, None)
-        now = time.monotonic()
-        due = {keys for keys in shards if self._due_at.get(keys, now + 1) <= now}
-        asked = [keys for keys in shards if keys in due or self._look_at.get(keys, 0.0) <= now]
-        calls = [self._calls(keys, is_due=keys in due) for keys in asked]
-        answers = iter(self._client.run_all([call for some in calls for call in some]))
-        looks = [[next(answers) for _ in some][-1] for some in calls]
-        for keys, look in zip(asked, looks, strict=True):
-            self._note(keys, look, has_moved=keys in due)
-        failures = [look for look in looks if isinstance(look, Exception)]
-        if failures and len(failures) == len(looks):
-            raise failures[0]
-        return [
-            keys for keys, look in zip(asked, looks, strict=True) if not isinstance(look, Exception) and look.behind
-        ]
-
-    def close(self) -> None:
-        """Let other processes watch; where something is to come due, one of them looks at once."""
-        requests: list[Any] = []
-        for keys, at in self._due_at.items():
-            requests += [commands.drop_watch(keys), *(commands.push_wake_token(keys) if isfinite(at) else ())]
-        with suppress(ReliqError):
-            self._client.run_all(requests)
-
-    def _calls(self, keys: Keys, *, is_due: bool) -> list[Call[Any]]:
-        number = CallNumber(self._name, 1)  # a look needs no number
-        look = transitions.claim(keys, number, limit=0, lease_ms=_LEASE_MS, watcher=self._name)
-        if not is_due:
-            return [look]
-        return [transitions.promote(keys), transitions.reclaim(keys, spare_leases=self._spares_leases(keys)), look]
-
-    def _note(self, keys: Keys, look: ClaimAnswer | Exception, *, has_moved: bool) -> None:
-        """Take over when a shard is due, and when it is looked at again."""
-        now = time.monotonic()
-        self._due_at.pop(keys, None)
-        if isinstance(look, Exception):
-            self._look_at[keys] = now + EACH_SHARD_SECONDS
-            return
-        is_watched_here = look.promote_in_ms != NOT_WATCHING
-        self._look_at[keys] = now + (EACH_SHARD_SECONDS if is_watched_here else WATCHED_SHARD_SECONDS)
-        if is_watched_here:
-            waits = [ms / 1000 for ms in (look.promote_in_ms, look.reclaim_in_ms) if ms >= 0]
-            self._due_at[keys] = now + max(min(waits, default=inf), AGAIN_SECONDS * has_moved)
-
-
 #: The thread of a listener takes a step at least this often.
 STEP_SECONDS = 1.0
 #: The connections are kept for the next wait for this many seconds after the last one.
@@ -144,7 +62,7 @@ ANYWHERE: Found = ()
 
 class Listener:
     """
-    The waits of a process for a queue whose shards lie apart, as a worker waits: a standing wait for each shard's token.
+    The waits of a process for a queue, as a worker waits: for the tokens of its shards, and for their due times.
 
     Its thread runs while anybody waits. A token wakes who has waited for the longest; where nobody waits any more another
     process gets it.
@@ -154,17 +72,25 @@ class Listener:
     """
 
     def __init__(self, client: Client, shards: Shards, spares_leases: Callable[[Keys], bool]) -> None:
+        from reliq.worker.scheduler import Scheduler  # noqa: PLC0415  who publishes alone does without it
+
         self.client = client
         self._shards = shards
-        self._spares_leases = spares_leases
+        self._scheduler = Scheduler(client, (), lambda: None, spares_leases)
+        self._name = token()
+        self._look_at: dict[Keys, float] = {}
         self._lock = threading.Lock()
         self._waiting: deque[Future[Found]] = deque()
         self._unheard: list[Keys] = []  # what came for who has gone
-        self._dues: dict[Keys, float] = {}  # what looks have seen, until the thread takes it over
         self._left_at = 0.0  # when the last wait ended
         self._is_closed = False
         self._thread: threading.Thread | None = None
         self._poke: Callable[[], None] = lambda: None
+
+    @property
+    def watcher(self) -> str:
+        """The name by which claims have this process watch for due times; empty while its thread does not run."""
+        return self._name if self._thread else ""
 
     def wait(self, seconds: float) -> Found | None:
         """Wait so long for something to come; return where, or None."""
@@ -188,14 +114,9 @@ class Listener:
             self.give_back(self._leave(place))
             raise
 
-    def note(self, due_in: dict[Keys, float]) -> None:
-        """Take over in how many seconds something is due in shards, as a look has seen: who looked may be gone by then."""
-        now = time.monotonic()
-        with self._lock:
-            for keys, seconds in due_in.items():
-                self._dues[keys] = now + seconds
-        if due_in:
-            self._poke()
+    def note(self, keys: Keys, answer: ClaimAnswer) -> None:
+        """Take over when a shard is due, if this process watches it: a claim has seen it."""
+        self._scheduler.note(keys, answer, time.monotonic())
 
     def close(self) -> None:
         """End the thread, and its connections."""
@@ -251,13 +172,12 @@ class Listener:
 
     def _run(self) -> None:
         try:
-            with (
-                closing(ShardWatch(self.client, self._spares_leases)) as watch,
-                closing(WakeTokens(self.client)) as tokens,
-            ):
-                self._poke = tokens.poke
+            with closing(self.client.wake_tokens()) as tokens:
+                self._poke = self._scheduler.wake = tokens.poke
+                self._look_at = {}
                 while not self._is_over():
-                    self._step(tokens, watch)
+                    self._step(tokens)
+                self._hand_on(tokens)
         except Exception:
             logger.exception("queue %s: the waits of `receive` failed and begin anew", self._shards.first.name)
             time.sleep(STEP_SECONDS)  # whoever waits looks then, and begins them anew
@@ -274,31 +194,69 @@ class Listener:
                 self._thread = None
             return is_over
 
-    def _step(self, tokens: WakeTokens, watch: ShardWatch) -> None:
+    def _step(self, tokens: WakeTokens) -> None:
         """Look at what is to be looked at, stand while anybody waits, and hear what comes."""
         if self._shards.is_due:
             with suppress(ReliqError):
                 self._shards.refresh(for_seconds=0.0)
-        with self._lock:
-            dues = self._dues
-            self._dues = {}
-        for keys, at in dues.items():
-            watch.note(keys, at)
         shards = self._shards.all
-        seconds = STEP_SECONDS
+        for keys in self._look_at.keys() - set(shards):
+            del self._look_at[keys]
+            self._scheduler.forget(keys)
         if self._waiting:
-            tokens.expect(shards)
+            for place, together in tokens.serve(shards).items():
+                tokens.expect(place, together)
+        seconds = STEP_SECONDS
         try:
-            tokens.pass_on([keys for keys in watch.step(shards) if not self._wake((keys,))])
-            seconds = min(seconds, watch.seconds())
+            seconds = min(seconds, self._scheduler.step())
+            found = self._look(shards)
+            tokens.pass_on([keys for keys in found if not self._wake((keys,))])
+            seconds = max(0.0, min(seconds, min(self._look_at.values()) - time.monotonic()))
         except ReliqError as error:
             logger.debug("queue %s: no shard can be looked at: %s", self._shards.first.name, error)
+            tokens.restart()
             self._wake_all()
-        came = tokens.came(seconds)
+        came, _ = tokens.came(seconds)
         with self._lock:
             unheard = self._unheard
             self._unheard = []
         tokens.pass_on([*unheard, *(keys for keys in came if not self._wake((keys,)))])
+
+    def _look(self, shards: Sequence[Keys]) -> list[Keys]:
+        """
+        Look at the shards whose time has come, and watch those that no other process watches; return those with messages.
+
+        Raises:
+            ReliqError: none of them could be looked at.
+        """
+        began = time.monotonic()
+        asked = [keys for keys in shards if self._look_at.get(keys, 0.0) <= began]
+        number = CallNumber(self._name, 1)  # a look needs no number
+        looks = [transitions.claim(keys, number, limit=0, lease_ms=_LEASE_MS, watcher=self._name) for keys in asked]
+        answers = self.client.run_all(looks)
+        found = []
+        for keys, answer in zip(asked, answers, strict=True):
+            now = time.monotonic()
+            self._look_at[keys] = now + EACH_SHARD_SECONDS
+            if isinstance(answer, Exception):
+                continue
+            self._scheduler.note(keys, answer, now)
+            if answer.promote_in_ms == NOT_WATCHING and len(shards) > 1:
+                self._look_at[keys] = now + WATCHED_SHARD_SECONDS
+            if answer.behind:
+                found.append(keys)
+        if answers and all(isinstance(answer, Exception) for answer in answers):
+            raise answers[0]
+        return found
+
+    def _hand_on(self, tokens: WakeTokens) -> None:
+        """Let other processes watch; where something is to come due, one of them looks at once."""
+        watched = [keys for keys in self._look_at if self._scheduler.watches(keys)]
+        for keys in self._look_at:
+            self._scheduler.forget(keys)
+        with suppress(ReliqError):
+            self.client.run_all([commands.drop_watch(keys) for keys in watched])
+        tokens.pass_on(watched)
 
 
 B = TypeVar("B")
@@ -400,13 +358,15 @@ class ClaimRound:
         self.behind = 0
         self.missed = False
 
-    def look(self, call_number: CallNumber, *, spare_leases: bool = False) -> list[Call[Any]]:
+    def look(self, call_number: CallNumber, *, spare_leases: bool = False, watcher: str = "") -> list[Call[Any]]:
         """Return the calls of one look: messages that are due or overdue are moved before the claim."""
         keys = self.keys
+        limit = self._limit
+        lease_ms = self._lease_ms
         return [
             transitions.promote(keys),
             transitions.reclaim(keys, spare_leases=spare_leases),
-            transitions.claim(keys, call_number, limit=self._limit, lease_ms=self._lease_ms, spread=self._spread),
+            transitions.claim(keys, call_number, limit=limit, lease_ms=lease_ms, watcher=watcher, spread=self._spread),
         ]
 
     def looked(self, answers: Sequence[Any]) -> None:
@@ -464,10 +424,6 @@ def _raise_first_of(answers: Sequence[Any]) -> None:
             raise answer
 
 
-#: The longest wait in Redis between two looks, in seconds: shorter than the time-out for a reply.
-LOOK_SECONDS = 0.6
-
-
 class Receiver(Generic[B]):
     """Shared by the receives of one queue in a process: the lanes of their claims, and when they spare leases."""
 
@@ -487,10 +443,8 @@ class Receiver(Generic[B]):
         """Return what one `receive` is to hold; raise ConfigurationError for a limit or lease that is not allowed."""
         return LeaseBatch(self, check_int("limit", limit, least=1, most=BATCH_LIMIT), HandlerSettings(lease=lease))
 
-    def listener(self) -> Listener | None:
-        """Return what waits for the shards of the queue; None where one wait in Redis is for all of them."""
-        if self.shards.lie_together:
-            return None
+    def listener(self) -> Listener:
+        """Return what waits for the shards of the queue."""
         with self._lock:
             client = self.shards.clients.blocking()
             if self._listener is None or self._listener.client is not client:
@@ -535,7 +489,7 @@ class LeaseBatch(Generic[B]):
         undecodable: events of those that were nacked because their body does not decode.
         jobs: those that the block works on.
         given_up: whether the caller has gone.
-        listener: what waits where the shards lie apart.
+        listener: waits for tokens and due times of the shards.
         cut: ends the wait of a caller that goes.
     """
 
@@ -555,7 +509,7 @@ class LeaseBatch(Generic[B]):
         self.jobs: list[Received[B]] = []
         self._deliveries: list[Delivery] = []  # of the jobs, in their order
         self.given_up = False
-        self.listener: Listener | None = None
+        self.listener = receiver.listener()
         self.cut: Callable[[], object] = lambda: None
 
     @property
@@ -593,7 +547,9 @@ class LeaseBatch(Generic[B]):
         self._writes_limits = limits_call is not None
         if limits_call is not None:
             return [limits_call]
-        return [call for take in takes for call in take.look(self._lane.next(), spare_leases=spares(take.keys))]
+        watcher = self.listener.watcher
+        looks = [take.look(self._lane.next(), spare_leases=spares(take.keys), watcher=watcher) for take in takes]
+        return [call for look in looks for call in look]
 
     @contextmanager
     def noting_outages(self) -> Iterator[None]:
@@ -604,22 +560,23 @@ class LeaseBatch(Generic[B]):
             self._receiver.away(self._receiver.shards.all)
             raise
 
-    def looked(self, answers: Sequence[Any]) -> float:
+    def looked(self, answers: Sequence[Any]) -> bool:
         """
-        Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused.
+        Keep what was claimed; return whether another look is due at once. Raise what was refused.
 
-        They are 0 when another shard may have messages: the next look claims there; and when messages were moved after the
+        It is when another shard may have messages: the next look claims there; and when messages were moved after the
         claim, or the limits alone were written. Shards that are away are left out while others answer.
         """
         takes = self._takes()
         if self._writes_limits:
             self._receiver.note_limits(answers[0])
-            return 0.0
+            return True
         away: dict[Keys, RedisUnavailableError] = {}
         for at, take in enumerate(takes):
             try:
                 take.looked(answers[3 * at :][:3])
                 self._receiver.answered(take.keys, self.lease_seconds)
+                self.listener.note(take.keys, answers[3 * at + 2])
             except RedisUnavailableError as error:
                 away[take.keys] = error
         self._receiver.away(away)
@@ -630,12 +587,10 @@ class LeaseBatch(Generic[B]):
             self._take = self._at(
                 self._glances.pop(self._receiver.shards.turn() % len(self._glances)).keys, self._limit
             )
-            return 0.0
-        if self.listener:
-            self.listener.note({take.keys: min(take.next_in_ms) / 1000 for take in takes if take.next_in_ms})
-        if not self.claimed and (any(take.missed for take in takes) or self._widens() or self._switch()):
-            return 0.0
-        return min([LOOK_SECONDS, *(due_ms / 1000 for take in takes for due_ms in take.next_in_ms)])
+            return True
+        if self.claimed:
+            return False
+        return any(take.missed for take in takes) or self._widens() or self._switch()
 
     def heard(self, found: Found) -> None:
         """Look next where a wait has found something, if it says where."""
@@ -648,12 +603,6 @@ class LeaseBatch(Generic[B]):
     def over(self) -> None:
         """Note that the last look has its answer: its lane is free."""
         self._receiver.lanes.give_back(self._lane)
-
-    def token(self, for_seconds: float) -> Command[Any]:
-        """Return the wait for something to claim, in any shard; they lie together."""
-        if self._glances:
-            return commands.first_wake_token(self._take.keys.wake, [take.keys for take in self._glances], for_seconds)
-        return commands.wake_token(self._take.keys, for_seconds)
 
     def reads(self) -> list[Call[list[FoundBody]]]:
         """Return the call for the values of what was claimed."""
@@ -745,19 +694,15 @@ class LeaseBatch(Generic[B]):
 TAKE_SECONDS = 2.0
 #: A cancelled `areceive` waits at most this many seconds for what it settles; then that goes on by itself.
 CANCELLED_SECONDS = 2.0
-#: A wait in Redis may overshoot by this many seconds; the rest of a wait for a due time is slept.
-OVERSHOOT_SECONDS = 0.1
 
 #: Settlings of cancelled blocks; an event loop itself keeps no hold of its tasks.
 _settlings: set[asyncio.Task[None]] = set()
 
 
 @contextmanager
-def receiving(
-    client: Client, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: threading.Semaphore
-) -> Iterator[list[Received[B]]]:
+def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iterator[list[Received[B]]]:
     """Take messages, renew their leases in a thread of its own while the block runs, and settle them."""
-    _take(client, batch, wait_seconds, places_to_wait)
+    _take(client, batch, wait_seconds)
     over = threading.Event()
     renewer = threading.Thread(target=_renew_until, args=(over, client, batch), name="reliq-receive", daemon=True)
     renewer.start()
@@ -785,10 +730,10 @@ def _settle(client: Client, batch: LeaseBatch[B], calls: list[Call[Settled]]) ->
     _raise_first(answers)
 
 
-def _take(client: Client, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
+def _take(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> None:
     try:
         with batch.noting_outages():
-            _look(client, batch, wait_seconds, places_to_wait)
+            _look(client, batch, wait_seconds)
         large = batch.large_reads(client.run_all(batch.reads(), for_seconds=TAKE_SECONDS))
         for call in batch.fill(client.run_all(large, for_seconds=TAKE_SECONDS)):
             client.run(call, for_seconds=TAKE_SECONDS)
@@ -799,35 +744,20 @@ def _take(client: Client, batch: LeaseBatch[B], wait_seconds: float, places_to_w
     _tell(client.observers, batch)
 
 
-def _look(client: Client, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
+def _look(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> None:
     batch.begin()
     until = time.monotonic() + wait_seconds
     while True:
-        next_in = batch.looked(client.run_all(batch.look(), for_seconds=TAKE_SECONDS, once_sent=batch.may_detour))
-        rest = until - time.monotonic()
-        if batch.claimed or (rest <= 0 and next_in):
+        again = batch.looked(client.run_all(batch.look(), for_seconds=TAKE_SECONDS, once_sent=batch.may_detour))
+        if batch.claimed:
             break
-        if batch.listener and next_in:
-            if (found := batch.listener.wait(rest)) is None:
+        if not again:
+            rest = until - time.monotonic()
+            found = batch.listener.wait(rest) if rest > 0 else None
+            if found is None:
                 break
             batch.heard(found)
-        elif min(rest, next_in) > OVERSHOOT_SECONDS:
-            _wait(client, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
-        else:
-            time.sleep(max(0.0, min(rest, next_in)))
     batch.over()
-
-
-def _wait(client: Client, batch: LeaseBatch[B], seconds: float, places_to_wait: threading.Semaphore) -> None:
-    """Wait in Redis for something to claim; where many do so already, for a place. The next look tells what failed."""
-    until = time.monotonic() + seconds
-    if places_to_wait.acquire(timeout=seconds):
-        try:
-            if (left := until - time.monotonic()) > 0:
-                with suppress(RedisUnavailableError):
-                    client.run(batch.token(left))
-        finally:
-            places_to_wait.release()
 
 
 def _renew_until(over: threading.Event, client: Client, batch: LeaseBatch[B]) -> None:
@@ -838,11 +768,11 @@ def _renew_until(over: threading.Event, client: Client, batch: LeaseBatch[B]) ->
 
 @asynccontextmanager
 async def areceiving(
-    client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore
+    client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float
 ) -> AsyncIterator[list[Received[B]]]:
     """As `receiving`; the renewal is a task, so a block that holds the event loop up for a lease loses it."""
     # Taking is not cut off: what a cancelled caller has claimed is given back.
-    taking = asyncio.ensure_future(_atake(client, batch, wait_seconds, places_to_wait))
+    taking = asyncio.ensure_future(_atake(client, batch, wait_seconds))
     try:
         await asyncio.shield(taking)
     except asyncio.CancelledError:
@@ -883,12 +813,10 @@ async def _asettle(client: AsyncClient, batch: LeaseBatch[B], calls: list[Call[S
     _raise_first(answers)
 
 
-async def _atake(
-    client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore
-) -> None:
+async def _atake(client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float) -> None:
     try:
         with batch.noting_outages():
-            await _alook(client, batch, wait_seconds, places_to_wait)
+            await _alook(client, batch, wait_seconds)
         if batch.given_up:
             return
         large = batch.large_reads(await client.run_all(batch.reads(), for_seconds=TAKE_SECONDS))
@@ -901,24 +829,19 @@ async def _atake(
     _tell(client.observers, batch)
 
 
-async def _alook(
-    client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore
-) -> None:
+async def _alook(client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float) -> None:
     batch.begin()
     until = time.monotonic() + wait_seconds
     while not batch.given_up:
-        next_in = batch.looked(await client.run_all(batch.look(), for_seconds=TAKE_SECONDS, once_sent=batch.may_detour))
-        rest = until - time.monotonic()
-        if batch.claimed or (rest <= 0 and next_in):
+        again = batch.looked(await client.run_all(batch.look(), for_seconds=TAKE_SECONDS, once_sent=batch.may_detour))
+        if batch.claimed:
             break
-        if batch.listener and next_in:
-            if (found := await _alisten(batch.listener, batch, rest)) is None:
+        if not again:
+            rest = until - time.monotonic()
+            found = await _alisten(batch.listener, batch, rest) if rest > 0 else None
+            if found is None:
                 break
             batch.heard(found)
-        elif min(rest, next_in) > OVERSHOOT_SECONDS:
-            await _await(client, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
-        else:
-            await asyncio.sleep(max(0.0, min(rest, next_in)))
     batch.over()
 
 
@@ -938,18 +861,6 @@ async def _alisten(listener: Listener, batch: LeaseBatch[B], seconds: float) -> 
         listener.give_back(found)
         return None
     return found
-
-
-async def _await(client: AsyncClient, batch: LeaseBatch[B], seconds: float, places_to_wait: asyncio.Semaphore) -> None:
-    until = time.monotonic() + seconds
-    with suppress(TimeoutError):
-        await asyncio.wait_for(places_to_wait.acquire(), seconds)
-        try:
-            if (left := until - time.monotonic()) > 0:
-                with suppress(RedisUnavailableError):
-                    await client.run(batch.token(left))
-        finally:
-            places_to_wait.release()
 
 
 async def _arenew(client: AsyncClient, batch: LeaseBatch[B]) -> None:

@@ -17,7 +17,7 @@ from reliq.redis.commands import Call, Clock, Command, Request, T
 from reliq.redis.connection import NotSentError, is_denied_eval, is_failure, is_unknown_script, translated
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS, Connection, default_url
 from reliq.redis.url import Target
-from reliq.redis.wakeups import BlockingWaits
+from reliq.redis.wakeups import WakeTokens
 from reliq.settings import Tries
 
 
@@ -274,9 +274,9 @@ class Client:
         replies = self._try_all(requests, for_seconds, once_sent) if for_seconds else self._exchange(requests)
         return self._read_all(requests, replies)
 
-    def blocking_waits(self) -> BlockingWaits[Any]:
-        """Return waits in Redis that go on beside the calls of this client."""
-        return BlockingWaits(self._wire)
+    def wake_tokens(self) -> WakeTokens:
+        """Return waits for wake tokens that go on beside the calls of this client."""
+        return WakeTokens(self, self._wire)
 
     def place(self, key: str) -> Hashable:
         """Return what `key` has in common with all keys that may stand in one command with it."""

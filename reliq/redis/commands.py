@@ -403,14 +403,8 @@ def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
 # ---- waiting for work, waking who waits, and the pause
 
 
-@runs("wake:BLPOP")
-def wake_token(keys: Keys, for_seconds: float) -> Command[bool]:
-    """Take the token that says there is something to claim, waiting for it; say whether it came."""
-    return Command(("BLPOP", keys.wake, f"{for_seconds:.3f}"), lambda reply: reply is not None)
-
-
 @runs("lane:BLPOP wake:BLPOP")
-def first_wake_token(poke: str, queues: Sequence[Keys], for_seconds: float) -> Command[str | None]:
+def wake_token(poke: str, queues: Sequence[Keys], for_seconds: float) -> Command[str | None]:
     """Wait for a token of one of several queues, or for a `poke`; return the key it came by, None when none came."""
     tokens = (keys.wake for keys in queues)
     return Command(
@@ -432,7 +426,7 @@ def push_wake_token(keys: Keys) -> list[Command[Any]]:
 
 @runs("lane:RPUSH,PEXPIRE")
 def poke(key: str, lasts_ms: int) -> list[Command[int]]:
-    """End the wait for `first_wake_token` by its `poke`; when nobody waits, it is forgotten after so many ms."""
+    """End the wait for `wake_token` by its `poke`; when nobody waits, it is forgotten after so many ms."""
     return [Command(("RPUSH", key, "1"), int), Command(("PEXPIRE", key, lasts_ms), int)]
 
 

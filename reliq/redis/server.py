@@ -120,9 +120,8 @@ def _sentinels(pool: Any) -> list[Any]:
 class LoopLocal:
     """The wires of one event loop by their time-out, until the loop ends."""
 
-    def __init__(self, places_to_wait: int) -> None:
+    def __init__(self) -> None:
         self.wires: dict[float, AsyncWire] = {}
-        self.places_to_wait = asyncio.Semaphore(places_to_wait)
         self.end = self._until_the_loop_ends()
         # An event loop ends its asynchronous generators before it closes: from its first step on it knows this one.
         with suppress(StopIteration):
@@ -218,16 +217,6 @@ class Connection:
                 wires[timeout_seconds] = wire
             return wires[timeout_seconds]
 
-    @cached_property
-    def places_to_wait(self) -> threading.BoundedSemaphore:
-        """Held by each call that blocks in Redis; there are places for half of the connections, the rest stay free."""
-        return threading.BoundedSemaphore(self._places_to_wait())
-
-    def async_places_to_wait(self) -> asyncio.Semaphore:
-        """As `places_to_wait`, for the running event loop."""
-        with self._lock:
-            return self._of_loop().places_to_wait
-
     def close(self) -> None:
         """Close the blocking connections; they come back when they are used again."""
         with self._lock:
@@ -289,11 +278,8 @@ class Connection:
         if loop not in self._loops:
             for closed in [known for known in self._loops if known.is_closed()]:  # and did not end its generators first
                 del self._loops[closed]
-            self._loops[loop] = LoopLocal(self._places_to_wait())
+            self._loops[loop] = LoopLocal()
         return self._loops[loop]
-
-    def _places_to_wait(self) -> int:
-        return max(1, int(settings(self._target())["max_connections"]) // 2)
 
     def _target(self) -> Target:
         client = self._client() if self._client else None

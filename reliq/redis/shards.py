@@ -271,12 +271,6 @@ class Shards:
         return tuple(self.keys(shard) for shard in range(self.map.ever))
 
     @property
-    def lie_together(self) -> bool:
-        """Whether one command may name keys of every shard."""
-        place = self.clients.blocking().place
-        return self.map.served == 1 or len({place(keys.wake) for keys in self.all}) == 1
-
-    @property
     def is_old(self) -> bool:
         """Whether the map must be read again: its time is over, or connections mean another Redis since."""
         return self.clients.epoch is not transport.epoch or time.monotonic() >= self.clients.mapped_until

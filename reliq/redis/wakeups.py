@@ -1,4 +1,4 @@
-"""Requests that wait in Redis, each over a connection of its own, and one poll over all of them."""
+"""The waits of a process for wake tokens, each over a connection of its own, and one poll over all of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import redis
 
 from reliq.errors import ReliqError
+from reliq.keys import token
 from reliq.redis import commands
-from reliq.redis.connection import BROKEN, packed, translated
+from reliq.redis.connection import BROKEN, packed
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Sequence
 
     from reliq.keys import Keys
     from reliq.redis.client import Client
@@ -27,39 +28,50 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-N = TypeVar("N", bound="Hashable")
-T = TypeVar("T")
-
+#: A wait that no token ends is begun anew after this time.
+STAND_SECONDS = 180.0
+#: A wait that failed is begun anew after this time; meanwhile looks find what comes.
+STAND_AGAIN_SECONDS = 1.0
 #: A wait whose answer is so much later than it asked for has lost its connection, or its server.
 LATE_ANSWER_SECONDS = 5.0
 #: Waits at a server that has failed, or that has their keys no more, are ended this often.
 LOST_SECONDS = 1.0
+#: Redis deletes a poke that nobody waits for after this time.
+POKE_MS = 5000
 
 
 @dataclass(slots=True, eq=False)
-class _Wait(Generic[N]):
-    """A connection for one key with its socket, which redis-py forgets at an error, and what waits on it, if anything."""
+class _Wait:
+    """A connection for one place, with its socket, which redis-py forgets at an error, and the shards that wait on it."""
 
-    name: N
-    key: str
+    place: Hashable
     node: PooledConnection
     connection: Any
     socket: socket.socket
-    request: Command[Any]
+    shards: Sequence[Keys] = ()
     late_at: float = 0.0
-    stands: bool = False
 
 
-class BlockingWaits(Generic[N]):
+class WakeTokens:
     """
-    Waits in Redis that need not be in one slot or on one server. They go on while the caller does something else.
+    Waits in Redis for the tokens of shards, which go on while the caller does something else.
 
-    One thread uses them; `poke` is for others. Their connections are not of the wire's pool, which could be too small.
+    Shards lie at one place when one command may name keys of all of them: in a Cluster each lies alone. The shards of a
+    place share a wait. One thread uses this object; `poke` is for others. Its connections are not of the wire's pool,
+    which could be too small.
+
+    Attributes:
+        standing: the places whose waits stand.
     """
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, client: Client, wire: Wire) -> None:
+        self._client = client
         self._wire = wire
-        self._waits: dict[N, _Wait[N]] = {}
+        self._name = token()
+        self.standing: set[Hashable] = set()
+        self._places: dict[Hashable, list[Keys]] = {}
+        self._waits: dict[Hashable, _Wait] = {}
+        self._again_at: dict[Hashable, float] = {}
         self._selector = selectors.DefaultSelector()
         self._poked, self._poker = socket.socketpair()
         for end in (self._poked, self._poker):
@@ -67,152 +79,73 @@ class BlockingWaits(Generic[N]):
         self._selector.register(self._poked, selectors.EVENT_READ)
         self._checked_at = 0.0
 
-    def stands(self, name: N) -> bool:
-        """Return whether `name` waits."""
-        wait = self._waits.get(name)
-        return wait is not None and wait.stands
+    def serve(self, shards: Iterable[Keys]) -> dict[Hashable, list[Keys]]:
+        """Return shards by their places; end the waits of places that have others by now."""
+        places: dict[Hashable, list[Keys]] = {}
+        for keys in shards:
+            places.setdefault(self._wire.place(keys.wake), []).append(keys)
+        for place, known in self._places.items():
+            if places.get(place) != known:
+                self._end(place)
+        self._places = places
+        return places
 
-    def begin(self, name: N, key: str, request: Command[Any], seconds: float) -> None:
-        """
-        Have `request`, which waits for something at `key` for so many seconds, wait as `name`.
-
-        Raises:
-            RedisUnavailableError, RedisRefusedError: it cannot.
-        """
+    def expect(self, place: Hashable, shards: Sequence[Keys]) -> None:
+        """Have a wait stand for the tokens of `shards`, which lie at one place; after a failure not at once."""
+        wait = self._waits.get(place)
+        if wait is not None and place in self.standing:
+            if not set(shards) <= set(wait.shards):  # it ends, and the next is for them too
+                with suppress(ReliqError):
+                    self._client.run_all(commands.poke(self._poke_key(wait.shards), POKE_MS))
+            return
+        if time.monotonic() < self._again_at.get(place, 0.0):
+            return
         try:
-            node = self._wire.node_for(key)
+            node = self._wire.node_for(shards[0].wake)
         except redis.ConnectionError as error:
-            self.end(name)
-            raise translated(request, error) from None
-        wait = self._waits.get(name)
-        if wait is None or wait.node is not node:
-            self.end(name)
-            wait = self._waits[name] = self._opened(name, key, node, request)
-        wait.request = request
-        wait.stands = True
-        wait.late_at = time.monotonic() + seconds + LATE_ANSWER_SECONDS
+            self._note_failure(place, shards, error)
+            return
         try:
-            wait.connection.send_packed_command(packed([request.command]))
-        except BROKEN as error:
-            raise self._failed(wait, error) from None
+            if wait is None or wait.node is not node:
+                self._end(place)
+                wait = self._open(place, node)
+            wait.shards = shards
+            wait.late_at = time.monotonic() + STAND_SECONDS + LATE_ANSWER_SECONDS
+            wait.connection.send_packed_command(packed([self._request(shards).command]))
+            self.standing.add(place)
+        except (*BROKEN, redis.ResponseError) as error:
+            self._wire.note(node, error)
+            self._note_failure(place, shards, error)
 
-    def answers(self, seconds: float) -> list[tuple[N, Any]]:
-        """Wait so long for an answer or a poke; return the names whose waits are over, with answer or ReliqError."""
-        found: list[tuple[N, Any]] = []
+    def came(self, seconds: float) -> tuple[list[Keys], list[Keys]]:
+        """Wait so long for tokens or a poke; return the shards whose tokens have come, and those whose waits have failed."""
+        came: list[Keys] = []
+        failed: list[Keys] = []
         for ready, _ in self._selector.select(seconds):
-            if ready.data is None:
+            wait: _Wait | None = ready.data
+            if wait is None:
                 self._poked.recv(4096)
-            else:
-                found += self._read(ready.data)
+                continue
+            stood = wait.place in self.standing
+            self.standing.discard(wait.place)
+            try:
+                key = self._request(wait.shards).read(wait.connection.read_response())
+                came += [keys for keys in wait.shards if keys.wake == key]
+            except (*BROKEN, redis.ResponseError) as error:
+                self._wire.note(wait.node, error)
+                self._note_failure(wait.place, wait.shards, error)
+                failed += wait.shards if stood else ()
         if time.monotonic() - self._checked_at >= LOST_SECONDS:
             self._checked_at = time.monotonic()
-            found += self._lost()
-        return found
+            failed += self._lost()
+        return came, failed
 
     def poke(self) -> None:
-        """End a wait for answers; other threads call this."""
+        """End a wait of `came`; other threads call this."""
         try:
             self._poker.send(b"1")
         except OSError:
             return  # there are pokes enough, or nobody waits any more
-
-    def end(self, name: N) -> None:
-        """Give up the wait of `name`, if it waits: what has come for it is lost."""
-        if wait := self._waits.pop(name, None):
-            self._selector.unregister(wait.socket)
-            wait.connection.disconnect()
-
-    def close(self) -> list[N]:
-        """Give up every wait; return the names whose answers had come."""
-        came = [name for name, answer in self.answers(0.0) if not isinstance(answer, Exception) and answer]
-        for name in list(self._waits):
-            self.end(name)
-        self._selector.close()
-        self._poked.close()
-        self._poker.close()
-        return came
-
-    def _opened(self, name: N, key: str, node: PooledConnection, request: Command[Any]) -> _Wait[N]:
-        connection = node.lone_connection()
-        try:
-            connection.connect()
-            connection.send_packed_command(packed([("PING",)]))
-            connection.read_response()
-        except (*BROKEN, redis.ResponseError) as error:
-            connection.disconnect()
-            self._wire.note(node, error)
-            raise translated(request, error) from None
-        wait = _Wait(name, key, node, connection, connection._sock, request)  # noqa: SLF001  it has no other name
-        self._selector.register(wait.socket, selectors.EVENT_READ, wait)
-        return wait
-
-    def _read(self, wait: _Wait[N]) -> list[tuple[N, Any]]:
-        """Return the answer of a wait, none when it did not stand and its connection was closed."""
-        stood = wait.stands
-        wait.stands = False
-        try:
-            return [(wait.name, wait.request.read(wait.connection.read_response()))]
-        except (*BROKEN, redis.ResponseError) as error:
-            failure = self._failed(wait, error)
-        except ReliqError as error:
-            failure = error
-        return [(wait.name, failure)] if stood else []
-
-    def _lost(self) -> list[tuple[N, Any]]:
-        """End the waits at servers that have failed, and those that another server has now; return them."""
-        found: list[tuple[N, Any]] = []
-        now = time.monotonic()
-        for wait in [wait for wait in self._waits.values() if wait.stands]:
-            try:
-                if self._wire.node_for(wait.key) is not wait.node:
-                    self.end(wait.name)
-                elif now > wait.late_at:
-                    found.append((wait.name, self._failed(wait, redis.TimeoutError("no answer to a wait in Redis"))))
-            except redis.ConnectionError as error:
-                self.end(wait.name)
-                found.append((wait.name, translated(wait.request, error)))
-        return found
-
-    def _failed(self, wait: _Wait[N], error: Exception) -> ReliqError:
-        """End a wait that failed, and return why."""
-        self._wire.note(wait.node, error)
-        self.end(wait.name)
-        return translated(wait.request, error)
-
-
-#: A wait in Redis that no token ends is begun anew after this time.
-STAND_SECONDS = 180.0
-#: A wait that failed is begun anew after this time; meanwhile looks find what comes.
-STAND_AGAIN_SECONDS = 1.0
-
-
-class WakeTokens:
-    """The waits of one process for the tokens of its shards; `poke` may be called by other threads."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._waits: BlockingWaits[Keys] = client.blocking_waits()
-        self._again_at: dict[Keys, float] = {}
-        self.poke = self._waits.poke
-
-    def expect(self, shards: Iterable[Keys]) -> None:
-        """Wait for the tokens of shards."""
-        for keys in shards:
-            if not (self._waits.stands(keys) or time.monotonic() < self._again_at.get(keys, 0.0)):
-                try:
-                    self._waits.begin(keys, keys.wake, commands.wake_token(keys, STAND_SECONDS), STAND_SECONDS)
-                except ReliqError as error:
-                    self._failed(keys, error)
-
-    def came(self, seconds: float) -> set[Keys]:
-        """Wait so long for tokens or a poke; return the shards whose tokens have come."""
-        found = set()
-        for keys, answer in self._waits.answers(seconds):
-            if isinstance(answer, Exception):
-                self._failed(keys, answer)
-            elif answer:
-                found.add(keys)
-        return found
 
     def pass_on(self, shards: Iterable[Keys]) -> None:
         """Give tokens that cannot be used here to other processes."""
@@ -220,15 +153,71 @@ class WakeTokens:
             with suppress(ReliqError):
                 self._client.run_all(requests)
 
-    def forget(self, keys: Keys) -> None:
-        """Wait for a shard no more: it is none of ours."""
-        self._waits.end(keys)
-        self._again_at.pop(keys, None)
+    def restart(self) -> None:
+        """End the waits, because their server was away: of a connection that hangs nothing else is heard for long."""
+        for place in list(self._waits):
+            self._end(place)
 
     def close(self) -> None:
         """Wait for nothing more, and pass on what has come meanwhile."""
-        self.pass_on(self._waits.close())
+        if self._selector.get_map() is None:
+            return  # it was closed before
+        came, _ = self.came(0.0)
+        self.restart()
+        self._selector.close()
+        self._poked.close()
+        self._poker.close()
+        self.pass_on(came)
 
-    def _failed(self, keys: Keys, error: Exception) -> None:
-        logger.debug("queue %s: the wait for a token failed: %s", keys.name, error)
-        self._again_at[keys] = time.monotonic() + STAND_AGAIN_SECONDS
+    def _request(self, shards: Sequence[Keys]) -> Command[str | None]:
+        return commands.wake_token(self._poke_key(shards), shards, STAND_SECONDS)
+
+    def _poke_key(self, shards: Sequence[Keys]) -> str:
+        return shards[0].lane(f"{self._name}.poke")
+
+    def _open(self, place: Hashable, node: PooledConnection) -> _Wait:
+        connection = node.lone_connection()
+        try:
+            connection.connect()
+            connection.send_packed_command(packed([("PING",)]))
+            connection.read_response()
+        except (*BROKEN, redis.ResponseError):
+            connection.disconnect()
+            raise
+        wait = _Wait(place, node, connection, connection._sock)  # noqa: SLF001  it has no other name
+        self._selector.register(wait.socket, selectors.EVENT_READ, wait)
+        self._waits[place] = wait
+        return wait
+
+    def _lost(self) -> list[Keys]:
+        """End the waits at servers that have failed, and those that another server has now; return the shards of the former."""
+        failed: list[Keys] = []
+        for place in [*self.standing]:
+            wait = self._waits[place]
+            try:
+                if self._wire.node_for(wait.shards[0].wake) is not wait.node:
+                    self._end(place)
+                    continue
+                if time.monotonic() <= wait.late_at:
+                    continue
+                error: redis.RedisError = redis.TimeoutError("no answer to a wait in Redis")
+                self._wire.note(wait.node, error)
+            except redis.ConnectionError as away:
+                error = away
+            self._note_failure(place, wait.shards, error)
+            failed += wait.shards
+        return failed
+
+    def _note_failure(self, place: Hashable, shards: Sequence[Keys], error: Exception) -> None:
+        """End a wait that has failed."""
+        self._end(place)
+        self._again_at[place] = time.monotonic() + STAND_AGAIN_SECONDS
+        logger.debug("queue %s: the wait for a token failed: %s", shards[0].name, error)
+
+    def _end(self, place: Hashable) -> None:
+        """End the wait at a place, if it waits; what has come for it is lost."""
+        self.standing.discard(place)
+        self._again_at.pop(place, None)
+        if wait := self._waits.pop(place, None):
+            self._selector.unregister(wait.socket)
+            wait.connection.disconnect()

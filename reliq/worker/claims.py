@@ -25,7 +25,7 @@ from reliq.settings import BATCH_LIMIT
 from reliq.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from reliq.handlers.handler import Handler
     from reliq.keys import Keys
@@ -296,6 +296,7 @@ class QueueClaims:
     The claims of one handler's queue, or of one shard of it.
 
     Attributes:
+        place: what it has in common with shards that may share a wait for their tokens.
         hot: worth a claim without waiting for its token.
         must_poll: no wake token announced work, but it is time to poll.
         is_watched_here: this process waits for its next due time.
@@ -310,6 +311,7 @@ class QueueClaims:
         self.handler = handler
         self.name = handler.queue.name
         self.keys = keys or handler.queue.keys
+        self.place: Hashable = None
         self.hot = True
         self.must_poll = True
         self.is_watched_here = False
@@ -369,11 +371,6 @@ class QueueClaims:
             watcher=watcher,
             spread=-(-self._asked_keyed // capacity.batch) or None if self.handler.settings.batch_by_key else None,
         )
-
-    def look(self, watcher: str) -> Call[ClaimAnswer]:
-        """Return a claim that takes nothing, and needs no number: it reports what is there, and which process watches."""
-        lease_ms = self.handler.lease_ms
-        return transitions.claim(self.keys, self._number, limit=0, lease_ms=lease_ms, watcher=watcher)
 
     def looked(self, answer: ClaimAnswer) -> None:
         """Update what is known of the queue from a look."""

@@ -233,7 +233,7 @@ class Engine:
             lambda: stack_report(inflight.runs(), self._tasks.thread_id),
         )
         self._fetcher = Fetcher(
-            client, served, inflight, self._scheduler, self._threads.submit, settle, self._heartbeat
+            client, served, inflight, self._scheduler, self._threads.submit, settle, self._heartbeat.workers
         )
         steps = {
             "settler": self._settler.step,

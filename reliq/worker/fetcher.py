@@ -15,7 +15,6 @@ from reliq.keys import token
 from reliq.lua import transitions
 from reliq.lua.transitions import NOT_WATCHING
 from reliq.redis import commands
-from reliq.redis.wakeups import WakeTokens
 from reliq.settings import BATCH_LIMIT, INLINE_BYTES, READ_BYTES
 from reliq.text import chunked_by_size, join_first
 from reliq.worker.claims import FairOrder, PollJitter, QueueClaims, shared_out
@@ -23,7 +22,7 @@ from reliq.worker.loop import REPLY_LAG_SECONDS, QueueBackoff
 from reliq.worker.slots import deliveries_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from reliq.handlers.handler import Handler
     from reliq.handlers.settlement import Outcome
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
     from reliq.lua.transitions import ClaimAnswer, FoundBody
     from reliq.redis.client import Client
     from reliq.redis.commands import Request
+    from reliq.redis.wakeups import WakeTokens
     from reliq.worker.claims import Offer, ServedQueues
     from reliq.worker.scheduler import Scheduler
     from reliq.worker.slots import HeldDelivery, Inflight
-    from reliq.worker.upkeep import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -174,14 +173,10 @@ def _ids(group: list[HeldDelivery]) -> list[str]:
 POLL_SECONDS = 1.0
 #: While other queues keep the worker busy, wake tokens of idle queues are taken this often.
 GLANCE_SECONDS = 0.05
-#: A wait in Redis lasts at least this long, because 0 would mean for ever.
-SHORTEST_WAIT_SECONDS = 0.01
 #: A wait that ends sooner shows that tokens come faster than one can be taken at a time.
 RUSH_SECONDS = 0.001
 #: The log says so when no slot has come free for 30 s and messages wait in a queue that has none.
 HELD_SECONDS = 30.0
-#: Redis deletes a poke that nobody waits for after this time.
-POKE_MS = 5000
 
 
 class Fetcher:
@@ -191,10 +186,8 @@ class Fetcher:
     A round whose reply was lost is made again under the same numbers: Redis gives the same answer. When a wait for a
     token began without queues that had no room, `poke` ends it as soon as there is some (see `Inflight.watch`).
 
-    Where all shards lie together one wait in Redis is for all of them; else each has its own (see `WakeTokens`).
-
     Args:
-        heartbeat: says what is to go along with the wait of an idle second, and how many workers there are.
+        workers: returns how many worker processes there are.
     """
 
     def __init__(
@@ -205,27 +198,26 @@ class Fetcher:
         scheduler: Scheduler,
         submit: Callable[[list[HeldDelivery]], None],
         settle: Callable[[list[HeldDelivery], Outcome], None],
-        heartbeat: Heartbeat,
+        workers: Callable[[], int],
     ) -> None:
         self._client = client
         self._served = served
         self._inflight = inflight
         self._scheduler = scheduler
-        self._heartbeat = heartbeat
         self._lanes = {handler.queue.name: token() for handler in served.handlers}
         self._claims: dict[Keys, QueueClaims] = {}
         self._queues: list[QueueClaims] = []
-        self._tokens: WakeTokens | None = None
+        self._tokens: WakeTokens  # from the first step on
+        self._places: dict[Hashable, list[Keys]] = {}
+        self._has_shared_waits = False  # several queues lie at one place
         self._served_at = float("-inf")  # when the shards were last taken up
         self._name = token()
-        self._poll_jitter = PollJitter(heartbeat.workers)
-        self._poke_key = served.handlers[0].queue.keys.lane(f"{self._name}.poke")
+        self._poll_jitter = PollJitter(workers)
         self._order = FairOrder()
         self._backoff = QueueBackoff("fetcher", client.observers)
         self._reader = BodyReader(served.handlers, inflight, self._backoff, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
         self._held_slots_logged = False  # the log has said who holds all slots
-        self._idle = False  # whether the last wait ended without a token
         self.last_claim_at = time.monotonic()
 
     def step(self) -> float:
@@ -234,11 +226,11 @@ class Fetcher:
             self._serve()
         waits = self._backoff.waits
         queues = [queue for queue in self._queues if not waits(queue.keys)] if self._backoff.until else self._queues
-        if self._tokens is not None:
-            self._tokens.expect(queue.keys for queue in queues if not queue.hot)
-            self._note_tokens(self._tokens.came(0.0))
         hot = self._hot_with_room(queues)
         reads = self._reader.next_reads()
+        if hot and (self._tokens.standing or len(self._places) > 1):
+            self._expect(queues, beside_hot=True)
+            self._note_tokens(0.0)
         if hot or reads:
             self._claim(hot, reads)
         elif not queues:
@@ -262,18 +254,21 @@ class Fetcher:
         if handlers.keys() != self._claims.keys():
             gone = self._claims.keys() - handlers.keys()
             known = self._claims
+            if not known:
+                self._tokens = self._client.wake_tokens()
             # The claims of all shards of a queue go by one name, each with numbers of its own.
             self._claims = {
                 keys: known.get(keys) or QueueClaims(handler, keys, self._lanes[keys.name])
                 for keys, handler in handlers.items()
             }
             self._queues = list(self._claims.values())
-            if self._tokens is None and len({self._client.place(keys.wake) for keys in handlers}) > 1:
-                self._tokens = WakeTokens(self._client)
+            self._places = self._tokens.serve(self._claims)
+            self._has_shared_waits = len(self._places) < len(self._claims)
+            for place, shards in self._places.items():
+                for keys in shards:
+                    self._claims[keys].place = place
             for keys in gone:
                 self._scheduler.forget(keys)
-                if self._tokens is not None:
-                    self._tokens.forget(keys)
 
     def _hot_with_room(self, queues: list[QueueClaims]) -> list[Offer]:
         """Return the hot queues that have room; none when it is time to look at the others."""
@@ -281,24 +276,33 @@ class Fetcher:
         hot = [queue for queue in queues if queue.hot]
         if not hot or now - self._polled_at >= POLL_SECONDS:
             return []
-        if self._tokens is None and len(hot) < len(queues) and now - self._glanced_at >= GLANCE_SECONDS:
+        if self._has_shared_waits and len(hot) < len(queues) and now - self._glanced_at >= GLANCE_SECONDS:
             return []
         capacities = self._inflight.wait_for_capacity(hot, 0.0)
         return [offer for offer in zip(hot, capacities, strict=True) if offer[0].is_to_be_asked(offer[1])]
 
     def _look_around(self, queues: list[QueueClaims]) -> None:
         """Find out which queues have work, claim of it, or wait for some; first for a slot, if all are taken."""
-        capacities = self._inflight.wait_for_capacity(queues, POLL_SECONDS / 2 if self._tokens is None else 0.0)
+        capacities = self._inflight.wait_for_capacity(queues, 0.0 if self._tokens.standing else POLL_SECONDS / 2)
         offers = list(zip(queues, capacities, strict=True))
         reached = [(queue, capacity) for queue, capacity in offers if queue.has_room(capacity) or capacity.crowded]
         self._log_held_slots([queue.name for queue, capacity in reached if queue.starves(capacity)])
         self._find_hot(reached)
         if hot := [offer for offer in reached if offer[0].is_to_be_asked(offer[1])]:
             self._claim(hot, [])
-        elif self._tokens is not None:
-            self._wait_for_tokens(self._tokens, [queue for queue, capacity in offers if not queue.can_claim(capacity)])
-        elif opened := [queue for queue, capacity in offers if queue.has_room(capacity)]:
-            self._wait(opened, [queue for queue, capacity in offers if not queue.can_claim(capacity)])
+            return
+        if any(queue.has_room(capacity) for queue, capacity in offers):
+            self._expect(queues)
+        elif not self._tokens.standing:
+            return
+        rest = max(0.0, POLL_SECONDS - (time.monotonic() - self._polled_at))
+        if self._backoff.until:
+            rest = min(rest, self._backoff.seconds())
+        if self._inflight.watch([queue for queue, capacity in offers if not queue.can_claim(capacity)]):
+            try:
+                self._note_tokens(rest)
+            finally:
+                self._inflight.unwatch()
 
     def _log_held_slots(self, waiting: list[str]) -> None:
         """Log once which queue holds the slots when none has come free for long while messages wait in others."""
@@ -315,18 +319,14 @@ class Fetcher:
         self._held_slots_logged = is_held
 
     def poke(self) -> None:
-        """End the wait in Redis when there is more to claim than at its start; other threads call this."""
+        """End the wait for tokens when there is more to claim than at its start; other threads call this."""
         if self._inflight.wait_is_over():
-            if self._tokens is None:
-                self._client.run_all(commands.poke(self._poke_key, POKE_MS))
-            else:
-                self._tokens.poke()
+            self._tokens.poke()
 
     def hand_on(self) -> None:
         """Pass this process' wake tokens and watches on to other processes, because it ends."""
-        if self._tokens is not None:
+        if self._queues:
             self._tokens.close()
-            self._tokens = None
         requests: list[Any] = []
         for queue in self._queues:
             # Others look at a shard of many but rarely while they believe that it is watched.
@@ -351,81 +351,46 @@ class Fetcher:
             queue.must_poll = queue.must_poll or poll
             if poll or (queue.waits_for_suspect and queue.suspect_has_ended(capacity)):
                 queue.hot = True
-        if self._tokens is None:
-            self._glance([queue for queue, _ in offers])
+        self._glance([queue for queue, _ in offers])
 
     def _glance(self, queues: list[QueueClaims]) -> None:
-        """Now and then, while others are hot, see whether a token has come for those that are not."""
-        cold = [queue for queue in queues if not queue.hot]
-        if len(cold) in (0, len(queues)) or time.monotonic() - self._glanced_at < GLANCE_SECONDS:
+        """Now and then see whether a token has come for queues that have no wait, because others at their place are hot."""
+        if not self._has_shared_waits or time.monotonic() - self._glanced_at < GLANCE_SECONDS:
+            return
+        waiting = [queue for queue in queues if not queue.hot and queue.place not in self._tokens.standing]
+        cold = [queue for queue in waiting if any(self._claims[keys].hot for keys in self._places[queue.place])]
+        if not cold:
             return
         self._glanced_at = time.monotonic()
         tokens = self._client.run_all([commands.wake_token_at_once(queue.keys) for queue in cold])
         for queue, token_there in zip(cold, tokens, strict=True):
             queue.hot = token_there is True
 
-    def _wait_for_tokens(self, tokens: WakeTokens, others: list[QueueClaims]) -> None:
-        """Wait for a token of any shard, the time to look at some, or until there is room for one of `others`."""
-        rest = max(0.0, POLL_SECONDS - (time.monotonic() - self._polled_at))
-        if self._backoff.until:
-            rest = min(rest, self._backoff.seconds())
-        if self._inflight.watch(others):
-            try:
-                came = tokens.came(rest)
-            finally:
-                self._inflight.unwatch()
-            self._note_tokens(came)
+    def _expect(self, queues: list[QueueClaims], *, beside_hot: bool = False) -> None:
+        """Wait for tokens of the queues that are not hot; `beside_hot` not at places where some are."""
+        cold: dict[Hashable, list[Keys]] = {}
+        for queue in queues:
+            if not queue.hot:
+                cold.setdefault(queue.place, []).append(queue.keys)
+        for place, shards in cold.items():
+            if not beside_hot or len(shards) == len(self._places[place]):
+                self._tokens.expect(place, shards)
 
-    def _note_tokens(self, came: set[Keys]) -> None:
-        """Note that shards have work; where there is no room for it, another process gets the token."""
+    def _note_tokens(self, seconds: float) -> None:
+        """Wait so long for tokens; where there is no room for what they announce, another process gets them."""
+        began = time.monotonic()
+        came, failed = self._tokens.came(seconds)
+        # The wait was for all of them: a glance at the others is too soon, but in a rush.
+        now = time.monotonic()
+        self._glanced_at = 0.0 if came and now - began < RUSH_SECONDS else now
         heard = [self._claims[keys] for keys in came if keys in self._claims]
-        if heard and self._tokens is not None:
-            for queue in heard:
-                queue.hot = True
+        for queue in [*heard, *(self._claims[keys] for keys in failed if keys in self._claims)]:
+            queue.hot = True  # a claim finds out why a wait has failed
+        if heard:
             capacities = self._inflight.wait_for_capacity(heard, 0.0)
             self._tokens.pass_on(
                 queue.keys for queue, capacity in zip(heard, capacities, strict=True) if not queue.has_room(capacity)
             )
-
-    def _wait(self, opened: list[QueueClaims], others: list[QueueClaims]) -> None:
-        """Wait in Redis for a token of `opened`, the time to look at all, or until there is room for one of `others`."""
-        rest = max(SHORTEST_WAIT_SECONDS, POLL_SECONDS - (time.monotonic() - self._polled_at))
-        request = commands.first_wake_token(self._poke_key, [queue.keys for queue in opened], rest)
-        # In an idle second the look at every queue, and what else is due, go along with the wait: one round trip for all.
-        looked = [queue for queue in opened if queue.look_at <= time.monotonic()] if self._idle else []
-        looks = [queue.look(self._name) for queue in looked]
-        all_seen = self._idle and len(opened) == len(self._queues)
-        along = self._heartbeat.soon() if self._idle else []
-        if not self._inflight.watch(others):
-            return
-        began = time.monotonic()
-        try:
-            woken, *answers = self._client.run_all([request, *looks, *along])
-        finally:
-            self._inflight.unwatch()
-        if isinstance(woken, RedisRefusedError):  # the error of a common wait does not name the queue at fault
-            time.sleep(rest)
-            for queue in opened:
-                queue.hot = True
-            return
-        if isinstance(woken, Exception):
-            raise woken
-        self._idle = woken is None
-        now = time.monotonic()  # the wait was for all of them: a glance at the others is too soon, but in a rush
-        self._glanced_at = 0.0 if woken is not None and now - began < RUSH_SECONDS else now
-        self._note_looks(looked, answers[: len(looks)], all_seen=all_seen)
-        for queue in opened:
-            queue.hot = queue.hot or queue.keys.wake == woken
-
-    def _note_looks(self, queues: list[QueueClaims], answers: list[Any], *, all_seen: bool) -> None:
-        """Update queues from the answers of looks, if any were made; a look that failed is made again at the next poll."""
-        at = time.monotonic()
-        for queue, answer in zip(queues, answers, strict=False):
-            if not isinstance(answer, Exception):
-                self._note(queue, answer, at)
-                queue.looked(answer)
-        if all_seen and not any(isinstance(answer, Exception) for answer in answers):
-            self._polled_at = at
 
     def _claim(self, hot: list[Offer], reads: list[Read]) -> None:
         """Claim from `hot` and make `reads` of earlier claims in one round trip; then submit what has its body."""
@@ -434,7 +399,11 @@ class Fetcher:
             self._order.order([hot[0][0].name])
         requests = [queue.claim(part, self._name) for queue, part in asked]
         sent_at = time.monotonic()
-        answers = self._client.run_all([*(read.request for read in reads), *requests])
+        try:
+            answers = self._client.run_all([*(read.request for read in reads), *requests])
+        except RedisUnavailableError:
+            self._tokens.restart()
+            raise
         failures = self._claimed(asked, answers[len(reads) :], sent_at)
         failures += self._reader.take(reads, answers[: len(reads)])
         self._reader.start()

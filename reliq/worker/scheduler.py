@@ -167,7 +167,7 @@ class Scheduler:
 
     def _spares(self, keys: Keys) -> bool:
         spared_at = max(self._spared_at.get(shard, 0.0) for shard in (None, keys))
-        return time.monotonic() < spared_at + self._lease_seconds[keys.name] / 3 or self._is_behind(keys)
+        return time.monotonic() < spared_at + self._lease_seconds.get(keys.name, 0.0) / 3 or self._is_behind(keys)
 
 
 @dataclass(slots=True)

@@ -70,8 +70,6 @@ FRAME_CHARACTERS = 300
 REPORT_CHARACTERS = 60_000
 #: While the server that has the record is away and others answer, the record is written again this often.
 BEAT_AGAIN_SECONDS = 1.0
-#: A record that is due within this time is sent with a call that is made anyway.
-EARLY_SECONDS = 1.0
 #: Workers are counted with each fourth record.
 COUNT_BEATS = 4
 #: Workers that were silent for an hour are forgotten with each twelfth record.
@@ -385,13 +383,6 @@ class Heartbeat:
             return BEAT_AGAIN_SECONDS
         self._beat_at = began
         return BEAT_SECONDS
-
-    def soon(self) -> list[Command[Any]]:
-        """Return what writes the record, to go along with a call that is made anyway; nothing when it is not yet time."""
-        if self._beat_at + BEAT_SECONDS - EARLY_SECONDS > time.monotonic():
-            return []
-        self._beat_at = time.monotonic()
-        return [*self._record(), *self._questions()]
 
     def workers(self) -> int:
         """Return how many worker processes there are; 1 while no queue is sharded."""

@@ -12,7 +12,7 @@ from waiting import eventually
 from reliq import Admin, Queue
 from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber
-from reliq.receive.receiver import LeaseBatch, Listener, Receiver, ShardWatch
+from reliq.receive.receiver import LeaseBatch, Listener, Receiver
 from reliq.redis.shards import ShardMap
 from reliq.redis.wakeups import WakeTokens
 
@@ -152,8 +152,8 @@ def test_idle_shards_are_checked_by_one_process_for_all(taken, queue, other, blo
     monkeypatch.setattr("reliq.receive.receiver.WATCHED_SHARD_SECONDS", 3600.0)
     received, looks = taken(5), []
     wait_until_all_stand(blocked, received)
-    step = ShardWatch.step
-    monkeypatch.setattr(ShardWatch, "step", lambda self, shards: looks.append(self) or step(self, shards))
+    look = Listener._look
+    monkeypatch.setattr(Listener, "_look", lambda self, shards: looks.append(self) or look(self, shards))
     settle = scripts()
     eventually(lambda: len(looks) >= 10, "ten rounds of looks are made")
 

@@ -17,7 +17,7 @@ from reliq.redis.connection import PooledConnection
 #: Methods without a twin: a watcher reads in one thread, and `redis_keys`, `in_layout` and `in_shard` ask no server. A worker waits at
 #: many servers in threads, as an operator asks each; async code publishes by a batcher, which makes `run_once_sent` of many.
 ALONE = {Admin: {"watch", "redis_keys", "in_layout", "in_shard", "close"}, AsyncAdmin: {"aclose"}}
-ALONE |= {Client: {"place", "blocking_waits", "run_everywhere", "run_once_sent"}}
+ALONE |= {Client: {"place", "wake_tokens", "run_everywhere", "run_once_sent"}}
 ALONE |= {
     kind: {"lone_connection", "place", "node_for", "each", "everywhere", "note"}
     for kind in (PooledConnection, ClusterTransport)

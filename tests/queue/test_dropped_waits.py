@@ -1,10 +1,9 @@
-"""Waits that stand in Redis while their thread does something else."""
+"""Waits for tokens that stand in Redis while their thread does something else."""
 
 import pytest
+from waiting import eventually
 
-from reliq.errors import RedisUnavailableError
 from reliq.keys import Keys
-from reliq.redis import commands
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
 
@@ -12,25 +11,57 @@ SECONDS = 20
 
 
 @pytest.fixture
-def waits(url):
-    waits = Client.to(Connection.to(url), 5.0).blocking_waits()
-    yield waits
-    waits.close()
+def tokens(url):
+    tokens = Client.to(Connection.to(url), 5.0).wake_tokens()
+    yield tokens
+    tokens.close()
 
 
-def test_wait_whose_connection_was_dropped_is_begun_again(waits, client):
-    one, other = Keys("one"), Keys("other")
-    for keys in (one, other):
-        waits.begin(keys, keys.wake, commands.wake_token(keys, SECONDS), SECONDS)
+@pytest.fixture
+def expect(tokens, client):
+    """Have a wait stand for the tokens of shards; wait until it does."""
+
+    def begin(*shards):
+        [place] = tokens.serve(shards) if not tokens.standing else tokens.standing
+        tokens.expect(place, list(shards))
+        eventually(lambda: client.info("clients")["blocked_clients"] == 1, "it waits")
+
+    return begin
+
+
+def test_wait_whose_connection_was_dropped_is_begun_again(tokens, expect, client, monkeypatch):
+    monkeypatch.setattr("reliq.redis.wakeups.STAND_AGAIN_SECONDS", 0.0)
+    shards = Keys("one"), Keys("other")
+    expect(*shards)
 
     client.client_kill_filter(_type="normal", skipme=True)
-    failed = dict([*waits.answers(SECONDS), *waits.answers(1.0)])
-    for keys in (one, other):
-        waits.begin(keys, keys.wake, commands.wake_token(keys, SECONDS), SECONDS)
-    client.lpush(other.wake, "")
-    found = waits.answers(SECONDS)
+    came, failed = tokens.came(SECONDS)
+    expect(*shards)
+    client.lpush(shards[1].wake, "")
 
-    assert failed.keys() == {one, other}
-    assert all(isinstance(error, RedisUnavailableError) for error in failed.values())
-    assert [name for name, _ in found] == [other]
-    assert waits.stands(one)
+    assert (came, failed) == ([], [*shards])
+    assert tokens.came(SECONDS) == ([shards[1]], [])
+    assert not tokens.standing
+
+
+def test_wait_that_lacks_a_shard_ends_and_loses_no_token(tokens, expect, client):
+    one, other = Keys("one"), Keys("other")
+    tokens.serve([one, other])
+    expect(one)
+    tokens.expect(*tokens.standing, [one, other])  # it stands, and not for both
+
+    assert tokens.came(SECONDS) == ([], [])
+    assert not tokens.standing
+    expect(one, other)
+    tokens.expect(*tokens.standing, [one])  # it is for more than this one already
+    client.lpush(other.wake, "")
+    assert tokens.came(SECONDS) == ([other], [])
+
+
+def test_poke_ends_a_wait_and_leaves_it_standing(tokens, expect):
+    expect(Keys("one"))
+
+    tokens.poke()
+
+    assert tokens.came(SECONDS) == ([], [])
+    assert tokens.standing

@@ -62,7 +62,7 @@ REQUESTS = [
     shard_map(KEYS),
     check_ids(KEYS, ["a"]),
     commands.bodies(KEYS, ["a"]),
-    commands.wake_token(KEYS, 1),
+    commands.wake_token("poke", [KEYS], 1),
     commands.garbage(KEYS, 1),
     commands.letters_between(KEYS, "-", "+", count=1),
     commands.claims(KEYS),

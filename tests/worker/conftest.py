@@ -250,12 +250,14 @@ def new_deliveries(consumer):
 def fetcher_of(caller, inflight_of):
     """Make a fetcher whose rounds the test makes, with its parts and the deliveries that it submits."""
 
-    def make(consumer, concurrency=4, *, client=caller, served=None, heartbeat=None, submit=None):
+    fetchers = []
+
+    def make(consumer, concurrency=4, *, client=caller, served=None, workers=lambda: 1, submit=None):
         served = served or ServedQueues(consumer.handlers)
         inflight, held = inflight_of(concurrency, consumer), []
         scheduler = Scheduler(client, consumer.handlers, lambda: None)
-        heartbeat = heartbeat or SimpleNamespace(soon=list, workers=lambda: 1)
-        fetcher = Fetcher(client, served, inflight, scheduler, submit or held.extend, lambda *_: None, heartbeat)
+        fetcher = Fetcher(client, served, inflight, scheduler, submit or held.extend, lambda *_: None, workers)
+        fetchers.append(fetcher)
 
         def step(times=1):
             for _ in range(times):
@@ -263,7 +265,9 @@ def fetcher_of(caller, inflight_of):
 
         return SimpleNamespace(fetcher=fetcher, step=step, inflight=inflight, scheduler=scheduler, held=held)
 
-    return make
+    yield make
+    for fetcher in fetchers:
+        fetcher.hand_on()
 
 
 class Gate:

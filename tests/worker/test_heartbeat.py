@@ -15,7 +15,6 @@ from reliq.events import Acked
 from reliq.keys import QUEUES_KEY, WORKERS_KEY
 from reliq.redis.commands import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT, StackReport
 from reliq.worker.claims import ServedQueues
-from reliq.worker.fetcher import POLL_SECONDS
 from reliq.worker.upkeep import BEAT_AGAIN_SECONDS, Heartbeat
 
 
@@ -113,27 +112,13 @@ def test_a_producer_names_its_queue_once(call, queue, client):
     assert client.hget(QUEUES_KEY, "q") is None
 
 
-def test_the_record_of_an_idle_worker_goes_with_its_wait(acking, beat_of, records, clock, fetcher_of, monkeypatch):
-    monkeypatch.setattr("reliq.worker.upkeep.BEAT_SECONDS", 3600.0)  # however slow this machine is
-    beat = beat_of()
-    fetcher = fetcher_of(acking, heartbeat=beat)
-
-    fetcher.step(2)  # the first claim, and a second without a token
-    clock.now += POLL_SECONDS
-    fetcher.step(2)  # a look, and a wait that takes the record along
-
-    assert [one.id for one in records()] == [beat._id]
-    assert 0 < beat.step() < 3600.0  # it need not write it itself
-    assert beat.soon() == []
-
-
-def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(acking, caller, client, beat_of):
+def test_a_request_for_stacks_is_read_with_the_record_and_answered_in_the_next_step(acking, caller, client, beat_of):
     woken = []
     beat = beat_of()
     beat.wake = lambda: woken.append("heartbeat")
     caller.run_all(calls.ask_stacks(beat._id))
 
-    caller.run_all(beat.soon())  # as the fetcher does, which reads no answer of these
+    beat.step()
 
     assert woken == ["heartbeat"]
     assert client.keys("reliq:stack*") == []

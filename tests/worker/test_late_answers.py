@@ -20,7 +20,7 @@ def held_up(caller, clock, monkeypatch):
         clock.now += LATE
         return answers
 
-    return SimpleNamespace(run_all=run_all, place=caller.place, observers=())
+    return SimpleNamespace(run_all=run_all, wake_tokens=caller.wake_tokens, observers=())
 
 
 @pytest.mark.parametrize("after", ["claim", "promotion"])

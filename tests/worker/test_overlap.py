@@ -14,7 +14,7 @@ def be_quick(inflight):
 
 
 def client_of(caller, run_all):
-    return SimpleNamespace(run_all=run_all, observers=(), place=caller.place)
+    return SimpleNamespace(run_all=run_all, observers=(), wake_tokens=caller.wake_tokens)
 
 
 def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(serve, consumer, caller, fetcher_of):

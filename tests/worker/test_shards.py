@@ -1,7 +1,6 @@
 """A worker of a sharded queue: it serves every shard, in turn, and looks at idle ones now and then."""
 
 from operator import gt
-from types import SimpleNamespace
 
 import pytest
 from waiting import eventually
@@ -197,7 +196,7 @@ def test_a_shard_that_another_watches_is_looked_at_seldom(queue, acking, fetcher
     shards = spread(queue, 16)
     served = ServedQueues(acking.handlers)
     served.read(caller)
-    fetcher = fetcher_of(acking, 16, served=served, heartbeat=SimpleNamespace(soon=list, workers=lambda: 16))
+    fetcher = fetcher_of(acking, 16, served=served, workers=lambda: 16)
     for keys in shards:
         client.set(keys.watch, "another", px=2000)
 

@@ -27,39 +27,35 @@ def clock(clock, monkeypatch):
     return clock
 
 
-def idle(fetcher, clock):
-    """Have a fetcher be idle: the first claim, a second without a token, and a look."""
-    fetcher.step(2)
-    clock.now += POLL_SECONDS
-    fetcher.step()
-
-
 @pytest.mark.parametrize("amount", [pytest.param(1, id="one queue"), pytest.param(50, id="fifty queues")])
-def test_an_idle_worker_looks_at_all_queues_once_a_second(serve, consumer, fetcher_of, client, ran, clock, amount):
+def test_an_idle_worker_polls_all_queues_once_a_second(serve, consumer, fetcher_of, client, ran, clock, amount):
     for number in range(amount):
         serve(f"q{number}")
     fetcher = fetcher_of(consumer)
-    idle(fetcher, clock)
+    fetcher.step(2)  # the first claim, and a wait
     before, read_before = ran(), client.info("stats")["total_reads_processed"]
 
-    fetcher.step(2)  # a wait that takes its look along, twice
+    for _ in range(2):
+        clock.now += POLL_SECONDS
+        fetcher.step(2)  # a claim, and the rest of the wait
 
     reads = client.info("stats")["total_reads_processed"] - read_before
     rounds = ran() - before
-    assert (rounds["blpop"], rounds["evalsha"]) == (2, 2 * amount)
-    assert amount > 1 or reads == 3  # two round trips of the worker, and this question; many looks need two reads
+    assert (rounds["blpop"], rounds["evalsha"]) == (0, 2 * amount)
+    assert amount > 1 or reads == 3  # two round trips of the worker, and this question; many claims need two reads
     assert POLL_SECONDS == 1  # what such a round trip takes
 
 
-def test_a_look_finds_a_message_without_a_token_and_takes_nothing_itself(queue, acking, fetcher_of, client, clock):
+def test_a_poll_finds_a_message_without_a_token(queue, acking, fetcher_of, client, clock):
     """As a publish of the Go original, or one whose token went with the worker that took it."""
     fetcher = fetcher_of(acking)
-    idle(fetcher, clock)
+    fetcher.step()
     queue.publish("x")
     client.delete(queue.keys.wake)
 
-    fetcher.step()  # the wait ends without a token, and the look along with it sees the message
+    fetcher.step()  # a wait that no token ends
     assert (fetcher.held, queue.counts().ready) == ([], 1)
+    clock.now += POLL_SECONDS
     fetcher.step(3)  # the claim, the body, the start
 
     assert len(fetcher.held) == 1
@@ -178,7 +174,7 @@ def test_expired_leases_are_spared_after_a_start_or_an_outage(queue, consumer, c
     def run_all(requests):
         return [RedisUnavailableError("away")] * len(requests) if is_away else caller.run_all(requests)
 
-    made = fetcher_of(consumer, client=SimpleNamespace(run_all=run_all, place=caller.place, observers=()))
+    made = fetcher_of(consumer, client=SimpleNamespace(run_all=run_all, wake_tokens=caller.wake_tokens, observers=()))
     scheduler, claim = made.scheduler, CallNumber("me", 1)
     answer = run_transition(queue, "claim", claim, limit=1, lease_ms=60_000, watcher="me")
     scheduler.note(queue.keys, answer, time.monotonic() - 1)

@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 from waiting import eventually
@@ -14,7 +13,6 @@ from reliq import Consumer, Queue
 from reliq.events import Acked, RedisAway, RedisBack, Started
 from reliq.redis.client import Client
 from reliq.redis.server import WORKER_TIMEOUT_SECONDS, Connection
-from reliq.redis.wakeups import WakeTokens
 
 pytestmark = pytest.mark.slow
 
@@ -78,8 +76,9 @@ def test_a_worker_without_room_passes_the_token_on(no_looks, queues_on, cluster,
     eventually(lambda: blocked() == 2, "the first one waits")
     held.publish("x")
     gate.wait_for()
+    eventually(lambda: blocked() == 1, "the wait of the other queue still stands")
     start(idle)
-    eventually(lambda: blocked() == 3, "and the second: the token goes to who waits for longer")
+    eventually(lambda: blocked() == 2, "and the second waits: the token goes to who waits for longer")
 
     other.publish("y")
 
@@ -88,9 +87,14 @@ def test_a_worker_without_room_passes_the_token_on(no_looks, queues_on, cluster,
 
 
 def test_tokens_that_came_during_a_stop_go_to_other_processes(queue, caller, client):
-    waits = SimpleNamespace(poke=None, close=lambda: [queue.keys])
-    tokens = WakeTokens(SimpleNamespace(blocking_waits=lambda: waits, run_all=caller.run_all))
+    tokens = caller.wake_tokens()
+    [(place, shards)] = tokens.serve([queue.keys]).items()
+    tokens.expect(place, shards)
+    eventually(lambda: client.info("clients")["blocked_clients"] == 1, "it waits")
+    client.rpush(queue.keys.wake, "1")
+    eventually(lambda: client.llen(queue.keys.wake) == 0, "the token is on its way")
 
+    tokens.close()
     tokens.close()
 
     assert client.llen(queue.keys.wake) == 1
