@@ -58,10 +58,8 @@ def facts_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
     for name in _SUMMED_FACTS & fullest.keys():
         facts[name] = str(sum(_number(server, name) for server in servers))
     for name, best in _BEST_FACTS.items():
-        for server in servers:
-            if server.get(name, best) != best:
-                facts[name] = server[name]
-                break
+        if worse := [server[name] for server in servers if server.get(name, best) != best]:
+            facts[name] = worse[0]
     return facts
 
 
@@ -273,8 +271,8 @@ class ShardMaps:
         self._whole = whole
         self.lost = set[str]()
         self._read_at: dict[str, float] = {}
-        self._shards: dict[str, list[Keys]] = {}
-        self._served: dict[str, int] = {}
+        #: By the entry of a queue, the keys of every shard, and how many shards may hold messages.
+        self._known: dict[str, tuple[list[Keys], int]] = {}
 
     def due(self, queues: Sequence[Keys]) -> list[Keys]:
         """Return those of `queues` whose maps are to be read."""
@@ -304,11 +302,10 @@ class ShardMaps:
                 refused[keys] = map_error(answer, keys)
             elif isinstance(answer, ShardMap):
                 map = UNSHARDED.or_later(fences).unless(answer)
-                self._served[keys.entry] = map.served
-                if map.ever == 1:
-                    self._shards.pop(keys.entry, None)
-                elif len(self._shards.get(keys.entry, ())) != map.ever:
-                    self._shards[keys.entry] = [keys.of_shard(shard) for shard in range(map.ever)]
+                shards = self.shards(keys)
+                if len(shards) != map.ever:
+                    shards = [keys.of_shard(shard) for shard in range(map.ever)]
+                self._known[keys.entry] = (shards, map.served)
                 self.lost.discard(keys.entry)
                 if map.is_lost:
                     self.lost.add(keys.entry)
@@ -320,18 +317,17 @@ class ShardMaps:
 
     def shards(self, keys: Keys) -> list[Keys]:
         """Return the keys of every shard of a queue, abandoned shards included, as far as they are known."""
-        return self._shards.get(keys.entry, [keys]) if self._whole else [keys]
+        return self._known[keys.entry][0] if self._whole and keys.entry in self._known else [keys]
 
     def served(self, keys: Keys) -> int:
         """Return how many shards of a queue may hold messages, as far as it is known."""
-        return self._served.get(keys.entry, 1)
+        return self._known[keys.entry][1] if keys.entry in self._known else 1
 
     def keep(self, queues: Sequence[Keys]) -> None:
         """Forget every queue but these."""
         entries = {keys.entry for keys in queues}
         self._read_at = {entry: at for entry, at in self._read_at.items() if entry in entries}
-        self._shards = {entry: known for entry, known in self._shards.items() if entry in entries}
-        self._served = {entry: known for entry, known in self._served.items() if entry in entries}
+        self._known = {entry: known for entry, known in self._known.items() if entry in entries}
         self.lost &= entries
 
 
