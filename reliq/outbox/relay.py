@@ -197,6 +197,8 @@ def _messages(
 
 def _left_ms(terms: RowTerms, age_ms: int) -> int:
     """Return in how many ms a message of this age is due, rounded up so that few due times differ."""
+    if not terms.delay_ms:
+        return 0
     left = max(0, terms.delay_ms - max(0, age_ms))
     step = min(max(1, terms.delay_ms // DELAY_PARTS), LONGEST_STEP_MS)
     return -(-left // step) * step
@@ -513,17 +515,19 @@ class OutboxMover:
         for row in rows:
             try:
                 check_id(row.id)
-                shards = self.redis.shards(row.queue)
-                terms = known.get((row.queue, row.terms)) or RowTerms.parse(row.terms)
-                if terms.keyed:
-                    check_one_shard(shards)
+                terms = known.get((row.queue, row.terms))
+                if terms is None:
+                    shards = self.redis.shards(row.queue)
+                    terms = RowTerms.parse(row.terms)
+                    if terms.keyed:
+                        check_one_shard(shards)
+                    known[row.queue, row.terms] = terms
             except ConfigurationError as error:
                 logger.error(  # noqa: TRY400  the row and the reason are in the message
                     "outbox: row %d is refused and stays, see `reliq outbox refused`: %s", row.seq, error
                 )
                 self.store.note_refused(row, VERSION, str(error)[:500])
                 continue
-            known[row.queue, row.terms] = terms
             groups[row.queue, row.terms, _left_ms(terms, row.age_ms), row.note].append(row)
         calls = []
         for (queue, terms_text, left_ms, note), group in groups.items():
