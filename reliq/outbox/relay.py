@@ -245,17 +245,17 @@ class RowPublisher:
             RedisUnavailableError: Redis is away; when one of several servers is, the calls of its queues fail.
         """
         stale = {call.queue for call in self.of_outcome("given up")}
+        # Of several servers, a server that is away holds up no queue of another.
+        patience_seconds = 0.0 if self.clients.blocking().has_many else PUBLISH_SECONDS
         self._unread = {}
         for queue, shards in self.queues.items():
             try:
                 if queue in stale:
-                    shards.read(for_seconds=PUBLISH_SECONDS)
+                    shards.read(for_seconds=patience_seconds)
                 else:
-                    shards.refresh()
-            except (RedisRefusedError, ProtocolError) as error:
-                self._unread[queue] = error
-            except RedisUnavailableError as error:
-                if not self.clients.blocking().has_many:
+                    shards.refresh(for_seconds=patience_seconds)
+            except (RedisRefusedError, RedisUnavailableError, ProtocolError) as error:
+                if patience_seconds and isinstance(error, RedisUnavailableError):
                     raise
                 self._unread[queue] = error
 

@@ -13,6 +13,7 @@ import os
 import re
 import select
 import sqlite3
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -174,7 +175,7 @@ class PostgresDatabase(Database):
             raise ConfigurationError(f"{_WANTED}; this one cannot be read") from None
         self._settings = {**_CONNECTING, **given}
         self._channel = ""
-        self._was_notified = False
+        self._notifications = deque[Any](maxlen=1)  # that came while a statement ran
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """See `Database`."""
@@ -196,11 +197,11 @@ class PostgresDatabase(Database):
             connection.commit()
             self._channel = channel
             return  # a commit before this has notified no connection
-        if not self._was_notified and self._select(seconds, connection.fileno()):
+        if not self._notifications and self._select(seconds, connection.fileno()):
             connection.pgconn.consume_input()
             while connection.pgconn.notifies():
                 pass
-        self._was_notified = False
+        self._notifications.clear()
 
     def close(self) -> None:
         """See `Database`."""
@@ -211,15 +212,11 @@ class PostgresDatabase(Database):
         if self._connection is None:
             # No statement is prepared: behind a pooler each transaction may have another connection.
             connection = self._psycopg.connect(**self._settings, prepare_threshold=None)
-            connection.add_notify_handler(self._note_notification)
+            connection.add_notify_handler(self._notifications.append)
             # A later snapshot for each statement: the lock of a relay is waited for before its calls are read.
             connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
             self._connection = connection
         return self._connection
-
-    def _note_notification(self, _notify: Any) -> None:
-        """Note a notification that came while a statement ran."""
-        self._was_notified = True
 
 
 class SqliteDatabase(Database):
