@@ -315,12 +315,6 @@ class Consumer(Registration):
         engine = self._engine
         return None if engine is None else engine.stats()
 
-    def engine(self) -> Engine:
-        """Return the running engine; raise ConfigurationError when nothing runs."""
-        if self._engine is None:
-            raise ConfigurationError("this consumer has not been started")
-        return self._engine
-
     def _start(
         self,
         settings: WorkerSettings,

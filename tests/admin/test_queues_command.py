@@ -26,7 +26,7 @@ def busy(url, queue):
     queue.publish({"n": 1}, id="stays")
     consumer.start(WorkerSettings(concurrency=2))
     assert inside.wait(100)
-    yield consumer.engine()._heartbeat
+    yield consumer._engine._heartbeat
     over.set()
     consumer.stop()
 

@@ -139,7 +139,7 @@ def test_whatever_others_hand_to_a_worker_good_messages_are_acked_once(url, clie
     consumer, queues, metrics, pulse = build(url, worked, random.Random(seed + 1))
     vandal, process, sizes = Vandal(client, chance), psutil.Process(), []
     consumer.start(WorkerSettings(concurrency=8))
-    engine = consumer.engine()
+    engine = consumer._engine
     try:
         for number in range(rounds):
             # Also of a process in which something holds the interpreter.

@@ -91,7 +91,7 @@ def test_worker_wakes_for_messages_that_come_due_by_travel(reliq, shop):
     shop.orders.publish(shop.Order(1), delay=3600)
     shop.consumer.start()
     try:
-        eventually(lambda: shop.consumer.engine().inflight._watched is not None, "the worker rests")
+        eventually(lambda: shop.consumer._engine.inflight._watched is not None, "the worker rests")
         reliq.travel(3600)
         eventually(lambda: shop.seen == [(1, 1), "closed 1"], "both messages were handled")
     finally:

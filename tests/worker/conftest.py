@@ -141,7 +141,7 @@ def start(consumer):
     def make(chosen=consumer, **settings):
         chosen.start(WorkerSettings(**settings))
         started.append(chosen)
-        return chosen.engine()
+        return chosen._engine
 
     yield make
     for one in started:

@@ -66,7 +66,7 @@ def waits_in_select(thread_id):
 
 
 def test_a_run_with_a_part_that_ended_is_over(queue, consumer):
-    consumer.handler(queue)(lambda body: consumer.engine()._loops["janitor"].stop())
+    consumer.handler(queue)(lambda body: consumer._engine._loops["janitor"].stop())
     queue.publish("x")
 
     assert consumer.run(WorkerSettings(grace=5)) == EXIT_HUNG

@@ -193,7 +193,7 @@ def test_expired_leases_are_spared_after_a_start_or_an_outage(queue, consumer, c
 def test_a_worker_that_lost_redis_spares_the_leases_of_all_its_queues(own_server, own_consumer, recorder):
     own_consumer.handler("q")(lambda body: None)
     own_consumer.start()
-    scheduler = own_consumer.engine()._scheduler
+    scheduler = own_consumer._engine._scheduler
     scheduler._spared_at[None] = -math.inf  # its start is long ago
 
     own_server.kill()
