@@ -115,12 +115,10 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
             return Outcome(
                 "nack", _backoff_ms(attempt, settings), "undecodable", error.why, class_name(error), failed=True
             )
-    text = described(error)
-    place = placed(error)
     retry = isinstance(error, settings.retry_on) or not isinstance(error, Exception)
     if isinstance(error, settings.reject_on) or not retry:
-        return Outcome("reject", reason="rejected", error=text, raised=place, failed=True)
-    return Outcome("nack", _backoff_ms(attempt, settings), error=text, raised=place, failed=True)
+        return Outcome("reject", 0, "rejected", described(error), placed(error), failed=True)
+    return Outcome("nack", _backoff_ms(attempt, settings), "failed", described(error), placed(error), failed=True)
 
 
 def rate_limit_seconds(answer: RateLimited) -> float:

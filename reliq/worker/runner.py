@@ -629,7 +629,7 @@ class AsyncExecutor:
 
     def _start(self, run: HandlerCall) -> bool:
         """Make a task of `run`; return whether that worked: a task factory is the application's."""
-        coroutine: Coroutine[Any, Any, Any] = self._runner.arun(run)
+        coroutine: Coroutine[Any, Any, None] = self._run(run)
         if self.note_step is not None:
             coroutine = Steps(coroutine, run, self.note_step)
         context = self._context.copy()
@@ -640,9 +640,7 @@ class AsyncExecutor:
         except BaseException as error:
             coroutine.close()
             self._runner.end(run, None, error)
-            return False
-        run.task.add_done_callback(partial(self._ended, run))
-        return True
+        return run.task is not None
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         """Make a task; the steps of a task that a handler makes are noted as steps of the handler's call."""
@@ -651,24 +649,38 @@ class AsyncExecutor:
             coroutine = Steps(coroutine, run, self.note_step)
         return asyncio.Task(coroutine, loop=loop, **options)
 
-    def _ended(self, run: HandlerCall, _task: asyncio.Task[Any]) -> None:
-        """Have the slot of `run` freed; answer for it if its task was cancelled before its first step."""
+    async def _run(self, run: HandlerCall) -> None:
         try:
-            if run.unanswered:
-                self._runner.end(run, None, asyncio.CancelledError())
+            await self._runner.arun(run)
         finally:
-            self._done.append(run)
-            if not self._filling:
-                self._filling = True
-                self._loop.call_soon(self.fill)
+            self._free(run)
+
+    def _free(self, run: HandlerCall) -> None:
+        """Have the slot of `run` freed."""
+        self._done.append(run)
+        if not self._filling:
+            self._filling = True
+            self._loop.call_soon(self.fill)
+
+    def _end_unbegun(self, run: HandlerCall) -> None:
+        if run.unanswered:  # it was not ended before
+            try:
+                self._runner.end(run, None, asyncio.CancelledError())
+            finally:
+                self._free(run)
 
     def watch(self, now: float) -> list[HeldDelivery]:
         """
         Ping the loop again if it answered the latest ping, else count one more look without an answer.
 
+        It also ends calls whose tasks were cancelled before their first steps: no code of such a task does.
+
         Returns:
             what was held for a loop that is blocked by now: it goes back to Redis, and plain handlers use the slots.
         """
+        for run in self._inflight.runs():
+            if run.task is not None and run.task.done() and run.unanswered:
+                self.call(self._end_unbegun, run)
         with self._ping_lock:
             if self._pinged_at is None:
                 if self._inflight.loop_is_used:

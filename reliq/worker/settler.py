@@ -215,10 +215,8 @@ def _grouped(deliveries: Iterable[HeldDelivery]) -> list[tuple[Call[Settled], li
         by_shard[held.keys, held.lost or held.tried].append(held)
     calls = []
     for (keys, is_quiet), group in by_shard.items():
-        calls += [
-            (_without_loss(call) if is_quiet else call, piece)
-            for call, piece in settlement.calls(keys, group[0].handler.queue.settings, group)
-        ]
+        of_group = settlement.calls(keys, group[0].handler.queue.settings, group)
+        calls += [(_without_loss(call), piece) for call, piece in of_group] if is_quiet else of_group
     return calls
 
 

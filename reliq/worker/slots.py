@@ -638,7 +638,8 @@ class Inflight:
             slots = self.queues[run.handler.queue_name]
             slots.running -= 1
             slots.ended += len(run.deliveries)
-            slots.suspects.difference_update(run.deliveries)
+            if slots.suspects:
+                slots.suspects.difference_update(run.deliveries)
             self._free += not slots.stalled
             if run.began:
                 took = now - run.started_at

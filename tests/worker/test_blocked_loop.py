@@ -58,7 +58,7 @@ def test_odd_task_factories_cost_no_slot(queue, url, start, recorder):
     deeds = []
 
     def make(loop, coroutine):
-        is_call = coroutine.__qualname__ == "Runner.arun"
+        is_call = coroutine.__qualname__ == "AsyncExecutor._run"
         deed = deeds.pop() if is_call and deeds else ""
         if deed == "fail":
             raise RuntimeError("no task today")
