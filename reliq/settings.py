@@ -13,20 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict
 
 import msgspec
 from tenacity import (
-    AsyncRetrying,
     RetryCallState,
     Retrying,
-    retry_if_exception_type,
     wait_exponential,
     wait_random,
     wait_random_exponential,
 )
 
-from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError
+from reliq.errors import ConfigurationError
 from reliq.message import RETRIES_LIMIT, Duration
 from reliq.text import checking_keywords
 from reliq.wire_format import check_key
@@ -79,8 +77,6 @@ _RATE = re.compile(r"([1-9][0-9]{0,7})/([smh])")
 #: What the field of a key's weight begins with.
 WEIGHT_FIELD = "weight:"
 
-R = TypeVar("R", Retrying, AsyncRetrying)
-
 
 def seconds_after(backoff: wait_base, attempt: int) -> float:
     """
@@ -91,51 +87,6 @@ def seconds_after(backoff: wait_base, attempt: int) -> float:
     state = RetryCallState(Retrying(), None, (), {})
     state.attempt_number = min(attempt, RETRIES_LIMIT + 1)
     return max(0.0, min(LONGEST_SECONDS, float(backoff(state))))
-
-
-class Tries:
-    """
-    The further tries at a request, the first at once, until `for_seconds` after its beginning.
-
-    The last one is made at the end of that time, so that a server that is away for no longer fails nothing; where
-    tries take long, no further one is made that would not end in time. Whether a request ran is not known of its last
-    try alone: an earlier one may have been lost on its way back.
-
-    Args:
-        first: the error that the first try ended in.
-        took_seconds: how long that was.
-    """
-
-    def __init__(self, for_seconds: float, first: RedisUnavailableError, took_seconds: float) -> None:
-        self._for_seconds = for_seconds
-        self._took = took_seconds
-        self._maybe_ran = first.maybe_ran
-
-    def of(self, kind: type[R]) -> R:
-        """Return tenacity's caller that repeats a function until it succeeds or time is over."""
-        return kind(
-            retry=retry_if_exception_type(RedisUnavailableError),
-            wait=lambda state: max(0.0, min(RECONNECT(state), self._left(state))),
-            stop=lambda state: self._left(state) <= 0,
-            before_sleep=self._note,
-            reraise=True,
-        )
-
-    def mark(self, error: ReliqError) -> None:
-        """Record in the last error whether any try may have run."""
-        if isinstance(error, RedisUnavailableError | RedisRefusedError):
-            error.maybe_ran = error.maybe_ran or self._maybe_ran
-
-    def _left(self, state: RetryCallState) -> float:
-        """Return the seconds in which a try may begin that takes as long as they did so far."""
-        since = self._took + (state.seconds_since_start or 0.0)
-        each = (since - state.idle_for) / (state.attempt_number + 1)
-        return self._for_seconds - since - each
-
-    def _note(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, RedisUnavailableError):
-            self._maybe_ran = self._maybe_ran or error.maybe_ran
 
 
 def seconds(name: str, value: Duration, *, least: float = 0.0, most: float = LONGEST_SECONDS) -> float:

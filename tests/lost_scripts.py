@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 from reliq.lua import script
-from reliq.redis.connection import AsyncPooledConnection, PooledConnection
+from reliq.redis.connection import ServerConnections
 
 _SCRIPTS = ("publish", "limit", "promote", "reclaim", "claim", "ack", "nack", "counts")
 
@@ -30,17 +30,12 @@ class Losing:
 
 @contextmanager
 def _counting(losing, monkeypatch):
-    def send(wire, commands, send=PooledConnection.send):
+    async def send(connections, commands, send=ServerConnections.send):
         losing.trip()
-        return send(wire, commands)
-
-    async def asend(wire, commands, send=AsyncPooledConnection.send):
-        losing.trip()
-        return await send(wire, commands)
+        return await send(connections, commands)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PooledConnection, "send", send)
-        patch.setattr(AsyncPooledConnection, "send", asend)
+        patch.setattr(ServerConnections, "send", send)
         yield
 
 

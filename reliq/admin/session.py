@@ -22,7 +22,7 @@ from reliq.settings import LARGEST_BODY, check_int
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from reliq.redis.cluster import Wire
+    from reliq.redis.cluster import Transport
     from reliq.redis.commands import Clock, Command, Request, T
     from reliq.redis.url import Target
 
@@ -46,7 +46,7 @@ class Session:
         client: makes the requests.
     """
 
-    def __init__(self, wire: Wire, clock: Clock | None = None) -> None:
+    def __init__(self, wire: Transport, clock: Clock | None = None) -> None:
         self.client = Client(wire, clock=clock)
         self._wire = wire
         self._clock = clock
@@ -113,7 +113,7 @@ class QueueSession(Session):
         counted: the keys of the shards that are meant, and of those that are no more: these have totals.
     """
 
-    def __init__(self, wire: Wire, keys: Keys, clock: Clock | None = None) -> None:
+    def __init__(self, wire: Transport, keys: Keys, clock: Clock | None = None) -> None:
         super().__init__(wire, clock)
         self.keys = keys
         self.map = UNSHARDED

@@ -22,6 +22,7 @@ from reliq.message import Confirmed, Receipt
 from reliq.publish.messages import NOT_ASKED, ShardBatch, by_shard, have_keys, receipts
 from reliq.redis import commands, server as transport
 from reliq.redis.connection import ServerVersion
+from reliq.redis.driver import run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import MIB, Durability, seconds
 from reliq.text import pluralize, shell_command
@@ -477,7 +478,8 @@ class Sender:
             if durability.kind != "none":
                 answer, confirmations = self._confirmer.run(call, part, durability)
             elif part.may_detour:
-                answer = self._clients.blocking().run_once_sent(call, for_seconds=PUBLISH_SECONDS)
+                making = self._clients.blocking().driven.run_once_sent(call, for_seconds=PUBLISH_SECONDS)
+                answer = run_blocking(making)
             else:
                 answer = self._clients.blocking().run(call, for_seconds=PUBLISH_SECONDS)
         except BaseException as error:

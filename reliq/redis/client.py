@@ -2,23 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import redis
-from tenacity import AsyncRetrying, Retrying
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.redis import server as transport
-from reliq.redis.cluster import AsyncWire, ClusterTransport, Wire
+from reliq.redis.cluster import ClusterTransport, Transport
 from reliq.redis.commands import Call, Clock, Command, Request, T
 from reliq.redis.connection import NotSentError, is_denied_eval, is_failure, is_unknown_script, translated
-from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS, Connection, default_url
+from reliq.redis.driver import run_blocking
+from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS, Connection
 from reliq.redis.url import Target
 from reliq.redis.wakeups import WakeTokens
-from reliq.settings import Tries
+from reliq.settings import RECONNECT, seconds_after
 
 
 class PartialReplies:
@@ -62,200 +62,87 @@ class PartialReplies:
                 raise error
 
 
+class Tries:
+    """
+    The further tries at a request, the first at once, until `for_seconds` after its beginning.
+
+    The last one is made at the end of that time, so that a server that is away for no longer fails nothing; where
+    tries take long, no further one is made that would not end in time. Whether a request ran is not known of its last
+    try alone: an earlier one may have been lost on its way back.
+
+    Args:
+        first: the error that the first try ended in.
+        began: when that try began, by the monotonic clock.
+    """
+
+    def __init__(self, for_seconds: float, first: RedisUnavailableError, began: float) -> None:
+        self._for_seconds = for_seconds
+        self._began = began
+        self._maybe_ran = first.maybe_ran
+        self._made = 1
+        self._paused = 0.0
+
+    def pause(self) -> float | None:
+        """Return the seconds until the next try, when one has failed; None when time is over."""
+        self._made += 1
+        since = time.monotonic() - self._began
+        left = self._for_seconds - since - (since - self._paused) / self._made  # a try takes as long as they did so far
+        if left <= 0:
+            return None
+        pause = max(0.0, min(seconds_after(RECONNECT, self._made - 1), left))
+        self._paused += pause
+        return pause
+
+    def mark(self, error: ReliqError) -> None:
+        """Record in an error whether any try may have run."""
+        if isinstance(error, RedisUnavailableError | RedisRefusedError):
+            self._maybe_ran = error.maybe_ran = error.maybe_ran or self._maybe_ran
+
+
 S = TypeVar("S")
 
 
-class AsyncClient:
+class AnyClient:
     """
-    Makes calls over one wire and tells the observers what happened.
+    Makes calls over one transport and notifies the observers; it waits as the driver of the transport does.
 
     Args:
         clock: what scripts take for the time; None is Redis' own clock.
     """
 
-    def __init__(self, wire: AsyncWire, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
-        self._wire = wire
+    def __init__(self, transport: Transport, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
+        self._transport = transport
         self._clock = clock
         self.observers = observers
-
-    @classmethod
-    def to(cls, connection: Connection, timeout_seconds: float, observers: Sequence[Observer] = ()) -> Self:
-        """As `Client.to`, for the running event loop."""
-        return cls(connection.async_wire(timeout_seconds), observers, connection.clock)
 
     async def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
         """
         Make `request` and return its answer; while Redis is away, try again until `for_seconds` are over.
 
-        A caller that is cancelled does not cut off the exchange: its connection stays clean.
-
         Raises:
             RedisUnavailableError: Redis cannot be reached or cannot answer now.
             RedisRefusedError: Redis refused, for good.
         """
-        return await asyncio.shield(asyncio.ensure_future(self._try(self._one, request, for_seconds)))
+        return await self._try(self._one, request, for_seconds)
 
-    async def run_all(
-        self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
-    ) -> list[Any]:
-        """As `Client.run_all`."""
-        if not requests:
-            return []
-        return await asyncio.shield(asyncio.ensure_future(self._run_all(requests, for_seconds, once_sent)))
-
-    async def run_confirmed(
-        self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
-    ) -> tuple[T, Confirmed | Exception]:
-        """
-        Make `request` and, on the same connection in the same round trip, `wait` for its confirmation.
-
-        Returns:
-            both answers; a wait that Redis refused is an exception in its place, for the request has been made.
-
-        Raises:
-            RedisUnavailableError: Redis cannot be reached or cannot answer now.
-            RedisRefusedError: Redis refused the request, for good.
-        """
-        return await asyncio.shield(asyncio.ensure_future(self._try(self._both, (request, wait), for_seconds)))
-
-    async def _one(self, request: Request[T]) -> T:
-        return await self._read(request, (await self._exchange([request]))[0])
-
-    async def _both(self, pair: tuple[Request[T], Command[Confirmed]]) -> tuple[T, Confirmed | Exception]:
-        request, wait = pair
-        replies = await self._exchange([request, wait])
-        if is_denied_eval(replies[0]):
-            replies = await self._exchange([request, wait])  # by its digest
-        elif is_unknown_script(replies[0]):
-            replies = await self._exchange([request, wait], in_full=True)
-        answer = await self._read(request, replies[0])
-        try:
-            return answer, await self._read(wait, replies[1])
-        except ReliqError as error:
-            return answer, error
-
-    async def _run_all(self, requests: Sequence[Request[Any]], for_seconds: float, once_sent: bool) -> list[Any]:
-        replies = await (self._try_all(requests, for_seconds, once_sent) if for_seconds else self._exchange(requests))
-        answers: list[Any] = []
-        for request, reply in zip(requests, replies, strict=True):
-            try:
-                answers.append(await self._read(request, reply))
-            except Exception as error:
-                answers.append(error)
-        return answers
-
-    async def _try(self, make: Callable[[S], Awaitable[T]], asked: S, for_seconds: float) -> T:
-        """Return what `make(asked)` does, tried again until `for_seconds` are over while Redis is away."""
-        began = time.monotonic()
-        try:
-            return await make(asked)
-        except RedisUnavailableError as error:
-            if not for_seconds:
-                raise
-            tries = Tries(for_seconds, error, time.monotonic() - began)
-        try:
-            return await tries.of(AsyncRetrying)(make, asked)
-        except ReliqError as error:
-            tries.mark(error)
-            raise
-
-    async def _try_all(self, requests: Sequence[Request[Any]], for_seconds: float, once_sent: bool) -> list[Any]:
-        """Return the replies to `requests`; those that a server failed to give are asked for again."""
-        made = PartialReplies(requests, once_sent=once_sent)
-        try:
-            await self._try(self._fill, made, for_seconds)
-        except RedisUnavailableError:
-            if not made.replies:
-                raise
-        return made.replies
-
-    async def _fill(self, made: PartialReplies) -> None:
-        made.put(await self._exchange(made.requests))
-        made.check()
-
-    async def _exchange(self, requests: Sequence[Request[Any]], *, in_full: bool = False) -> list[Any]:
-        if self._clock is not None:
-            requests = [one.at(self._clock()) for one in requests]
-        try:
-            return await self._wire.exchange([one.command_in_full if in_full else one.command for one in requests])
-        except (redis.RedisError, OSError) as error:
-            raise translated(requests[0], error) from None
-
-    async def _read(self, request: Request[T], reply: Any) -> T:
-        if isinstance(reply, Exception):
-            reply = await self._refused(request, reply)
-        answer = request.read(reply)
-        if self.observers:
-            notify(self.observers, request.events(answer))
-        return answer
-
-    async def _refused(self, request: Request[Any], refusal: Exception) -> Any:
-        """Return the reply to a script that Redis did not know, or not take, as it was sent; raise any other refusal."""
-        if isinstance(request, Call):
-            reply: Any = refusal
-            if is_denied_eval(reply):
-                [reply] = await self._exchange([request])
-            if is_unknown_script(reply):
-                [reply] = await self._exchange([request], in_full=True)
-            if not isinstance(reply, Exception):
-                return reply
-            refusal = reply
-        raise translated(request, refusal) from None
-
-
-class Closes(Protocol):
-    """Something with a thread and connections to close."""
-
-    def close(self) -> None:
-        """Close them."""
-
-
-class Client:
-    """
-    Makes calls over one wire and tells the observers what happened.
-
-    Args:
-        clock: what scripts take for the time; None is Redis' own clock.
-    """
-
-    def __init__(self, wire: Wire, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
-        self._wire = wire
-        self._clock = clock
-        self.observers = observers
-
-    @classmethod
-    def to(cls, connection: Connection, timeout_seconds: float, observers: Sequence[Observer] = ()) -> Self:
-        """Return a client of `connection`, by its clock, that awaits a reply for at most `timeout_seconds`."""
-        return cls(connection.wire(timeout_seconds), observers, connection.clock)
-
-    def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
-        """
-        Make `request` and return its answer; while Redis is away, try again until `for_seconds` are over.
-
-        Raises:
-            RedisUnavailableError: Redis cannot be reached or cannot answer now.
-            RedisRefusedError: Redis refused, for good.
-        """
-        return self._try(self._one, request, for_seconds)
-
-    def run_once_sent(self, request: Request[T], *, for_seconds: float) -> T:
+    async def run_once_sent(self, request: Request[T], *, for_seconds: float) -> T:
         """
         Make `request` as `run` does; when it was not even sent, raise RedisUnavailableError without another try.
 
         Another server may have what this one did not hear of.
         """
         try:
-            return self.run(request)
+            return await self.run(request)
         except RedisUnavailableError as error:
             if not error.maybe_ran:
                 raise
         try:
-            return self.run(request, for_seconds=for_seconds)
+            return await self.run(request, for_seconds=for_seconds)
         except (RedisUnavailableError, RedisRefusedError) as error:
             error.maybe_ran = True
             raise
 
-    def run_all(
+    async def run_all(
         self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
     ) -> list[Any]:
         """
@@ -271,23 +158,17 @@ class Client:
         """
         if not requests:
             return []
-        replies = self._try_all(requests, for_seconds, once_sent) if for_seconds else self._exchange(requests)
-        return self._read_all(requests, replies)
+        if not for_seconds:
+            return await self._answers(requests, await self._exchange(requests))
+        made = PartialReplies(requests, once_sent=once_sent)
+        try:
+            await self._try(self._fill, made, for_seconds)
+        except RedisUnavailableError:
+            if not made.replies:
+                raise
+        return await self._answers(requests, made.replies)
 
-    def wake_tokens(self) -> WakeTokens:
-        """Return waits for wake tokens that go on beside the calls of this client."""
-        return WakeTokens(self, self._wire)
-
-    def place(self, key: str) -> Hashable:
-        """Return what `key` has in common with all keys that may stand in one command with it."""
-        return self._wire.place(key)
-
-    @property
-    def has_many(self) -> bool:
-        """Whether there are several servers, of which none speaks for all."""
-        return isinstance(self._wire, ClusterTransport)
-
-    def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
+    async def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
         """
         Make `requests` at every server at once; return the answers of each by its name, as `run_all` does.
 
@@ -295,12 +176,12 @@ class Client:
             RedisUnavailableError: no server is known, or there is one and it cannot be reached.
         """
         try:
-            found = self._wire.everywhere([one.command for one in requests])
+            found = await self._transport.everywhere([one.command for one in requests])
         except (redis.RedisError, OSError) as error:
             raise translated(requests[0], error) from None
-        return {server: self._read_all(requests, replies) for server, replies in found.items()}
+        return {server: await self._answers(requests, replies) for server, replies in found.items()}
 
-    def run_confirmed(
+    async def run_confirmed(
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
     ) -> tuple[T, Confirmed | Exception]:
         """
@@ -313,99 +194,185 @@ class Client:
             RedisUnavailableError: Redis cannot be reached or cannot answer now.
             RedisRefusedError: Redis refused the request, for good.
         """
-        return self._try(self._both, (request, wait), for_seconds)
+        return await self._try(self._both, (request, wait), for_seconds)
 
-    def _one(self, request: Request[T]) -> T:
-        return self._read(request, self._exchange([request])[0])
-
-    def _both(self, pair: tuple[Request[T], Command[Confirmed]]) -> tuple[T, Confirmed | Exception]:
-        request, wait = pair
-        replies = self._exchange([request, wait])
-        if is_denied_eval(replies[0]):
-            replies = self._exchange([request, wait])  # by its digest
-        elif is_unknown_script(replies[0]):
-            replies = self._exchange([request, wait], in_full=True)
-        answer = self._read(request, replies[0])
+    async def _one(self, request: Request[T]) -> T:
+        command = (request if self._clock is None else request.at(self._clock())).command
         try:
-            return answer, self._read(wait, replies[1])
+            [reply] = await self._transport.exchange([command])
+        except (redis.RedisError, OSError) as error:
+            raise translated(request, error) from None
+        return await self._answer(request, reply) if isinstance(reply, Exception) else self._read(request, reply)
+
+    async def _both(self, pair: tuple[Request[T], Command[Confirmed]]) -> tuple[T, Confirmed | Exception]:
+        request, wait = pair
+        replies = await self._exchange([request, wait])
+        if is_denied_eval(replies[0]):
+            replies = await self._exchange([request, wait])  # by its digest
+        elif is_unknown_script(replies[0]):
+            replies = await self._exchange([request, wait], in_full=True)
+        answer = await self._answer(request, replies[0])
+        try:
+            return answer, await self._answer(wait, replies[1])
         except ReliqError as error:
             return answer, error
 
-    def _try(self, make: Callable[[S], T], asked: S, for_seconds: float) -> T:
-        """Return `make(asked)`, tried again until `for_seconds` are over while Redis is away."""
+    async def _fill(self, made: PartialReplies) -> None:
+        made.put(await self._exchange(made.requests))
+        made.check()
+
+    async def _try(self, make: Callable[[S], Awaitable[T]], asked: S, for_seconds: float) -> T:
+        """Return what `make(asked)` does, tried again until `for_seconds` are over while Redis is away."""
         began = time.monotonic()
         try:
-            return make(asked)
+            return await make(asked)
         except RedisUnavailableError as error:
             if not for_seconds:
                 raise
-            tries = Tries(for_seconds, error, time.monotonic() - began)
-        try:
-            return tries.of(Retrying)(make, asked)
-        except ReliqError as error:
-            tries.mark(error)
-            raise
-
-    def _read_all(self, requests: Sequence[Request[Any]], replies: Sequence[Any]) -> list[Any]:
-        answers: list[Any] = []
-        for request, reply in zip(requests, replies, strict=True):
+            tries = Tries(for_seconds, error, began)
+        while True:
             try:
-                answers.append(self._read(request, reply))
-            except Exception as error:
-                answers.append(error)
-        return answers
+                return await make(asked)
+            except ReliqError as error:
+                tries.mark(error)
+                pause = tries.pause() if isinstance(error, RedisUnavailableError) else None
+                if pause is None:
+                    raise
+            await self._transport.driver.sleep(pause)
 
-    def _try_all(self, requests: Sequence[Request[Any]], for_seconds: float, once_sent: bool) -> list[Any]:
-        """Return the replies to `requests`; those that a server failed to give are asked for again."""
-        made = PartialReplies(requests, once_sent=once_sent)
-        try:
-            self._try(self._fill, made, for_seconds)
-        except RedisUnavailableError:
-            if not made.replies:
-                raise
-        return made.replies
-
-    def _fill(self, made: PartialReplies) -> None:
-        made.put(self._exchange(made.requests))
-        made.check()
-
-    def _exchange(self, requests: Sequence[Request[Any]], *, in_full: bool = False) -> list[Any]:
+    async def _exchange(self, requests: Sequence[Request[Any]], *, in_full: bool = False) -> list[Any]:
         if self._clock is not None:
             requests = [one.at(self._clock()) for one in requests]
         commands = [one.command_in_full if in_full else one.command for one in requests]
         try:
-            return self._wire.exchange(commands)
+            return await self._transport.exchange(commands)
         except (redis.RedisError, OSError) as error:
             raise translated(requests[0], error) from None
 
-    def _read(self, request: Request[T], reply: Any) -> T:
+    async def _answers(self, requests: Sequence[Request[Any]], replies: Sequence[Any]) -> list[Any]:
+        """Return the answers to requests, an exception in the place of a request that failed."""
+        answers: list[Any] = []
+        for request, reply in zip(requests, replies, strict=True):
+            try:
+                answers.append(await self._answer(request, reply))
+            except Exception as error:
+                answers.append(error)
+        return answers
+
+    async def _answer(self, request: Request[T], reply: Any) -> T:
+        """Return the answer in a reply; make a script again that Redis did not know, or not take, as it was sent."""
+        if isinstance(reply, Exception) and isinstance(request, Call):
+            if is_denied_eval(reply):
+                [reply] = await self._exchange([request])
+            if is_unknown_script(reply):
+                [reply] = await self._exchange([request], in_full=True)
         if isinstance(reply, Exception):
-            reply = self._refused(request, reply)
+            raise translated(request, reply) from None
+        return self._read(request, reply)
+
+    def _read(self, request: Request[T], reply: Any) -> T:
         answer = request.read(reply)
         if self.observers:
             notify(self.observers, request.events(answer))
         return answer
 
-    def _refused(self, request: Request[Any], refusal: Exception) -> Any:
-        """Return the reply to a script that Redis did not know, or not take, as it was sent; raise any other refusal."""
-        if isinstance(request, Call):
-            reply: Any = refusal
-            if is_denied_eval(reply):
-                [reply] = self._exchange([request])
-            if is_unknown_script(reply):
-                [reply] = self._exchange([request], in_full=True)
-            if not isinstance(reply, Exception):
-                return reply
-            refusal = reply
-        raise translated(request, refusal) from None
+
+class AsyncClient(AnyClient):
+    """
+    Makes calls from the tasks of one event loop.
+
+    A caller that is cancelled does not cut off the exchange: its connection stays clean.
+    """
+
+    @classmethod
+    def to(cls, connection: Connection, timeout_seconds: float, observers: Sequence[Observer] = ()) -> Self:
+        """As `Client.to`, for the running event loop."""
+        return cls(connection.async_wire(timeout_seconds), observers, connection.clock)
+
+    async def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
+        """As `AnyClient.run`."""
+        return await asyncio.shield(asyncio.ensure_future(super().run(request, for_seconds=for_seconds)))
+
+    async def run_all(
+        self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
+    ) -> list[Any]:
+        """As `AnyClient.run_all`."""
+        making = super().run_all(requests, for_seconds=for_seconds, once_sent=once_sent)
+        return await asyncio.shield(asyncio.ensure_future(making))
+
+    async def run_confirmed(
+        self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
+    ) -> tuple[T, Confirmed | Exception]:
+        """As `AnyClient.run_confirmed`."""
+        making = super().run_confirmed(request, wait, for_seconds=for_seconds)
+        return await asyncio.shield(asyncio.ensure_future(making))
+
+
+class Closes(Protocol):
+    """Something with a thread and connections to close."""
+
+    def close(self) -> None:
+        """Close them."""
+
+
+class Client:
+    """
+    Makes calls from blocking code.
+
+    Args:
+        clock: what scripts take for the time; None is Redis' own clock.
+
+    Attributes:
+        driven: makes the calls, for code that is written once for blocking and async callers.
+    """
+
+    def __init__(self, transport: Transport, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
+        self.driven = AnyClient(transport, observers, clock)
+        self.observers = observers
+        self._transport = transport
+        self.place = transport.place
+
+    @classmethod
+    def to(cls, connection: Connection, timeout_seconds: float, observers: Sequence[Observer] = ()) -> Self:
+        """Return a client of `connection`, by its clock, that awaits a reply for at most `timeout_seconds`."""
+        return cls(connection.wire(timeout_seconds), observers, connection.clock)
+
+    def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
+        """As `AnyClient.run`."""
+        return run_blocking(self.driven.run(request, for_seconds=for_seconds))
+
+    def run_all(
+        self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
+    ) -> list[Any]:
+        """As `AnyClient.run_all`."""
+        return run_blocking(self.driven.run_all(requests, for_seconds=for_seconds, once_sent=once_sent))
+
+    def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
+        """As `AnyClient.run_everywhere`."""
+        return run_blocking(self.driven.run_everywhere(requests))
+
+    def run_confirmed(
+        self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
+    ) -> tuple[T, Confirmed | Exception]:
+        """As `AnyClient.run_confirmed`."""
+        return run_blocking(self.driven.run_confirmed(request, wait, for_seconds=for_seconds))
+
+    def wake_tokens(self) -> WakeTokens:
+        """Return waits for wake tokens that go on beside the calls of this client."""
+        return WakeTokens(self, self._transport)
+
+    @property
+    def has_many(self) -> bool:
+        """Whether there are several servers, of which none speaks for all."""
+        return isinstance(self._transport, ClusterTransport)
 
 
 class Clients:
     """
     The clients of one queue: blocking ones, which are kept, and one for each call in async code.
 
-    They are made anew in a forked process, when connections are redirected and, where `target` is None, when RELIQ_URL
-    names another Redis.
+    They are made anew in a forked process and when connections are redirected; where `target` is None, RELIQ_URL is read
+    again then.
 
     Attributes:
         observers: who hears of what the clients do.
@@ -421,49 +388,47 @@ class Clients:
         self._target = target
         self.observers = observers
         self.epoch = transport.epoch
-        self._url = ""
+        self._connection: Connection | None = None
         self._blocking: dict[float, Client] = {}
         self.named_until = self.mapped_until = 0.0
 
     def connection(self) -> Connection:
         """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
-        return Connection.to(self._target)
+        connection = self._connection
+        if self.epoch is not transport.epoch:
+            # What belongs to another Redis, or to the process that this one was forked from, is forgotten.
+            self.epoch = transport.epoch
+            connection = self._connection = None
+            self._blocking = {}
+            self.waits = None
+            self.named_until = self.mapped_until = 0.0
+        if connection is None:
+            connection = self._connection = Connection.to(self._target)
+        return connection
 
     def blocking(self, longer_seconds: float = 0.0) -> Client:
         """Return the client that awaits a reply for a publish's time-out and `longer_seconds`."""
-        if self._target is None or self.epoch is not transport.epoch:
-            self._follow()
-        if known := self._blocking.get(longer_seconds):
+        if self.epoch is transport.epoch and (known := self._blocking.get(longer_seconds)):
             return known
+        connection = self.connection()
         timeout_seconds = PUBLISH_TIMEOUT_SECONDS + longer_seconds
         # Threads that begin at once get the same one.
-        return self._blocking.setdefault(longer_seconds, Client.to(self.connection(), timeout_seconds, self.observers))
+        return self._blocking.setdefault(longer_seconds, Client.to(connection, timeout_seconds, self.observers))
 
     def asynchronous(self, longer_seconds: float = 0.0) -> AsyncClient:
         """As `blocking`, for the running event loop."""
-        self._follow()
         return AsyncClient.to(self.connection(), PUBLISH_TIMEOUT_SECONDS + longer_seconds, self.observers)
 
     def close(self) -> None:
         """End what waits, and close the blocking connections."""
-        self._follow()
+        connection = self.connection()
         if self.waits:
             self.waits.close()
-        self.connection().close()
+        connection.close()
 
     async def aclose(self) -> None:
         """End what waits, and close the running event loop's connections."""
-        self._follow()
+        connection = self.connection()
         if self.waits:
             await asyncio.to_thread(self.waits.close)
-        await self.connection().aclose()
-
-    def _follow(self) -> None:
-        """Forget what belongs to another Redis, or to the process that this one was forked from."""
-        url = default_url() if self._target is None else ""
-        if self.epoch is not transport.epoch or self._url != url:
-            self.epoch = transport.epoch
-            self._url = url
-            self._blocking = {}
-            self.waits = None
-            self.named_until = self.mapped_until = 0.0
+        await connection.aclose()

@@ -5,14 +5,13 @@ The slots are read in a thread of their own. A node that does not answer in time
 commands for the other nodes do not wait for it.
 """
 
-import asyncio
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import redis
 
@@ -20,12 +19,13 @@ from reliq.keys import CLUSTER_SLOTS, slot_of
 from reliq.redis.commands import Arg, raise_first, read_facts
 from reliq.redis.connection import (
     BROKEN,
-    AsyncPooledConnection,
     NotSentError,
     PooledConnection,
+    ServerConnections,
     WrongKindError,
     error_code,
 )
+from reliq.redis.driver import Driver
 
 logger = logging.getLogger(__name__)
 
@@ -372,143 +372,100 @@ class Exchange:
         return shares
 
 
-W = TypeVar("W", PooledConnection, AsyncPooledConnection)
-
-
-class _NodeConnections(Generic[W]):
-    """The wire to each server, made when it is first used, dropped when the server has left."""
-
-    def __init__(self, servers: Servers, make: Callable[[str], W]) -> None:
-        self._servers = servers
-        self._make: Callable[[str], W] = make
-        self._lock = threading.Lock()
-        self._wires: dict[str, W] = {}
-
-    def to(self, server: str) -> W:
-        """Return the wire to `server`."""
-        if wire := self._wires.get(server):
-            return wire
-        with self._lock:
-            if server not in self._wires:
-                self._wires[server] = self._make(server)
-            return self._wires[server]
-
-    def pools(self) -> list[Any]:
-        """Return every pool there is."""
-        return [pool for wire in list(self._wires.values()) for pool in wire.pools()]
-
-    def take_gone(self) -> list[Any]:
-        """Drop the wires to servers that have left; return their pools."""
-        if len(self._wires) <= len(self._servers.names()):
-            return []
-        with self._lock:
-            gone = self._wires.keys() - set(self._servers.names())
-            return [pool for server in gone for pool in self._wires.pop(server).pools()]
-
-
 class ClusterTransport:
-    """Commands to many servers, each to the one that has its keys."""
+    """
+    Commands to the nodes of a Cluster, each to the one that has its keys.
 
-    def __init__(self, servers: Servers, make: Callable[[str], PooledConnection]) -> None:
+    Connections to a node are made when they are first used, and dropped when the node has left.
+
+    Args:
+        connect: makes the connections to a node.
+    """
+
+    def __init__(self, driver: Driver, servers: Servers, connect: Callable[[str], ServerConnections]) -> None:
+        self.driver = driver
         self._servers = servers
-        self._wires: _NodeConnections[PooledConnection] = _NodeConnections(servers, make)
-        self.pools = self._wires.pools
-
-    def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Send `commands` at once and return the replies; what was refused, or failed, is an exception in its place."""
-        exchange = Exchange(self._servers, commands)
-        self._make(exchange, exchange.shares)
-        if again := exchange.redirected():
-            self._make(exchange, again)
-        for pool in self._wires.take_gone():
-            pool.close_idle()
-        return exchange.replies
-
-    def everywhere(self, commands: Sequence[Sequence[Arg]]) -> dict[str, list[Any]]:
-        """Send `commands` to every server at once; return the replies of each, by its name."""
-        self._servers.server_of(("PING",))  # they are known then
-        names = list(self._servers.names())
-        exchange = Exchange(self._servers, [*commands] * len(names), [name for name in names for _ in commands])
-        self._make(exchange, exchange.shares)
-        count = len(commands)
-        return {name: exchange.replies[at * count : (at + 1) * count] for at, name in enumerate(names)}
-
-    def place(self, key: str) -> Hashable:
-        """Return the slot of `key`: keys of one slot may stand in one command."""
-        return key_slot(key)
-
-    def node_for(self, key: str) -> PooledConnection:
-        """Return the wire to the server that has `key`; raise NotSentError when none has, or it does not answer."""
-        return self._wires.to(self._servers.server_of(("GET", key)))
-
-    def each(self, *, replicas: bool = False) -> dict[str, PooledConnection]:
-        """Return the wires to all servers that there are now, and with `replicas` to those too; for operators."""
-        others = self._servers.replicas()
-        names = [*self._servers.names(), *(others if replicas else ())]
-        return {server: self._wires.to(server) for server in names}
-
-    def note(self, node: PooledConnection, error: Exception) -> None:
-        """Note that a server failed, or refused, outside of an exchange."""
-        self._servers.note(node.server, error)
-
-    def _make(self, exchange: Exchange, shares: Shares) -> None:
-        waiting: list[tuple[PooledConnection, Any, list[Sent]]] = []
-        try:
-            # In one order for all threads: no two wait for each other's connections.
-            for server, share in sorted(shares.items()):
-                wire = self._wires.to(server)
-                try:
-                    waiting.append((wire, wire.send([command for _, command in share]), share))
-                except BROKEN as error:
-                    exchange.fail(server, share, error)
-            sent_at = time.monotonic()
-            while waiting:
-                wire, connection, share = waiting.pop()
-                seconds = sent_at + patience(share) - time.monotonic()
-                try:
-                    exchange.put(share, wire.receive(connection, len(share), max(0.0, seconds)))
-                except BROKEN as error:
-                    exchange.fail(wire.server, share, error)
-        finally:
-            for wire, connection, _ in waiting:
-                wire.drop(connection)
-
-
-class AsyncClusterTransport:
-    """As `ClusterTransport`, for asyncio."""
-
-    def __init__(self, servers: Servers, make: Callable[[str], AsyncPooledConnection]) -> None:
-        self._servers = servers
-        self._wires: _NodeConnections[AsyncPooledConnection] = _NodeConnections(servers, make)
-        self.pools = self._wires.pools
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._nodes: dict[str, ServerConnections] = {}
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
         """Send `commands` at once and return the replies; what was refused, or failed, is an exception in its place."""
         if self._servers.is_ready:
             exchange = Exchange(self._servers, commands)
         else:
-            exchange = await asyncio.to_thread(Exchange, self._servers, commands)
+            exchange = await self.driver.in_thread(Exchange, self._servers, commands)
         await self._make(exchange, exchange.shares)
         if again := exchange.redirected():
             await self._make(exchange, again)
-        for pool in self._wires.take_gone():
-            await pool.disconnect(inuse_connections=False)
+        if len(self._nodes) > len(self._servers.names()):
+            with self._lock:
+                gone = [self._nodes.pop(server) for server in self._nodes.keys() - set(self._servers.names())]
+            for node in gone:
+                await node.close_idle()
         return exchange.replies
 
-    async def _make(self, exchange: Exchange, shares: Shares) -> None:
-        if len(shares) == 1:
-            for server, share in shares.items():
-                await self._make_share(exchange, server, share)
-        else:
-            await asyncio.gather(*(self._make_share(exchange, server, share) for server, share in shares.items()))
+    async def everywhere(self, commands: Sequence[Sequence[Arg]]) -> dict[str, list[Any]]:
+        """Send `commands` to every server at once; return the replies of each, by its name."""
+        self._servers.server_of(("PING",))  # they are known then
+        names = list(self._servers.names())
+        exchange = Exchange(self._servers, [*commands] * len(names), [name for name in names for _ in commands])
+        await self._make(exchange, exchange.shares)
+        count = len(commands)
+        return {name: exchange.replies[at * count : (at + 1) * count] for at, name in enumerate(names)}
 
-    async def _make_share(self, exchange: Exchange, server: str, share: list[Sent]) -> None:
-        wire = self._wires.to(server)
+    async def close(self) -> None:
+        """Close every connection; they are opened again when they are used."""
+        for node in list(self._nodes.values()):
+            await node.close()
+
+    def place(self, key: str) -> Hashable:
+        """Return the slot of `key`: keys of one slot may stand in one command."""
+        return key_slot(key)
+
+    def node_for(self, key: str) -> ServerConnections:
+        """Return the connections to the node that has `key`; raise NotSentError when none has, or it does not answer."""
+        return self._node(self._servers.server_of(("GET", key)))
+
+    def each(self, *, replicas: bool = False) -> dict[str, ServerConnections]:
+        """Return the connections to all nodes that there are now, and with `replicas` to those too; for operators."""
+        others = self._servers.replicas()
+        names = [*self._servers.names(), *(others if replicas else ())]
+        return {server: self._node(server) for server in names}
+
+    def note(self, node: ServerConnections, error: Exception) -> None:
+        """Note that a server failed, or refused, outside of an exchange."""
+        self._servers.note(node.server, error)
+
+    def _node(self, server: str) -> ServerConnections:
+        if node := self._nodes.get(server):
+            return node
+        with self._lock:
+            if server not in self._nodes:
+                self._nodes[server] = self._connect(server)
+            return self._nodes[server]
+
+    async def _make(self, exchange: Exchange, shares: Shares) -> None:
+        waiting: list[tuple[ServerConnections, PooledConnection, list[Sent]]] = []
         try:
-            connection = await wire.send([command for _, command in share])
-            exchange.put(share, await wire.receive(connection, len(share), patience(share)))
-        except BROKEN as error:
-            exchange.fail(server, share, error)
+            # In one order for all callers: no two wait for each other's connections.
+            for server, share in sorted(shares.items()):
+                node = self._node(server)
+                try:
+                    waiting.append((node, await node.send([command for _, command in share]), share))
+                except BROKEN as error:
+                    exchange.fail(server, share, error)
+            sent_at = time.monotonic()
+            while waiting:
+                node, connection, share = waiting.pop()
+                seconds = sent_at + patience(share) - time.monotonic()
+                try:
+                    exchange.put(share, await node.receive(connection, len(share), max(0.0, seconds)))
+                except BROKEN as error:
+                    exchange.fail(node.server, share, error)
+        finally:
+            for node, connection, _ in waiting:
+                await node.drop(connection)
 
 
 def patience(share: Sequence[Sent]) -> float:
@@ -522,5 +479,4 @@ def patience(share: Sequence[Sent]) -> float:
     return seconds
 
 
-Wire = PooledConnection | ClusterTransport
-AsyncWire = AsyncPooledConnection | AsyncClusterTransport
+Transport = ServerConnections | ClusterTransport

@@ -8,11 +8,8 @@ The server is a single one, on a Unix socket or not, whatever Sentinel calls the
 from __future__ import annotations
 
 import re
-import select
 import threading
-import weakref
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -33,6 +30,8 @@ from reliq.redis.commands import Arg, Call, Command, Request, read_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+    from reliq.redis.driver import Driver
 
 #: Errors after which a connection is of no more use.
 BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
@@ -86,7 +85,7 @@ def connect_error(error: Exception, pool: Any) -> Exception:
         crowded = NotSentError(text)
         crowded.is_crowded = True
         return crowded
-    kind = getattr(pool, "beneath", pool).connection_class
+    kind = pool.connection_class
     is_secure = issubclass(kind, redis.SSLConnection | redis.asyncio.SSLConnection)
     if is_secure and ("Timeout connecting" in text or "WRONG_VERSION_NUMBER" in text):
         return NotSentError(f"{text}; if that port speaks no TLS, the URL begins with redis://")
@@ -187,344 +186,100 @@ class WrongKindError(ConfigurationError):
         )
 
 
-class ServerCheck:
+@dataclass(slots=True)
+class ServerFacts:
     """
-    Lets no command through before a server is known to be new enough and of the kind that was named.
-
-    A server that hides what it is passes.
-
-    Args:
-        in_cluster: whether it was named as a node of a Cluster.
-        place: where it is, for error messages.
-    """
-
-    #: Sent over a new connection; it is part of the connection's beginning, as redis-py's own HELLO is.
-    command = ("INFO", "server")
-
-    def __init__(self, *, in_cluster: bool = False, place: str = "") -> None:
-        self.has_passed = False
-        self._in_cluster = in_cluster
-        self._place = place
-
-    def read(self, reply: Any) -> None:
-        """Read the reply to `command`; raise ConfigurationError when the server is too old, or of the other kind."""
-        facts = read_facts(reply) if isinstance(reply, bytes) else {}
-        ServerVersion.read(facts).check()
-        mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey's word
-        if mode == "cluster" and not self._in_cluster:
-            raise WrongKindError(
-                f"{self._place} is a node of a Redis Cluster; write redis+cluster://HOST:PORT, with one node or several "
-                "(rediss+cluster:// for TLS), instead of redis://"
-            )
-        if self._in_cluster and mode == "standalone":
-            raise WrongKindError.single(self._place)
-        self.has_passed = True
-
-
-class KeptPool:
-    """
-    A pool over redis-py's blocking pool that keeps idle connections itself.
-
-    redis-py's bookkeeping for each use takes as long as sending a command. An idle connection counts as in use there,
-    so the limit of that pool holds; while a thread waits for a connection, those given back go to that pool.
-    """
-
-    def __init__(self, pool: redis.BlockingConnectionPool) -> None:
-        self.beneath: Any = pool
-        self._lock = threading.Lock()
-        self._idle: list[Any] = []
-        self._waiting = 0
-        #: Connection -> its socket, and the function that says whether there is something to read from it.
-        self._polls: dict[Any, tuple[Any, Callable[[], Any]]] = {}
-
-    def get_connection(self) -> Any:
-        """Return a connection that is ready to send; raise as redis-py does when there is none."""
-        while True:
-            with self._lock:
-                if not self._idle:
-                    self._waiting += 1
-                    break
-                connection = self._idle.pop()
-            if self._is_ready(connection):
-                return connection
-            connection.disconnect()
-            self.beneath.release(connection)
-        try:
-            return self.beneath.get_connection()
-        finally:
-            with self._lock:
-                self._waiting -= 1
-
-    def release(self, connection: Any) -> None:
-        """Take a connection back, with every reply read; one that is disconnected goes to the pool, to be made anew."""
-        with self._lock:
-            if connection._sock and not self._waiting:  # noqa: SLF001  `is_connected` came with redis-py 7
-                self._idle.append(connection)
-                return
-        self.beneath.release(connection)
-
-    def disconnect(self) -> None:
-        """Close every connection; they are opened again when they are used."""
-        self.close_idle()
-        self.beneath.disconnect()
-
-    def close_idle(self) -> None:
-        """Close the connections that are not in use."""
-        with self._lock:
-            idle = self._idle
-            self._idle = []
-        for connection in idle:
-            connection.disconnect()
-            self.beneath.release(connection)
-
-    def _is_ready(self, connection: Any) -> bool:
-        """Say whether a connection is open with nothing to read: the server closes those that are idle for long."""
-        socket = connection._sock  # noqa: SLF001  redis-py's own `can_read` makes and fills a poll object at each call
-        if socket is None:
-            return False
-        known, poll = self._polls.get(connection, (None, None))
-        if poll is None or known is not socket:
-            poll = partial(_poll_of(socket), 0)
-            self._polls[connection] = socket, poll
-        return not poll()
-
-
-def _poll_of(socket: Any) -> Callable[[float], Any]:
-    """Return a function whose answer is true when there is something to read from `socket` within so many ms."""
-    if not hasattr(select, "poll"):  # eventlet takes it away; Windows has none
-        return lambda ms: select.select([socket], [], [], ms / 1000)[0]
-    poll = select.poll()
-    poll.register(socket, select.POLLIN)
-    return poll.poll
-
-
-def await_reply(connection: Any, within_seconds: float) -> None:
-    """Wait until there is something to read from a connection; raise redis.TimeoutError when it does not come."""
-    if not _poll_of(connection._sock)(1000 * within_seconds):  # noqa: SLF001  it has no public name
-        raise redis.TimeoutError("no reply came in time")
-
-
-class KnownScripts:
-    """
-    The scripts that a server has, as far as this process has seen.
-
-    Redis refuses a digest that it does not know and goes on with the commands behind it. The script would then be sent in
-    full and run after those. A script that the server may lack goes in full at once when something comes behind it.
+    What the replies of a server have shown to any of this process' connections.
 
     Attributes:
-        sent: connection -> the digests of the scripts that were sent over it in full and are not answered yet.
+        is_checked: its version and kind are right.
+        may_eval: whether the user may EVAL; None: not known yet.
+        scripts: the digests of the scripts that it has; empty again when it may have lost them, or be another server.
     """
 
-    def __init__(self) -> None:
-        self._known: set[Arg] = set()
-        self._may_eval: bool | None = None  # not known yet
-        #: Connection -> its socket or stream: another one means that the server may be another too.
-        self._links: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-        self.sent: dict[Any, set[Arg]] = {}
-
-    def expand(self, commands: Sequence[Sequence[Arg]], connection: Any, link: Any) -> Sequence[Sequence[Arg]]:
-        """Return several commands as they are to be sent together over a connection."""
-        if self._may_eval is False:
-            return commands
-        known = self._links.get(connection)
-        if link is None or known is None or known() is not link:
-            if link is None or known is not None:
-                self.forget()
-            if link is not None:  # a closed connection is opened again as it is used
-                self._links[connection] = weakref.ref(link)
-        for command in commands[:-1]:
-            if command[0] == "EVALSHA" and command[1] not in self._known:
-                break
-        else:
-            return commands
-        sent: set[Arg] = set()
-        self.sent[connection] = sent
-        expanded = [self._in_full(command, sent) for command in commands[:-1]]
-        # While it is unknown whether the user may EVAL every script goes in full: all are refused, or none.
-        return [*expanded, commands[-1] if self._may_eval else self._in_full(commands[-1], sent)]
-
-    def note_replies(self, connection: Any, refusals: Sequence[Any]) -> None:
-        """Learn from the replies over a connection; `refusals` are all replies when there is a refusal among them."""
-        if (sent := self.sent.pop(connection, None)) and not refusals:
-            self._known |= sent
-            self._may_eval = True
-        if any(map(is_denied_eval, refusals)):
-            self._may_eval = False
-        if any(map(is_unknown_script, refusals)):
-            self.forget()
-
-    def forget(self) -> None:
-        """Note that the server may have lost its scripts, or be another one."""
-        self._known = set()
-        self.sent.clear()
-
-    def _in_full(self, command: Sequence[Arg], sent: set[Arg]) -> Sequence[Arg]:
-        """Return a command with the text of its script when the server may lack it and it is not in `sent`."""
-        if command[0] != "EVALSHA" or command[1] in self._known or (self._may_eval and command[1] in sent):
-            return command
-        text = text_of(command[1])
-        if text is None:
-            return command
-        sent.add(command[1])
-        return ("EVAL", text, *command[2:])
+    is_checked: bool = False
+    may_eval: bool | None = None
+    scripts: set[Arg] = field(default_factory=set)
 
 
-class _ServerConnections:
+class PooledConnection:
     """
-    What the blocking connections to a server have in common with those of asyncio.
+    A connection of redis-py as long as it is open.
+
+    Attributes:
+        stream: its socket or stream: another one means that the server may be another too.
+        has_input: returns whether there is something to read from it, or it is closed.
+        failures: how many failures of its server there had been when it last worked.
+        sent_in_full: the place and digest of each script that was sent with its text and is not answered yet.
+    """
+
+    __slots__ = ("failures", "has_input", "redis", "sent_in_full", "stream")
+
+    def __init__(self, connection: Any, stream: Any, has_input: Callable[[], Any], failures: int) -> None:
+        self.redis = connection
+        self.stream = stream
+        self.has_input = has_input
+        self.failures = failures
+        self.sent_in_full: dict[int, Arg] = {}
+
+
+class ServerConnections:
+    """
+    Commands to one server, over connections from a pool of redis-py.
+
+    Idle connections are kept here: the bookkeeping of redis-py for each use takes as long as sending a command. They
+    count as in use there, so the limit of that pool holds; while a caller waits for a connection, those given back go to
+    that pool.
 
     A balancer or a firewall drops idle connections silently, and a failover leaves every connection at the old server.
     When one fails, those that have not worked since are stale: each is opened anew before it is used.
-    """
 
-    def __init__(self, pool: Any, check: ServerCheck, scripts: KnownScripts, server: str = "") -> None:
-        self._pool = pool
-        self._check = check
-        self._scripts = scripts
-        self.server = server
-        self._failures = 0
-        #: Connection -> the number of failures when it last worked.
-        self._worked: dict[Any, int] = {}
-
-    def pools(self) -> list[Any]:
-        """Return the pools of its connections."""
-        return [self._pool]
-
-    def _is_stale(self, connection: Any) -> bool:
-        return self._worked.get(connection, self._failures) < self._failures
-
-    def _note_failure(self, connection: Any) -> None:
-        self._failures += 1
-        self._worked.pop(connection, None)
-
-
-class PooledConnection(_ServerConnections):
-    """
-    Commands to one server, over connections from a pool.
+    Args:
+        place: where the server is, for error messages.
+        in_cluster: whether it was named as a node of a Cluster.
+        facts: of the server, shared by all connections of this process to it.
 
     Attributes:
         server: what the server is called among several.
+        pool: of redis-py.
     """
 
-    def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Send `commands` at once and return the replies; one that Redis refused is an exception in its place."""
-        return self.receive(self.send(commands), len(commands))
-
-    def send(self, commands: Sequence[Sequence[Arg]]) -> Any:
-        """Send `commands` at once; return the connection, which `receive` or `drop` takes back."""
-        connection = self._connected()
-        try:
-            if not self._check.has_passed:
-                self._check_server(connection)
-            if len(commands) > 1:
-                commands = self._scripts.expand(commands, connection, connection._sock)  # noqa: SLF001
-            connection.send_packed_command(packed(commands))
-        except BaseException as error:
-            self.drop(connection, error)
-            raise
-        return connection
-
-    def receive(self, connection: Any, count: int, within_seconds: float | None = None) -> list[Any]:
-        """
-        Return the replies to `count` commands that were sent over `connection`; it is free then.
-
-        Raises:
-            redis.TimeoutError: one did not come within so many seconds, by default those of the pool.
-        """
-        try:
-            if within_seconds is not None:
-                await_reply(connection, within_seconds)
-            replies, is_refused = read_replies(connection, count, within_seconds or 0.0)
-        except BaseException as error:
-            self.drop(connection, error)
-            raise
-        if is_refused or self._scripts.sent:
-            self._scripts.note_replies(connection, replies if is_refused else ())
-        if is_refused and is_elsewhere(replies):
-            self._note_failure(connection)
-            connection.disconnect()
-        else:
-            self._worked[connection] = self._failures
-        self._pool.release(connection)
-        return replies
-
-    def drop(self, connection: Any, error: BaseException | None = None) -> None:
-        """Close a connection whose replies were not read, so that the next command does not get them; it is free then."""
-        if isinstance(error, BROKEN):
-            self._note_failure(connection)
-        self._scripts.forget()
-        connection.disconnect()
-        self._pool.release(connection)
-
-    def place(self, _key: str) -> Hashable:
-        """Return what keys have in common that may stand in one command: here all may."""
-        return self.server
-
-    def node_for(self, _key: str) -> PooledConnection:
-        """Return the wire to the server that has a key: this one."""
-        return self
-
-    def everywhere(self, commands: Sequence[Sequence[Arg]]) -> dict[str, list[Any]]:
-        """Send `commands` to every server at once; return the replies of each, by its name."""
-        return {self.server: self.exchange(commands)}
-
-    def each(self, *, replicas: bool = False) -> dict[str, PooledConnection]:  # noqa: ARG002  none is known
-        """Return the wires to all servers."""
-        return {self.server: self}
-
-    def note(self, node: PooledConnection, error: Exception) -> None:
-        """Take notice of a failure outside of an exchange: nothing follows from it where there is one server."""
-
-    def lone_connection(self) -> Any:
-        """Return a connection to the server, not made yet, that is not one of the pool's and does not count as one."""
-        pool = getattr(self._pool, "beneath", self._pool)
-        return pool.connection_class(**pool.connection_kwargs)
-
-    def _connected(self) -> Any:
-        try:
-            connection = self._pool.get_connection()
-            if self._failures and self._is_stale(connection):
-                try:
-                    connection.disconnect()
-                    connection.connect()
-                except BaseException:
-                    self._pool.release(connection)
-                    raise
-        except (*BROKEN, redis.ResponseError) as error:
-            raise connect_error(error, self._pool) from error
-        return connection
-
-    def _check_server(self, connection: Any) -> None:
-        try:
-            connection.send_packed_command(packed([self._check.command]))
-            [reply], _ = read_replies(connection, 1)
-        except BROKEN as error:
-            raise connect_error(error, self._pool) from error
-        self._check.read(reply)
-
-
-class AsyncPooledConnection(_ServerConnections):
-    """As `PooledConnection`, for asyncio."""
+    def __init__(self, driver: Driver, pool: Any, place: str, *, in_cluster: bool, facts: ServerFacts) -> None:
+        self.driver = driver
+        self.pool = pool
+        self.server = place if in_cluster else ""
+        self._place = place
+        self._facts = facts
+        self._lock = threading.Lock()
+        self._idle: list[PooledConnection] = []
+        #: A pool that asks Sentinel gets every connection back: it closes those that are idle when the primary changes.
+        self._waiting = 1 if hasattr(pool, "sentinel_manager") else 0
+        #: Connection of redis-py -> what is known of it.
+        self._known: dict[Any, PooledConnection] = {}
+        self._failures = 0
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
         """Send `commands` at once and return the replies; one that Redis refused is an exception in its place."""
         return await self.receive(await self.send(commands), len(commands))
 
-    async def send(self, commands: Sequence[Sequence[Arg]]) -> Any:
+    async def send(self, commands: Sequence[Sequence[Arg]]) -> PooledConnection:
         """Send `commands` at once; return the connection, which `receive` or `drop` takes back."""
-        connection = await self._connected()
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None or connection.failures < self._failures or connection.has_input():
+            connection = await self._replacement(connection)
         try:
-            if not self._check.has_passed:
+            if not self._facts.is_checked:
                 await self._check_server(connection)
-            if len(commands) > 1:
-                commands = self._scripts.expand(commands, connection, connection._writer)  # noqa: SLF001
-            await connection.send_packed_command(packed(commands))
+            if len(commands) > 1 and self._facts.may_eval is not False:
+                commands = self._in_full(commands, connection)
+            await self.driver.write(connection.redis, packed(commands))
         except BaseException as error:
             await self.drop(connection, error)
             raise
         return connection
 
-    async def receive(self, connection: Any, count: int, within_seconds: float | None = None) -> list[Any]:
+    async def receive(self, connection: PooledConnection, count: int, within_seconds: float | None = None) -> list[Any]:
         """
         Return the replies to `count` commands that were sent over `connection`; it is free then.
 
@@ -532,49 +287,166 @@ class AsyncPooledConnection(_ServerConnections):
             redis.TimeoutError: one did not come within so many seconds, by default those of the pool.
         """
         try:
-            replies, is_refused = await _async_replies(connection, count, within_seconds)
+            replies, is_refused = await self.driver.read(connection.redis, count, within_seconds)
         except BaseException as error:
             await self.drop(connection, error)
             raise
-        if is_refused or self._scripts.sent:
-            self._scripts.note_replies(connection, replies if is_refused else ())
-        if is_refused and is_elsewhere(replies):
-            self._note_failure(connection)
-            await connection.disconnect(nowait=True)
-        else:
-            self._worked[connection] = self._failures
-        await self._pool.release(connection)
+        if is_refused or connection.sent_in_full:
+            self._note_scripts(connection, replies)
+            if is_elsewhere(replies):
+                self._failures += 1
+                await self._close(connection)
+                return replies
+        connection.failures = self._failures
+        with self._lock:
+            if not self._waiting and connection.stream is self.driver.stream(connection.redis):
+                self._idle.append(connection)
+                return replies
+        await self.driver.release(self.pool, connection.redis)
         return replies
 
-    async def drop(self, connection: Any, error: BaseException | None = None) -> None:
+    async def drop(self, connection: PooledConnection, error: BaseException | None = None) -> None:
         """Close a connection whose replies were not read, so that the next command does not get them; it is free then."""
         if isinstance(error, BROKEN):
-            self._note_failure(connection)
-        self._scripts.forget()
-        await connection.disconnect(nowait=True)
-        await self._pool.release(connection)
+            self._failures += 1
+        await self._close(connection)
 
-    async def _connected(self) -> Any:
+    async def close_idle(self) -> None:
+        """Close the connections that are not in use."""
+        with self._lock:
+            idle = self._idle
+            self._idle = []
+        for connection in idle:
+            await self.driver.disconnect(connection.redis, is_broken=False)
+            await self.driver.release(self.pool, connection.redis)
+
+    async def close(self) -> None:
+        """Close every connection; they are opened again when they are used."""
+        await self.close_idle()
+        await self.driver.disconnect_pool(self.pool)
+
+    def place(self, _key: str) -> Hashable:
+        """Return what keys have in common that may stand in one command: here all may."""
+        return self.server
+
+    def node_for(self, _key: str) -> ServerConnections:
+        """Return the connections to the server that has a key: these."""
+        return self
+
+    async def everywhere(self, commands: Sequence[Sequence[Arg]]) -> dict[str, list[Any]]:
+        """Send `commands` to every server at once; return the replies of each, by its name."""
+        return {self.server: await self.exchange(commands)}
+
+    def each(self, *, replicas: bool = False) -> dict[str, ServerConnections]:  # noqa: ARG002  none is known
+        """Return the connections to all servers."""
+        return {self.server: self}
+
+    def note(self, node: ServerConnections, error: Exception) -> None:
+        """Take notice of a failure outside of an exchange: nothing follows from it where there is one server."""
+
+    def lone_connection(self) -> Any:
+        """Return a connection to the server, not made yet, that is not one of the pool's and does not count as one."""
+        return self.pool.connection_class(**self.pool.connection_kwargs)
+
+    async def _replacement(self, unusable: PooledConnection | None) -> PooledConnection:
+        """Close a connection that is stale, or that the server has closed; return another one that is ready to send."""
+        while unusable:
+            await self._close(unusable)
+            with self._lock:
+                unusable = self._idle.pop() if self._idle else None
+            if unusable and unusable.failures >= self._failures and not unusable.has_input():
+                return unusable
+        with self._lock:
+            self._waiting += 1
         try:
-            connection = await self._pool.get_connection()
-            if self._failures and self._is_stale(connection):
+            opened = await self.driver.get_connection(self.pool)
+            known = self._known.get(opened)
+            if known and known.failures < self._failures and known.stream is self.driver.stream(opened):
                 try:
-                    await connection.disconnect(nowait=True)
-                    await connection.connect()
+                    await self.driver.disconnect(opened)
+                    await self.driver.connect(opened)
                 except BaseException:
-                    await self._pool.release(connection)
+                    await self.driver.release(self.pool, opened)
                     raise
         except (*BROKEN, redis.ResponseError) as error:
-            raise connect_error(error, self._pool) from error
-        return connection
+            raise connect_error(error, self.pool) from error
+        finally:
+            with self._lock:
+                self._waiting -= 1
+        stream = self.driver.stream(opened)
+        if known is None or known.stream is not stream:
+            if known:
+                self._facts.scripts = set()
+            known = PooledConnection(opened, stream, self.driver.input_check(stream), self._failures)
+            self._known[opened] = known
+        return known
 
-    async def _check_server(self, connection: Any) -> None:
+    async def _close(self, connection: PooledConnection) -> None:
+        """Close a connection; the server may have lost its scripts, or the next connection be to another server."""
+        self._facts.scripts = set()
+        await self.driver.disconnect(connection.redis)
+        await self.driver.release(self.pool, connection.redis)
+
+    async def _check_server(self, connection: PooledConnection) -> None:
+        """
+        Let no command through before the server is known to be new enough and of the kind that was named.
+
+        A server that hides what it is passes.
+
+        Raises:
+            ConfigurationError: the server is too old, or of the other kind.
+        """
         try:
-            await connection.send_packed_command(packed([self._check.command]))
-            [reply], _ = await _async_replies(connection, 1, None)
+            await self.driver.write(connection.redis, packed([("INFO", "server")]))
+            [reply], _ = await self.driver.read(connection.redis, 1, None)
         except BROKEN as error:
-            raise connect_error(error, self._pool) from error
-        self._check.read(reply)
+            raise connect_error(error, self.pool) from error
+        facts = read_facts(reply) if isinstance(reply, bytes) else {}
+        ServerVersion.read(facts).check()
+        mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey's word
+        if mode == "cluster" and not self.server:
+            raise WrongKindError(
+                f"{self._place} is a node of a Redis Cluster; write redis+cluster://HOST:PORT, with one node or several "
+                "(rediss+cluster:// for TLS), instead of redis://"
+            )
+        if self.server and mode == "standalone":
+            raise WrongKindError.single(self._place)
+        self._facts.is_checked = True
+
+    def _in_full(self, commands: Sequence[Sequence[Arg]], connection: PooledConnection) -> Sequence[Sequence[Arg]]:
+        """
+        Return several commands as they are to be sent together, a script that the server may lack with its text.
+
+        Redis refuses a digest that it does not know and goes on with the commands behind it; the script would then be
+        sent in full and run after those. A user may EVAL, and need not have the right to SCRIPT LOAD.
+        """
+        facts = self._facts
+        if all(command[0] != "EVALSHA" or command[1] in facts.scripts for command in commands[:-1]):
+            return commands
+        in_full: list[Sequence[Arg]] = []
+        sent = facts.scripts.copy()
+        for at, command in enumerate(commands):
+            text = None if command[0] != "EVALSHA" or command[1] in sent else text_of(command[1])
+            if text is not None:
+                connection.sent_in_full[at] = command[1]
+                command = ("EVAL", text, *command[2:])  # noqa: PLW2901  the same in full
+                if facts.may_eval:  # while that is unknown every script goes in full: all are refused, or none
+                    sent.add(connection.sent_in_full[at])
+            in_full.append(command)
+        return in_full
+
+    def _note_scripts(self, connection: PooledConnection, replies: Sequence[Any]) -> None:
+        """Note which scripts the server has, and whether the user may EVAL, as the replies over a connection show."""
+        facts = self._facts
+        for at, sha in connection.sent_in_full.items():
+            if not isinstance(replies[at], Exception):
+                facts.scripts.add(sha)
+                facts.may_eval = True
+        connection.sent_in_full.clear()
+        if any(map(is_denied_eval, replies)):
+            facts.may_eval = False
+        if any(map(is_unknown_script, replies)):
+            facts.scripts = set()
 
 
 def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
@@ -588,35 +460,3 @@ def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
             for command in commands
         ]
         return [b"".join(map(pack, raw))]
-
-
-def read_replies(connection: Any, count: int, within_seconds: float = 0.0) -> tuple[list[Any], bool]:
-    """Read `count` replies; return them, each refusal as an exception in its place, and whether there is one."""
-    replies: list[Any] = []
-    is_refused = False
-    for _ in range(count):
-        if within_seconds > connection.socket_timeout:  # the reply to a WAIT comes later than those before it
-            connection.can_read(within_seconds)
-        try:
-            replies.append(connection.read_response())
-        except redis.ConnectionError:
-            raise
-        except redis.ResponseError as error:
-            replies.append(error)
-            is_refused = True
-    return replies, is_refused
-
-
-async def _async_replies(connection: Any, count: int, seconds: float | None) -> tuple[list[Any], bool]:
-    """As `read_replies`, in async code, each reply within so many seconds."""
-    replies: list[Any] = []
-    is_refused = False
-    for _ in range(count):
-        try:
-            replies.append(await connection.read_response(timeout=seconds))
-        except redis.ConnectionError:
-            raise
-        except redis.ResponseError as error:
-            replies.append(error)
-            is_refused = True
-    return replies, is_refused

@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, Self
@@ -23,18 +23,10 @@ from redis.retry import Retry
 
 from reliq.errors import ConfigurationError, InsecureWarning
 from reliq.keys import Layout
-from reliq.redis.cluster import SERVER_SECONDS, AsyncClusterTransport, AsyncWire, ClusterTransport, Servers, Wire
+from reliq.redis.cluster import SERVER_SECONDS, ClusterTransport, Servers, Transport
 from reliq.redis.commands import Clock
-from reliq.redis.connection import (
-    BROKEN,
-    AsyncPooledConnection,
-    KeptPool,
-    KnownScripts,
-    PooledConnection,
-    ServerCheck,
-    connect_error,
-    read_replies,
-)
+from reliq.redis.connection import BROKEN, ServerConnections, ServerFacts, connect_error
+from reliq.redis.driver import ASYNCIO, BLOCKING, Driver, run_blocking
 from reliq.redis.url import (
     Address,
     RedisClient,
@@ -60,7 +52,7 @@ WORKER_TIMEOUT_SECONDS = 5.0
 
 
 def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: str = "") -> Any:
-    """Return a pool for `target`, or for one node of it, HOST:PORT: a blocking one, or one for asyncio."""
+    """Return a pool of redis-py for `target`, or for one node of it, HOST:PORT: a blocking one, or one for asyncio."""
     module: Any = redis.asyncio if asynchronous else redis
     theirs = settings(target)
     ours: dict[str, Any] = {
@@ -94,10 +86,9 @@ def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: st
     if node:
         host, _, port = node.rpartition(":")
         theirs |= {"host": host, "port": int(port)}
-    made = module.BlockingConnectionPool(
+    return module.BlockingConnectionPool(
         connection_class=kind, timeout=timeout_seconds, **_accepted(kind, theirs), **ours
     )
-    return made if asynchronous else KeptPool(made)
 
 
 def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
@@ -107,21 +98,11 @@ def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in known or name == "max_connections"}
 
 
-def _pools(wires: Mapping[float, Wire | AsyncWire]) -> list[Any]:
-    """Return every pool behind `wires`."""
-    return [pool for wire in wires.values() for pool in wire.pools()]
-
-
-def _sentinels(pool: Any) -> list[Any]:
-    """Return the clients by which a pool asks Sentinel; most pools have none."""
-    return pool.sentinel_manager.sentinels if hasattr(pool, "sentinel_manager") else []
-
-
-class LoopLocal:
-    """The wires of one event loop by their time-out, until the loop ends."""
+class _LoopTransports:
+    """The transports of one event loop by their time-out, until the loop ends."""
 
     def __init__(self) -> None:
-        self.wires: dict[float, AsyncWire] = {}
+        self.by_timeout: dict[float, Transport] = {}
         self.end = self._until_the_loop_ends()
         # An event loop ends its asynchronous generators before it closes: from its first step on it knows this one.
         with suppress(StopIteration):
@@ -131,17 +112,15 @@ class LoopLocal:
         try:
             yield
         finally:
-            wires = self.wires
-            self.wires = {}
-            for pool in _pools(wires):
-                await pool.disconnect()
-                for sentinel in _sentinels(pool):
-                    await sentinel.aclose()
+            transports = self.by_timeout
+            self.by_timeout = {}
+            for transport in transports.values():
+                await transport.close()
 
 
 class Connection:
     """
-    The wires to one Redis in this process, one for each time-out: blocking ones, and asyncio ones for each event loop.
+    The transports to one Redis in this process, one for each time-out: blocking ones, and others for each event loop.
 
     Attributes:
         clock: what scripts take for the time there; None is Redis' own clock.
@@ -157,10 +136,10 @@ class Connection:
         self.named: dict[str, float] = {}
         self.maps: dict[str, tuple[Any, float]] = {}
         self._lock = threading.Lock()
-        self._wires: dict[float, Wire] = {}
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLocal] = weakref.WeakKeyDictionary()
-        #: Server -> its check and what is known of its scripts, which all of its wires share.
-        self._known: dict[str, tuple[ServerCheck, KnownScripts]] = {}
+        self._blocking: dict[float, Transport] = {}
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTransports] = weakref.WeakKeyDictionary()
+        #: Node, empty where there is one server -> what all of its transports share.
+        self._facts: dict[str, ServerFacts] = {}
 
     @classmethod
     def to(cls, target: Target | None) -> "Connection":
@@ -174,7 +153,7 @@ class Connection:
         return _shared.connection(chosen)
 
     def anew(self) -> "Connection":
-        """Return another one to the same Redis, with wires of its own."""
+        """Return another one to the same Redis, with transports of its own."""
         return Connection(self._target(), self.clock)
 
     @property
@@ -187,46 +166,30 @@ class Connection:
         """The hosts, database and kind of the connection, as the URL or the client says."""
         return address(self._target())
 
-    def wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Wire:
-        """Return a wire whose replies are awaited for at most `timeout_seconds`; a Cluster has one, for all time-outs."""
-        if wire := self._wires.get(timeout_seconds):
-            return wire
-        with self._lock:
-            if timeout_seconds not in self._wires:
-                if self._servers is None:
-                    wire = self._wire_to("", timeout_seconds)
-                else:
-                    known = next(iter(self._wires.values()), None)
-                    wire = known or ClusterTransport(self._servers, lambda node: self._wire_to(node, SERVER_SECONDS))
-                self._wires[timeout_seconds] = wire
-            return self._wires[timeout_seconds]
+    def wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Transport:
+        """
+        Return the transport for blocking code whose replies are awaited for at most `timeout_seconds`.
 
-    def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AsyncWire:
-        """Return a wire for the running event loop; its connections are closed when the loop ends."""
-        wire: AsyncWire
+        A Cluster has one, for all time-outs.
+        """
+        if transport := self._blocking.get(timeout_seconds):
+            return transport
         with self._lock:
-            wires = self._of_loop().wires
-            if timeout_seconds not in wires:
-                if self._servers is None:
-                    wire = self._async_wire_to("", timeout_seconds)
-                else:
-                    known = next(iter(wires.values()), None)
-                    wire = known or AsyncClusterTransport(
-                        self._servers, lambda node: self._async_wire_to(node, SERVER_SECONDS)
-                    )
-                wires[timeout_seconds] = wire
-            return wires[timeout_seconds]
+            return self._transport(BLOCKING, self._blocking, timeout_seconds)
+
+    def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Transport:
+        """As `wire`, for the running event loop; its connections are closed when the loop ends."""
+        with self._lock:
+            return self._transport(ASYNCIO, self._of_loop().by_timeout, timeout_seconds)
 
     def close(self) -> None:
         """Close the blocking connections; they come back when they are used again."""
         with self._lock:
-            open_pools = _pools(self._wires)
+            transports = list(self._blocking.values())
         if servers := self.__dict__.get("_servers"):  # if they were needed
             servers.close()
-        for pool in open_pools:
-            pool.disconnect()
-            for sentinel in _sentinels(pool):
-                sentinel.close()
+        for transport in transports:
+            run_blocking(transport.close())
 
     async def aclose(self) -> None:
         """Close the running event loop's connections."""
@@ -235,21 +198,23 @@ class Connection:
         if ours:
             await ours.end.aclose()
 
-    def make_pool(self, node: str, timeout_seconds: float, *, asynchronous: bool) -> Any:
-        """Return a pool for one node, empty where there is one server."""
-        return pool(self._target(), timeout_seconds, asynchronous=asynchronous, node=node)
+    def _transport(self, driver: Driver, known: dict[float, Transport], timeout_seconds: float) -> Transport:
+        """Return the transport of a time-out, made if there is none; the caller has the lock."""
+        if timeout_seconds not in known:
+            if self._servers is None:
+                made: Transport = self._connections_to(driver, "", timeout_seconds)
+            else:
+                made = next(iter(known.values()), None) or ClusterTransport(
+                    driver, self._servers, lambda node: self._connections_to(driver, node, SERVER_SECONDS)
+                )
+            known[timeout_seconds] = made
+        return known[timeout_seconds]
 
-    def _wire_to(self, node: str, timeout_seconds: float) -> PooledConnection:
-        made = self.make_pool(node, timeout_seconds, asynchronous=False)
-        return PooledConnection(made, *self._known_of(node), node)
-
-    def _async_wire_to(self, node: str, timeout_seconds: float) -> AsyncPooledConnection:
-        made = self.make_pool(node, timeout_seconds, asynchronous=True)
-        return AsyncPooledConnection(made, *self._known_of(node), node)
-
-    def _known_of(self, node: str) -> tuple[ServerCheck, KnownScripts]:
-        check = ServerCheck(in_cluster=self._servers is not None, place=node or shown(self._target()))
-        return self._known.setdefault(node, (check, KnownScripts()))
+    def _connections_to(self, driver: Driver, node: str, timeout_seconds: float) -> ServerConnections:
+        target = self._target()
+        made = pool(target, timeout_seconds, asynchronous=driver is ASYNCIO, node=node)
+        facts = self._facts.setdefault(node, ServerFacts())
+        return ServerConnections(driver, made, node or shown(target), in_cluster=bool(node), facts=facts)
 
     @cached_property
     def _servers(self) -> Servers | None:
@@ -268,17 +233,17 @@ class Connection:
             replies = []
             for command in commands:
                 connection.send_command(*command)
-                replies += read_replies(connection, 1)[0]
+                replies += run_blocking(BLOCKING.read(connection, 1, None))[0]
             return replies
         finally:
             connection.disconnect()
 
-    def _of_loop(self) -> LoopLocal:
+    def _of_loop(self) -> _LoopTransports:
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
             for closed in [known for known in self._loops if known.is_closed()]:  # and did not end its generators first
                 del self._loops[closed]
-            self._loops[loop] = LoopLocal()
+            self._loops[loop] = _LoopTransports()
         return self._loops[loop]
 
     def _target(self) -> Target:

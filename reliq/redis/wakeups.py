@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from reliq.keys import Keys
     from reliq.redis.client import Client
-    from reliq.redis.cluster import Wire
+    from reliq.redis.cluster import Transport
     from reliq.redis.commands import Command
-    from reliq.redis.connection import PooledConnection
+    from reliq.redis.connection import ServerConnections
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class _Wait:
     """A connection for one place, with its socket, which redis-py forgets at an error, and the shards that wait on it."""
 
     place: Hashable
-    node: PooledConnection
+    node: ServerConnections
     connection: Any
     socket: socket.socket
     shards: Sequence[Keys] = ()
@@ -64,7 +64,7 @@ class WakeTokens:
         standing: the places whose waits stand.
     """
 
-    def __init__(self, client: Client, wire: Wire) -> None:
+    def __init__(self, client: Client, wire: Transport) -> None:
         self._client = client
         self._wire = wire
         self._name = token()
@@ -175,7 +175,7 @@ class WakeTokens:
     def _poke_key(self, shards: Sequence[Keys]) -> str:
         return shards[0].lane(f"{self._name}.poke")
 
-    def _open(self, place: Hashable, node: PooledConnection) -> _Wait:
+    def _open(self, place: Hashable, node: ServerConnections) -> _Wait:
         connection = node.lone_connection()
         try:
             connection.connect()

@@ -18,6 +18,7 @@ from reliq.metrics.snapshot import SnapshotReader
 from reliq.redis import commands
 from reliq.redis.client import Client
 from reliq.redis.commands import RunningJob
+from reliq.redis.connection import ServerConnections
 from reliq.redis.server import Connection
 from reliq.redis.shards import WITNESSES, ShardMap
 
@@ -350,13 +351,13 @@ LOOKS = (
 
 def test_commands_on_one_shard_read_map_and_fences_along_with_other_data(command, queue, monkeypatch):
     queue.publish({}, id="m")
-    trips, exchange = [], Client._exchange
+    trips, exchange = [], ServerConnections.exchange
 
-    def counted(self, requests, **options):
-        trips.append([one.command for one in requests])
-        return exchange(self, requests, **options)
+    def counted(self, commands):
+        trips.append(commands)
+        return exchange(self, commands)
 
-    monkeypatch.setattr(Client, "_exchange", counted)
+    monkeypatch.setattr(ServerConnections, "exchange", counted)
     fences = {KEYS.of_shard(shard).epoch for shard in range(WITNESSES)}
 
     for call in LOOKS:

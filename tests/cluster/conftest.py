@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from reliq import Queue
+from reliq.redis.driver import run_blocking
 from reliq.redis.server import Connection
 from tests.cluster_servers import NODE_TIMEOUT_MS
 
@@ -13,7 +14,8 @@ from tests.cluster_servers import NODE_TIMEOUT_MS
 def exchange(request, cluster):
     """Make commands over a wire to the Cluster, blocking or async."""
     if request.param == "blocking":
-        return Connection.to(cluster.url).wire().exchange
+        wire = Connection.to(cluster.url).wire()
+        return lambda commands: run_blocking(wire.exchange(commands))
 
     def make(commands):
         async def once():

@@ -13,6 +13,7 @@ from reliq.metrics import names
 from reliq.metrics.queues import QueueCollector
 from reliq.metrics.snapshot import SnapshotReader
 from reliq.redis.client import Client
+from reliq.redis.driver import run_blocking
 from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
 from tests.cluster_moves import SlotMove, my_id
@@ -29,7 +30,7 @@ def queue(cluster):
     keys = Keys("q")
     map = ShardMap(1, SHARDS, SHARDS)
     fences = [("SET", keys.of_shard(shard).epoch, map.fence) for shard in range(SHARDS)]
-    Connection.to(cluster.url).wire().exchange([("SET", keys.map, map.text), *fences])
+    run_blocking(Connection.to(cluster.url).wire().exchange([("SET", keys.map, map.text), *fences]))
     queue = Queue("q", int, url=cluster.url)
     queue.publish_many(range(SHARDS), chunk=1)
     yield queue
@@ -176,7 +177,7 @@ def test_queues_are_shown_while_the_registry_of_workers_is_away(cluster, queue, 
 
 
 def test_a_look_asks_another_node_for_the_time_when_the_first_is_away(cluster, queue, away):
-    [asked] = Connection.to(cluster.url).wire().exchange([("CLUSTER", "MYID")])
+    [asked] = run_blocking(Connection.to(cluster.url).wire().exchange([("CLUSTER", "MYID")]))
     [node] = [one for one in cluster.primaries() if my_id(cluster, one) == asked]
     there = away(next(at for at in range(SHARDS) if cluster.primary_of(Keys("q", shard=at).ready) == node))
 

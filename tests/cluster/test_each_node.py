@@ -15,6 +15,7 @@ from reliq.keys import QUEUES_KEY, Keys
 from reliq.lua import script, script_names
 from reliq.metrics.snapshot import SnapshotReader, facts_of
 from reliq.redis.client import Client
+from reliq.redis.driver import run_blocking
 from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
 from tests.cluster_moves import SlotMove
@@ -37,7 +38,7 @@ def test_a_scan_finds_the_queues_of_every_node(cluster, queues, admin):
     for queue in queues.values():
         queue.publish(1)
     wire = Connection.to(cluster.url).wire()
-    wire.exchange([("DEL", QUEUES_KEY)])
+    run_blocking(wire.exchange([("DEL", QUEUES_KEY)]))
 
     assert not admin.queues().queues
     assert {one.queue for one in admin.queues(scan=True).queues} == {queue.name for queue in queues.values()}
@@ -69,7 +70,7 @@ def test_the_doctor_asks_every_node_and_replica(cluster, admin):
 def test_the_doctor_looks_at_how_shards_are_spread(cluster, admin):
     assert named(admin.doctor(), "spread") == [("ok", "queues with several shards: 0, spread evenly over 3 servers")]
     Queue("many", int, url=cluster.url).publish(1)
-    Connection.to(cluster.url).wire().exchange([("SET", Keys("many").map, ShardMap(1, 16, 16).text)])
+    run_blocking(Connection.to(cluster.url).wire().exchange([("SET", Keys("many").map, ShardMap(1, 16, 16).text)]))
 
     assert named(admin.doctor(), "spread") == [("ok", "queues with several shards: 1, spread evenly over 3 servers")]
 

@@ -1,5 +1,6 @@
 """One node of a Cluster is killed, or stands still: its own commands fail, no others; what follows is found out aside."""
 
+import asyncio
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ from reliq.redis.client import Client
 from reliq.redis.cluster import CircuitBreakers
 from reliq.redis.commands import Command
 from reliq.redis.connection import NotSentError, is_failure
+from reliq.redis.driver import run_blocking
 from reliq.redis.server import Connection
 
 pytestmark = pytest.mark.slow
@@ -20,8 +22,10 @@ pytestmark = pytest.mark.slow
 def keys(cluster, queues):
     """A list on each node, by its port, as long as its place here says."""
     found, wire = {port: queue.keys.lane("x") for port, queue in queues.items()}, Connection.to(cluster.url).wire()
-    eventually(lambda: not any(map(is_failure, wire.exchange(lengths(found)))), "every node is used again")
-    wire.exchange([("RPUSH", key, *range(at)) for at, key in enumerate(found.values(), 1)])
+    eventually(
+        lambda: not any(map(is_failure, run_blocking(wire.exchange(lengths(found))))), "every node is used again"
+    )
+    run_blocking(wire.exchange([("RPUSH", key, *range(at)) for at, key in enumerate(found.values(), 1)]))
     return found
 
 
@@ -54,6 +58,22 @@ def test_paused_node_fails_its_own_commands_by_timeout_then_at_once(exchange, ke
     assert "in the background" not in str(first[0])
     assert isinstance(then[0], NotSentError)
     assert f"127.0.0.1:{paused} does not answer and is tried again in the background" in str(then[0])
+
+
+def test_node_that_falls_silent_fails_its_own_commands_over_open_connections_too(cluster, keys, stand_still):
+    async def twice():
+        wire = Connection.to(cluster.url).async_wire()
+        before = await wire.exchange(lengths(keys))
+        stand_still(cluster.server_at(next(iter(keys))))
+        after = await wire.exchange(lengths(keys))
+        await Connection.to(cluster.url).aclose()
+        return before, after
+
+    before, after = asyncio.run(twice())
+
+    assert before == [1, 2, 3]
+    assert isinstance(after[0], redis.TimeoutError)
+    assert after[1:] == [2, 3]
 
 
 def test_resumed_node_is_used_again(cluster, exchange, keys, paused):
@@ -95,21 +115,21 @@ def test_a_further_try_is_for_the_failed_requests_alone(cluster, keys, paused):
 def test_a_promoted_replica_takes_the_place_of_a_killed_node_and_its_pool_is_dropped(cluster, keys):
     port, connection = next(iter(keys)), Connection.to(cluster.url)
     wire = connection.wire()
-    assert wire.exchange(lengths(keys)) == [1, 2, 3]
+    assert run_blocking(wire.exchange(lengths(keys))) == [1, 2, 3]
 
     cluster.server_at(port).kill()
-    replies = wire.exchange(lengths(keys))
+    replies = run_blocking(wire.exchange(lengths(keys)))
 
     assert is_failure(replies[0])
     assert replies[1:] == [2, 3]
-    eventually(lambda: wire.exchange(lengths(keys)) == [1, 2, 3], "the replica is asked")
+    eventually(lambda: run_blocking(wire.exchange(lengths(keys))) == [1, 2, 3], "the replica is asked")
     assert f"127.0.0.1:{port}" not in wire.each()
-    assert len(connection.wire().pools()) == 3
+    assert len(connection.wire()._nodes) == 3
 
 
 def test_commands_go_on_while_the_topology_is_read(cluster, keys, monkeypatch):
     wire, asked, over = Connection.to(cluster.url).wire(), threading.Event(), threading.Event()
-    wire.exchange(lengths(keys))
+    run_blocking(wire.exchange(lengths(keys)))
 
     def hangs(*_, **__):
         asked.set()
@@ -120,7 +140,7 @@ def test_commands_go_on_while_the_topology_is_read(cluster, keys, monkeypatch):
     wire.note(wire.node_for(keys[next(iter(keys))]), redis.ConnectionError("a connection was reset"))
     assert asked.wait(60)
 
-    assert wire.exchange(lengths(keys)) == [1, 2, 3]
+    assert run_blocking(wire.exchange(lengths(keys))) == [1, 2, 3]
     over.set()
 
 

@@ -10,6 +10,7 @@ from reliq.errors import RedisUnavailableError
 from reliq.redis.client import Client
 from reliq.redis.commands import Command
 from reliq.redis.connection import error_code
+from reliq.redis.driver import run_blocking
 from reliq.redis.server import Connection
 from tests.cluster_moves import SlotMove
 
@@ -90,13 +91,13 @@ def test_a_node_that_has_given_all_its_slots_away_is_left(cluster, queues):
     connection = Connection.to(cluster.url)
     wire, keys = connection.wire(), [queue.keys.ready for queue in queues.values()]
     lengths = [("LLEN", key) for key in keys]
-    assert wire.exchange(lengths) == [0, 0, 0]
+    assert run_blocking(wire.exchange(lengths)) == [0, 0, 0]
     old, new = cluster.primary_of(keys[0]), cluster.replica_of(keys[0])
 
     cluster.ask(new, "CLUSTER", "FAILOVER")
     eventually(lambda: cluster.client(new).role()[0] == b"master", "the replica is promoted")
 
-    assert wire.exchange(lengths) == [0, 0, 0]
+    assert run_blocking(wire.exchange(lengths)) == [0, 0, 0]
     eventually(lambda: f"127.0.0.1:{old.port}" not in wire.each(), "the topology is read again")
-    assert wire.exchange(lengths) == [0, 0, 0]
-    assert len(wire.pools()) == 3
+    assert run_blocking(wire.exchange(lengths)) == [0, 0, 0]
+    assert len(wire._nodes) == 3

@@ -4,6 +4,7 @@ import pytest
 
 from reliq import Admin, Outgoing, Queue
 from reliq.keys import Keys, home
+from reliq.redis.driver import run_blocking
 from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
 
@@ -13,7 +14,9 @@ SHARDS, MESSAGES = 8, 64
 @pytest.fixture
 def sharded(cluster):
     """A queue over all nodes, and its messages."""
-    Connection.to(cluster.url).wire().exchange([("SET", Keys("spread").map, ShardMap(1, SHARDS, SHARDS).text)])
+    run_blocking(
+        Connection.to(cluster.url).wire().exchange([("SET", Keys("spread").map, ShardMap(1, SHARDS, SHARDS).text)])
+    )
     queue = Queue("spread", dict, url=cluster.url)
     queue.publish_many([{"at": at} for at in range(MESSAGES)])
     for at in range(MESSAGES):

@@ -1,27 +1,14 @@
 """A blocking method and its async twin have one signature."""
 
 import asyncio
-import importlib
 import inspect
-import pkgutil
 import re
 
-import reliq
 from reliq.admin import Admin, AsyncAdmin
-from reliq.publish.publisher import Sender
 from reliq.queue import Queue
-from reliq.redis.client import AsyncClient, Client
-from reliq.redis.cluster import ClusterTransport
-from reliq.redis.connection import PooledConnection
 
-#: Methods without a twin: a watcher reads in one thread, and `redis_keys`, `in_layout` and `in_shard` ask no server. A worker waits at
-#: many servers in threads, as an operator asks each; async code publishes by a batcher, which makes `run_once_sent` of many.
+#: Methods without a twin: a watcher reads in one thread, and `redis_keys`, `in_layout` and `in_shard` ask no server.
 ALONE = {Admin: {"watch", "redis_keys", "in_layout", "in_shard", "close"}, AsyncAdmin: {"aclose"}}
-ALONE |= {Client: {"place", "wake_tokens", "run_everywhere", "run_once_sent"}}
-ALONE |= {
-    kind: {"lone_connection", "place", "node_for", "each", "everywhere", "note"}
-    for kind in (PooledConnection, ClusterTransport)
-}
 
 
 def public(kind):
@@ -49,25 +36,10 @@ def test_queue_methods_have_async_twins_of_one_signature():
     assert methods == blocking | {f"a{name}" for name in blocking}
     assert [name for name, (plain, twin) in pairs.items() if signature(plain) != signature(twin)] == []
     assert [name for name, (plain, twin) in pairs.items() if is_async(plain) or not is_async(twin)] == []
-    assert signature(Sender.send) == signature(Sender.asend)
 
 
-def test_classes_and_their_async_twins_have_the_same_methods():
-    """Twins are `X` and `AsyncX`, wherever they are defined."""
-    names = [one.name for one in pkgutil.walk_packages(reliq.__path__, "reliq.") if one.name != "reliq.__main__"]
-    found = [kind for name in names for _, kind in inspect.getmembers(importlib.import_module(name), inspect.isclass)]
-    classes = {kind.__name__: kind for kind in found if kind.__module__.startswith("reliq.")}
-    twins = {(classes[name[5:]], kind) for name, kind in classes.items() if name[:5] == "Async" and name[5:] in classes}
-    different = set()
-    for pair in twins:
-        plain, twin = ({(name, str(signature(getattr(kind, name)))) for name in public(kind)} for kind in pair)
-        different |= {f"{pair[0].__name__}.{name}" for name, _ in plain ^ twin}
-
-    assert {(Client, AsyncClient), (Admin, AsyncAdmin)} <= twins
-    assert different == set()
-
-
-def test_async_admin_methods_are_awaited():
+def test_admin_methods_have_async_twins_that_are_awaited():
+    assert public(Admin) == public(AsyncAdmin)
     blocking = []
     for name in public(Admin):
         plain, twin = getattr(Admin, name), inspect.getattr_static(AsyncAdmin, name)

@@ -15,6 +15,7 @@ from waiting import eventually
 
 from reliq import Consumer, Queue
 from reliq.redis.connection import error_code, is_elsewhere
+from reliq.redis.driver import run_blocking
 
 KEPT = 24
 
@@ -25,13 +26,15 @@ def publishes(request):
 
     def blocking(queue, happens):
         wire, others = queue.connection().wire(), KEPT - 1  # and the one that asks
-        threads = [threading.Thread(target=wire.exchange, args=([("BLPOP", "together", 60)],)) for _ in range(others)]
+
+        def exchange(*command):
+            return run_blocking(wire.exchange([command]))[0]
+
+        threads = [threading.Thread(target=exchange, args=("BLPOP", "together", 60)) for _ in range(others)]
         for thread in threads:
             thread.start()
-        eventually(
-            lambda: b"blocked_clients:%d" % others in wire.exchange([("INFO", "clients")])[0], "all wait at once"
-        )
-        wire.exchange([("RPUSH", "together", *range(others))])
+        eventually(lambda: b"blocked_clients:%d" % others in exchange("INFO", "clients"), "all wait at once")
+        exchange("RPUSH", "together", *range(others))
         for thread in threads:
             thread.join()
         worked = [queue.publish({"n": n}).status for n in range(KEPT // 2)]

@@ -129,7 +129,7 @@ def test_errors_and_representations_show_no_secret():
     with pytest.raises(UndecodableError) as caught:
         Queue("q", dict[str, int]).codec.decode(b'{"a":"%s"}' % SECRET.encode())
     connection = QUEUE.connection()
-    shown = [caught.value, QUEUE, connection, connection.name, vars(connection).get("_wires")]
+    shown = [caught.value, QUEUE, connection, connection.name, vars(connection)["_blocking"]]
 
     assert [one for one in shown if SECRET in f"{one}{one!r}"] == []
 

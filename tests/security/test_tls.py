@@ -87,7 +87,7 @@ def test_tls_is_1_2_at_least(asynchronous):
     older = redis.Redis(ssl=True, ssl_min_version=ssl.TLSVersion.MINIMUM_SUPPORTED)
     for target in ("rediss://h/0", "rediss+sentinel://h/shop", redis.Redis(ssl=True), older):
         made = pool(target, 1.0, asynchronous=asynchronous)
-        settings = getattr(made, "beneath", made).connection_kwargs
+        settings = made.connection_kwargs
 
         assert settings["ssl_min_version"] == ssl.TLSVersion.TLSv1_2, target
 

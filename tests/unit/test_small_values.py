@@ -5,18 +5,17 @@ import os
 import pickle
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 from hypothesis import given, strategies as st
-from tenacity import Retrying
 
 from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError, UndecodableError, WrongKeyTypeError
 from reliq.events import Cancelled, notify
 from reliq.keys import Keys, Layout, check_id, made_at, new_id
 from reliq.lua.transitions import PARKED_LIMIT, CallSequences, Message
+from reliq.redis.client import Tries
 from reliq.redis.url import check_url, masked
-from reliq.settings import DEFAULT_BACKOFF, Tries, seconds_after
+from reliq.settings import DEFAULT_BACKOFF, seconds_after
 
 SECRET = "s3cret"
 A, B, C = ((Message(id, 1),) for id in "abc")
@@ -334,8 +333,15 @@ def clock(monkeypatch):
             start = self.now
             with contextlib.suppress(RedisUnavailableError):
                 once()
-            with contextlib.suppress(RedisUnavailableError):
-                Tries(2.0, RedisUnavailableError("away"), each).of(partial(Retrying, sleep=self.sleep))(once)
+                return began
+            tries = Tries(2.0, RedisUnavailableError("away"), start)
+            pause = 0.0
+            while pause is not None:
+                self.sleep(pause)
+                with contextlib.suppress(RedisUnavailableError):
+                    once()
+                    return began
+                pause = tries.pause()
             return began
 
     clock = Clock()

@@ -39,14 +39,14 @@ class Tap:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._wire, name)
 
-    def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    async def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send `commands`, and note what of them is to be noted before and after."""
         spied = [_spied(command) for command in commands]
         for one in filter(None, spied):
             self._ask(one)
         asked_at = time.monotonic()
         try:
-            replies = self._wire.exchange(commands)
+            replies = await self._wire.exchange(commands)
         except BaseException as error:
             for one in filter(None, spied):
                 self._failed(one, error)
