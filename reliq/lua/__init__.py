@@ -98,8 +98,7 @@ def script(name: str, package: str = __name__) -> Script:
     Return the script `name` of a package, ready to run; raise ValueError when its header is not in the form.
 
     A script whose header has a line `-- Keyed` has two branches, and Redis takes one at each call: the file itself, and
-    for a queue with keys the file of that name in the folder `keyed` (without one the same file, with the lines after
-    `-- keyed: `), with the keys and commands of that line besides.
+    for a queue with keys the file with the lines after `-- keyed: `, and the keys and commands of that line besides.
     """
     source = files(package).joinpath(f"{name}.lua").read_text("utf-8")
     header = _HEADER.match(source)
@@ -120,7 +119,7 @@ def script(name: str, package: str = __name__) -> Script:
             if "keyed" in args
             else "redis.call('EXISTS', limits) == 1"
         )
-        keyed_work = _branch(named + keyed_keys, _keyed_source(name, package, source), with_keys=True)
+        keyed_work = _branch(named + keyed_keys, _keyed_source(source), with_keys=True)
         work = f"if {has_keys} then\n{keyed_work}else\n{work}end\n"
         uses |= {("EXISTS", "limits")}
     text = _locals(keys, args, tail_args) + _prelude("prelude.lua")[0] + work
@@ -138,10 +137,9 @@ def _lead_of(names: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
     return get if len(names) > 1 else lambda keys: (get(keys),)
 
 
-def _keyed_source(name: str, package: str, source: str) -> str:
+def _keyed_source(source: str) -> str:
     """Return the text of a script's branch for a queue with keys as it is written."""
-    own = files(package).joinpath("keyed", f"{name}.lua")
-    return own.read_text("utf-8") if own.is_file() else re.sub(r"^( *)-- keyed: ", r"\1", source, flags=re.MULTILINE)
+    return re.sub(r"^( *)-- keyed: ", r"\1", source, flags=re.MULTILINE)
 
 
 def text_of(sha: object) -> str | None:

@@ -33,7 +33,7 @@ local first, left = redis.call('ZRANGE', ring, 0, 1), ITEMS > 0 and ITEMS or ton
 local key = first[1] == '' and first[2] or first[1]
 local answer = {
   redis.call('ZCARD', ring) - (own and 1 or 0), redis.call('ZCARD', asleep) - (sleeps and 1 or 0),
-  redis.call('ZCARD', held) - 2 * in_flight('\2'), queue_room() == 0 and 1 or 0, sleeps or '',
+  running(), queue_room() == 0 and 1 or 0, sleeps or '',
   key and redis.call('LINDEX', line .. key, -1) or '',
 }
 for _, row in ipairs(rows) do

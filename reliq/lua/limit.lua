@@ -13,7 +13,7 @@
 
 if declared ~= '' and redis.call('HGET', limits, 'declared') == declared then return 0 end
 
-local set, gone, kept, weighted, before = { 'on', '1' }, {}, { on = true, declared = true, weighted = true, walk = true }, false, limits_now()
+local set, gone, kept, weighted = { 'on', '1', 'walk', '0 0' }, {}, { on = true, declared = true, weighted = true, walk = true }, false
 for i = 1, ITEMS do
   local field, value = arg(i, FIELD), arg(i, VALUE)
   kept[field] = value ~= ''
@@ -29,12 +29,6 @@ if weighted then pair(set, 'weighted', '1') else gone[#gone + 1] = 'weighted' en
 
 redis.call('HSET', limits, unpack(set))
 run('HDEL', limits, gone)
-
--- Earlier rates that keys still sleep for: this one, and those of changes whose walk is not over.
-local earlier = (before.walk or ''):match('^%S+ %S+(.*)$') or ''
-if before.key_rate_us then earlier = string.format(' %.0f:%.0f', before.key_rate_us, before.key_burst or 1) .. earlier end
-redis.call('HSET', limits, 'walk', '0 0' .. earlier:sub(1, 1000))
-limits_read = nil
 walk_on()
 redis.call('DEL', watch)
 push_token()

@@ -99,14 +99,14 @@ local function wait_for(zset)
   return due and math.max(0, math.min(due - now_down, 86400000)) or -1
 end
 
--- Watch for the times of two sorted sets unless another process does: ms until each is due, or -2. A watch that would
--- last for longer than its two seconds, or for ever, is nobody's.
-local function watch_for(one, other)
+-- Watch for the next times of pending and unack unless another process does: ms until each, or -2. A watch that would last
+-- for longer than its two seconds, or for ever, is nobody's.
+local function watch_for_due()
   local left = watcher ~= '' and redis.call('PTTL', watch)
   if not left or (left >= 0 and left <= 2000 and redis.pcall('GET', watch) ~= watcher) then return -2, -2 end
   redis.call('DEL', watch)
   redis.call('SET', watch, watcher, 'PX', 2000)
-  return wait_for(one), wait_for(other)
+  return wait_for(pending), wait_for(unack)
 end
 
 -- The first write of what drains: the removal that it ends with, of nothing. Redis refuses a script at `maxmemory`
@@ -135,15 +135,58 @@ local function failures(note, known)
   return all
 end
 
+-- Wake somebody for messages that may be claimed.
+local function offer() push_token() end
+
+-- Messages that are due come to ready.
+local function line_up(ids)
+  if run('LPUSH', ready, ids) then push_token() end
+end
+
 -- Messages that nobody holds come in: into ready, or into pending when they are due later.
 local function enter(ids, due)
   if due > now_down then return put(pending, due, ids) end
   if run('LPUSH', ready, ids) then push_token() end
 end
 
+local function reversed(list)
+  local turned = {}
+  for i = #list, 1, -1 do turned[#turned + 1] = list[i] end
+  return turned
+end
+
+-- Messages come back to the heads of the lines of their keys, the first of `ids` foremost; return those without a key.
+local function come_back(ids) return ids end
+
 -- Messages are to be delivered again.
 local function redeliver(ids)
   if run('LPUSH', retry, ids) then push_token() end
+end
+
+-- Have `meet` decide on the oldest ids of the lists, which are so long, until `room` messages have started; return the
+-- lists, each with how many of its ids were met, and those of them that go to its far end.
+local function serve(lengths, room, meet)
+  local rows = {}
+  for _, list in ipairs(first == 'retry' and { retry, ready } or { ready, retry }) do
+    if room > 0 and lengths[list] > 0 then
+      local ids = redis.call('LRANGE', list, -room, -1)
+      local row = { list = list, at = #ids, back = {} }
+      local words, counts = read('HMGET', lease, unpack(ids)), read('HMGET', retries_left, unpack(ids))
+      rows[#rows + 1] = row
+      for i = #ids, 1, -1 do
+        if meet(row, ids[i], words[i], counts[i]) then room = room - 1 end
+      end
+    end
+  end
+  return rows
+end
+
+-- The ids that were met leave the heads of their lists.
+local function leave_rows(rows)
+  for _, row in ipairs(rows) do
+    run('LPUSH', row.list, row.back)
+    redis.call('LTRIM', row.list, 0, -row.at - 1)
+  end
 end
 
 local function forget(ids)

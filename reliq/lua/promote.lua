@@ -8,11 +8,34 @@
 --       rates:ZADD,ZRANGEBYSCORE,ZREM,ZSCORE line:EXISTS,LPUSH,RPUSH
 -- Returns  how many moved, and the ms until the next is due (-1: none)
 -- Nothing to do: 0 and that wait.
+--
+-- In a queue with keys a message goes to the line of its key, and keys that sleep wake. The wait is for the next message
+-- that is due, key that wakes, or start that the queue's rate permits. The score of a message with a key lies up to half a
+-- ms after its due time: by its place among those of one due time.
 
-local ids = redis.call('ZRANGEBYSCORE', pending, '-inf', score(now_down), 'LIMIT', 0, limit)
+local last = score(now_down)
+-- keyed: last = last .. '5'
+local ids = redis.call('ZRANGEBYSCORE', pending, '-inf', last, 'LIMIT', 0, limit)
+local fresh = ids
+-- keyed: local kept, awake, throttled
+-- keyed: fresh, kept = by_place(ids)
+-- keyed: awake, throttled = keys_to_wake()
+-- keyed: local may, full = bucket('')
 
 begin(pending)
-if run('LPUSH', ready, ids) then push_token() end
+-- A bucket that was cut because the clock went back.
+-- keyed: if may == 0 then redis.call('ZADD', rates, string.format('%.0f', full), '') end
+line_up(fresh)
+-- keyed: come_back(kept)
 run('ZREM', pending, ids)
+-- keyed: free_places(kept)
+-- keyed: run('ZREM', asleep, awake)
+-- keyed: ring_in(awake)
+-- keyed: review(throttled)
+-- keyed: walk_on()
+-- keyed: forget_buckets(100)
 add('promoted', #ids)
-return { #ids, wait_for(pending) }
+-- keyed: if redis.call('EXISTS', ready, retry, ring) > 0 then offer() end
+local wait = wait_for(pending)
+-- keyed: wait = until_more(wait)
+return { #ids, wait }

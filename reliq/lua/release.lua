@@ -10,20 +10,27 @@
 -- Nothing to do: a receipt that does not hold changes nothing.
 --
 -- A suspect stays one. The first in the tail is the first to be claimed again.
+--
+-- With `sleep_ms` the messages' keys sleep for so long from now on, those that sleep for longer as long as before; of a
+-- message without a key the queue sleeps.
 
-local ids, held, stopped, lost = receipts()
+local ids, held, stopped, lost, _, receipt_of = receipts()
 local freed, suspects, calm = {}, {}, {}
-for j = #held, 1, -1 do
-  local id, died = ids[held[j]], deaths(arg(held[j], NONCE))
-  freed[#freed + 1] = id
+-- keyed: know(receipt_of)
+for j, i in ipairs(held) do
+  local id, died = ids[i], deaths(arg(i, NONCE))
+  freed[j] = id
   if died > 0 then pair(suspects, id, suspect(died)) else calm[#calm + 1] = id end
 end
 
 begin(unack)
-if run('RPUSH', ready, freed) then push_token() end
+-- keyed: if sleep_ms ~= '' then put_to_sleep(freed, now_up + sleep_ms) end
+if run('RPUSH', ready, reversed(come_back(freed))) then offer() end
 run('HSET', lease, suspects)
 run('ZREM', unack, freed)
 run('HDEL', lease, calm)
 stop(stopped)
 add('released', #freed)
+-- keyed: free_places(freed)
+-- keyed: free_places(stopped)
 return lost

@@ -22,4 +22,4 @@ def source(name):
     """The text of a script, or of its branch for a queue with keys, as it is read; or of a prelude."""
     package, (bare, _, keyed) = reliq.admin if name in OF_CHECK else reliq.lua, name.partition(" ")
     text = files(package).joinpath(f"{bare}.lua").read_text("utf-8")
-    return reliq.lua._keyed_source(bare, package.__name__, text) if keyed else text
+    return reliq.lua._keyed_source(text) if keyed else text

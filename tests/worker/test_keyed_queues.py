@@ -169,7 +169,7 @@ def test_a_drain_waits_for_a_key_that_wakes_soon_and_leaves_one_that_sleeps_long
     consumer.handler(queue)(seen.append)
     queue.publish("asleep", key="sleeper")
     queue.publish_many([Outgoing(body=str(number), key="a") for number in range(4)])
-    client.zadd(queue.keys.asleep, {"sleeper": time.time() + 3600})
+    client.zadd(queue.keys.asleep, {"sleeper": int(time.time()) + 3600})
     client.zrem(queue.keys.ring, "sleeper")
 
     consumer.drain()

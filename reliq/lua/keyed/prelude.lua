@@ -32,7 +32,7 @@ local function limits_now()
   local found = redis.call('HMGET', limits, unpack(names))
   limits_read = {}
   for i, name in ipairs(names) do limits_read[name] = tonumber(found[i] or '') end
-  limits_read.walk = found[#names]
+  limits_read.walk, limits_read.burst, limits_read.key_burst = found[#names], limits_read.burst or 1, limits_read.key_burst or 1
   if limits_read.ordered == 1 then limits_read.per_key = 1 end
   return limits_read
 end
@@ -45,21 +45,41 @@ local function weight_of(key)
   return weight and weight > 0 and weight or priorities[key] or 1
 end
 
--- A rate's bucket: how many may start now, and when it is full again, in us. That lies a whole bucket ahead at most,
--- unless the clock went back since.
-local function permitted(full_at, every, burst)
-  local full = math.min(math.max(tonumber(full_at or 0), us), us + every * burst)
+-- The rate of a key, or that of the queue for ``: the us between two starts, and how many may start at once.
+local function rate_of(key)
+  local conf = limits_now()
+  if key == '' then return conf.rate_us, conf.burst end
+  if not priorities[key] then return conf.key_rate_us, conf.key_burst end
+end
+
+-- The bucket of a rate: how many may start now, any number without a rate, and when it is full again, in us. That lies a
+-- whole bucket ahead at most, unless the clock went back since.
+local function bucket(key)
+  local every, burst = rate_of(key)
+  if not every then return math.huge end
+  local full = math.min(math.max(tonumber(redis.call('ZSCORE', rates, key) or 0), us), us + every * burst)
   return math.max(0, math.floor(burst - (full - us) / every + 1e-6)), full
 end
-local function next_at(full, every, burst) return math.ceil((full - (burst - 1) * every) / 1000) end
 
--- How many messages of the queue may start now, and its bucket. One that sleeps starts none.
+-- When a bucket that is full at `full` permits the next start.
+local function next_start(key, full)
+  local every, burst = rate_of(key)
+  return math.ceil((full - (burst - 1) * every) / 1000)
+end
+
+-- A key that sleeps for its rate has a fifth of a ms behind its time; a key that was told to sleep has none.
+local function is_throttled(until_then) return until_then and until_then * 10000 - ms_of(until_then) * 10 > 1 end
+local function throttle(sleeps, buckets, key, full)
+  pair(sleeps, score(next_start(key, full)) .. '2', key)
+  pair(buckets, string.format('%.0f', full), key)
+end
+
+-- How many messages run, and how many more of the queue may start now. A queue that sleeps starts none.
+local function running() return redis.call('ZCARD', held) - 2 * in_flight('\2') end
 local function queue_room()
-  local conf, room, full, sleeps = limits_now(), math.huge, nil, redis.call('ZSCORE', asleep, '')
-  if conf.rate_us then room, full = permitted(redis.call('ZSCORE', rates, ''), conf.rate_us, conf.burst or 1) end
-  local running = conf.concurrency and redis.call('ZCARD', held) - 2 * in_flight('\2')
-  if running then room = math.max(0, math.min(room, conf.concurrency - running)) end
-  return sleeps and ms_of(sleeps) > now_down and 0 or room, full
+  local room, concurrency, sleeps = bucket(''), limits_now().concurrency, redis.call('ZSCORE', asleep, '')
+  if concurrency then room = math.max(0, math.min(room, concurrency - running())) end
+  return sleeps and ms_of(sleeps) > now_down and 0 or room
 end
 
 -- Wake somebody, unless nothing may start now.
@@ -147,11 +167,16 @@ local function leave_old(places, ids)
   end
 end
 
--- Messages come back to the heads of their lines, the last of `ids` foremost; those without a key are left out.
+-- Messages come back to the heads of their lines, the first of `ids` foremost; return those without a key.
 local function come_back(ids)
   local keys, some = by_key(ids)
-  for _, key in ipairs(keys) do run('RPUSH', line .. key, some[key]) end
+  for _, key in ipairs(keys) do run('RPUSH', line .. key, reversed(some[key])) end
   return some['']
+end
+
+-- Messages are to be delivered again, those with a key before all others of their key.
+local function redeliver(ids)
+  if run('LPUSH', retry, come_back(ids)) then offer() end
 end
 
 -- Places of the queue have become free.
@@ -165,16 +190,6 @@ local function know(receipt_of)
   for id, i in pairs(receipt_of) do
     if i then key_of[id] = key_arg(i) end
   end
-end
-
--- Messages are to be delivered again, those with a key before all others of their key, the first foremost.
-local function redeliver(ids)
-  local back = {}
-  for j = #ids, 1, -1 do back[#back + 1] = ids[j] end
-  local plain = come_back(back)
-  back = {}
-  for j = #plain, 1, -1 do back[#back + 1] = plain[j] end
-  if run('LPUSH', retry, back) then offer() end
 end
 
 -- Messages give up their places: others of their keys may have them.
@@ -198,7 +213,7 @@ local function stand_by(ids)
 end
 
 -- The lists that are served next, `spread` keys of the ring at most, each with how many of its messages may start.
-local function rows_of(room, first, spread)
+local function rows_of(lengths, room)
   local rows, own, at = {}, nil, 1
   local found = redis.call('ZRANGE', ring, 0, math.min(room, spread), 'WITHSCORES')
   for k = 1, #found, 2 do
@@ -208,7 +223,7 @@ local function rows_of(room, first, spread)
   own = own or tonumber(redis.call('ZSCORE', ring, '') or rows[1] and rows[1].pass or 0)
   while rows[at] and rows[at].pass < own do at = at + 1 end
   for _, list in ipairs(first == 'retry' and { ready, retry } or { retry, ready }) do
-    if redis.call('LLEN', list) > 0 then table.insert(rows, at, { key = '', list = list, pass = own }) end
+    if lengths[list] > 0 then table.insert(rows, at, { key = '', list = list, pass = own }) end
   end
   local left, last = spread, nil
   for k, row in ipairs(rows) do
@@ -229,7 +244,7 @@ end
 -- Read the heads of the lists, and what is known of each id there.
 local function read_rows(rows, room)
   local all, words, counts = {}, {}, {}
-  local conf, all_weights, more = limits_now(), 0, math.max(1, math.floor(2 * room / #rows))
+  local all_weights, more = 0, math.max(1, math.floor(2 * room / #rows))
   for _, row in ipairs(rows) do
     row.weight = weight_of(row.key)
     all_weights = all_weights + row.weight
@@ -238,11 +253,9 @@ local function read_rows(rows, room)
     local most = places_of(row.key)
     row.at, row.started, row.back = 0, 0, {}
     row.free = most and most - in_flight(row.key) or math.huge
-    if conf.key_rate_us and row.key ~= '' and not priorities[row.key] then
-      local may, full = permitted(redis.call('ZSCORE', rates, row.key), conf.key_rate_us, conf.key_burst or 1)
-      row.may, row.full = may, full
-    end
-    row.most = math.min(row.free, row.may or math.huge)
+    row.may, row.full = math.huge, nil
+    if row.key ~= '' then row.may, row.full = bucket(row.key) end
+    row.most = math.min(row.free, row.may)
     -- More than it may start: what is cancelled or put off at the head is passed over at once.
     row.reach = math.min(math.ceil(room * row.weight / all_weights), row.most) + (row.key == '' and 0 or more)
     row.ids, row.first = row.most > 0 and read('LRANGE', row.list, -row.reach, -1) or {}, #all
@@ -250,7 +263,7 @@ local function read_rows(rows, room)
   end
   for from = 1, #all, 1000 do
     local some = { unpack(all, from, math.min(from + 999, #all)) }
-    local its_words, its_counts = redis.call('HMGET', lease, unpack(some)), redis.call('HMGET', retries_left, unpack(some))
+    local its_words, its_counts = read('HMGET', lease, unpack(some)), read('HMGET', retries_left, unpack(some))
     for i = 1, #some do words[from + i - 1], counts[from + i - 1] = its_words[i], its_counts[i] end
   end
   return words, counts
@@ -278,21 +291,18 @@ local function take_turns(rows, room, meet, words, counts)
   end
 end
 
--- Whether a list of which all that was read is gone has nothing more: what else was moved may have come to it.
-local function is_empty(row, may_be_filled)
-  return (#row.ids < row.reach and not may_be_filled) or redis.call('EXISTS', row.list) == 0
-end
-
 -- What has been taken from the lists leaves them: keys that have nothing more or may start nothing more leave the ring.
--- The `others` were in a list of another key, where they had no place to keep.
-local function leave_rows(rows, others)
+-- A list of which all that was read is gone has nothing more, unless a message that was `misplaced` has come to it.
+local function leave_rows(rows, misplaced)
   local passes, out, own = {}, {}, nil
   for _, row in ipairs(rows) do
     run('LPUSH', row.list, row.back)
     if row.at > 0 then redis.call('LTRIM', row.list, 0, -row.at - 1) end
+    local is_read = row.at == #row.ids
     if row.key == '' then
       own = math.max(own or 0, row.pass)
-    elseif row.most <= row.started or (row.at == #row.ids and is_empty(row, #others > 0)) then
+    elseif row.most <= row.started or (is_read and #row.ids < row.reach and #misplaced == 0)
+      or (is_read and redis.call('EXISTS', row.list) == 0) then
       out[#out + 1] = row.key
     elseif row.is_moved then
       pair(passes, string.format('%.17g', row.pass), row.key)
@@ -306,88 +316,73 @@ local function leave_rows(rows, others)
   elseif own then
     redis.call('ZREM', ring, '')
   end
-  free_places(others)
 end
 
--- Whether a key that sleeps until a time does so for its bucket.
-local function sleeps_for(conf, full, until_then)
-  local due = conf.key_rate_us and full and until_then and next_at(tonumber(full), conf.key_rate_us, conf.key_burst or 1)
-  return due and math.abs(due - ms_of(until_then)) < 2
+-- Look again at keys that sleep for a rate: a key wakes if the rate permits a start by now, else it sleeps until then.
+local function review(keys)
+  local awake, sleeps, buckets = {}, {}, {}
+  for _, key in ipairs(keys) do
+    local may, full = bucket(key)
+    if may > 0 then awake[#awake + 1] = key else throttle(sleeps, buckets, key, full) end
+  end
+  run('ZADD', rates, buckets)
+  run('ZADD', asleep, sleeps)
+  run('ZREM', asleep, awake)
+  ring_in(awake)
+end
+
+-- The next part of a sorted set, and where the part after it begins (`-`: the set is over).
+local function part_of(zset, cursor)
+  if cursor == '-' then return {}, cursor end
+  local part = redis.call('ZSCAN', zset, cursor, 'COUNT', 1000)
+  return part[2], part[1] == '0' and '-' or part[1]
 end
 
 -- Look at some of the keys that had no place under earlier limits, and of those that sleep for an earlier rate. `walk`
--- is how far that has come in `held` and in `asleep` (`-`: to the end), then the earlier rates.
+-- is how far that has come in `held` and in `asleep`.
 local function walk_on()
-  local conf, keys, awake, sleeps, buckets, lasts = limits_now(), {}, {}, {}, {}, {}
-  local held_at, asleep_at, earlier = (conf.walk or ''):match('^(%S+) (%S+)(.*)$')
+  local conf, keys, is_met, throttled = limits_now(), {}, {}, {}
+  local held_at, asleep_at = (conf.walk or ''):match('^(%S+) (%S+)')
   if not held_at then return end
-  if held_at ~= '-' then
-    local part = redis.call('ZSCAN', held, held_at, 'COUNT', 1000)
-    held_at = part[1] == '0' and '-' or part[1]
-    for i = 1, #part[2], 2 do keys[part[2][i]:match('^[^%z]*')] = true end
+  local members, held_next = part_of(held, held_at)
+  local naps, asleep_next = part_of(asleep, asleep_at)
+  for i = 1, #members, 2 do
+    local key = members[i]:match('^[^%z]*')
+    if not is_met[key] then keys[#keys + 1], is_met[key] = key, true end
   end
-  if asleep_at ~= '-' then
-    local part = redis.call('ZSCAN', asleep, asleep_at, 'COUNT', 1000)
-    asleep_at = part[1] == '0' and '-' or part[1]
-    for i = 1, #part[2], 2 do
-      local key, full = part[2][i], redis.call('ZSCORE', rates, part[2][i])
-      for every, burst in earlier:gmatch('(%d+):(%d+)') do
-        if sleeps_for({ key_rate_us = tonumber(every), key_burst = tonumber(burst) }, full, part[2][i + 1]) then lasts[key] = full end
-      end
-    end
+  for i = 1, #naps, 2 do
+    if is_throttled(naps[i + 1]) then throttled[#throttled + 1] = naps[i] end
   end
-  for key, full in pairs(lasts) do
-    local may, now_full = 1, nil
-    if conf.key_rate_us then may, now_full = permitted(full, conf.key_rate_us, conf.key_burst or 1) end
-    if may > 0 then
-      awake[#awake + 1], keys[key] = key, true
-    else
-      pair(sleeps, score(next_at(now_full, conf.key_rate_us, conf.key_burst or 1)), key)
-      pair(buckets, string.format('%.0f', now_full), key)
-    end
-  end
-  local some, is_over = {}, held_at == '-' and asleep_at == '-'
-  for key in pairs(keys) do some[#some + 1] = key end
-  run('ZADD', rates, buckets)
-  run('ZADD', asleep, sleeps)
-  for from = 1, #awake, 1000 do run('ZREM', asleep, { unpack(awake, from, from + 999) }) end
-  for from = 1, #some, 1000 do ring_in({ unpack(some, from, from + 999) }) end
-  conf.walk = not is_over and held_at .. ' ' .. asleep_at .. earlier
-  if is_over then redis.call('HDEL', limits, 'walk') else redis.call('HSET', limits, 'walk', conf.walk) end
+  ring_in(keys)
+  review(throttled)
+  conf.walk = (held_next ~= '-' or asleep_next ~= '-') and held_next .. ' ' .. asleep_next
+  if conf.walk then redis.call('HSET', limits, 'walk', conf.walk) else redis.call('HDEL', limits, 'walk') end
 end
 
--- Forget some buckets that are full: they are as good as none. But by that of a key that still sleeps for it a clock is
--- known that went back.
+-- Forget some buckets that are full: they are as good as none.
 local function forget_buckets(most)
-  local before, keys, past = '(' .. string.format('%.0f', us), {}, {}
-  local full = redis.call('ZRANGEBYSCORE', rates, '-inf', before, 'WITHSCORES', 'LIMIT', 0, most)
-  for k = 1, #full, 2 do keys[#keys + 1] = full[k] end
-  for i, until_then in ipairs(run('ZMSCORE', asleep, keys) or {}) do
-    if not sleeps_for(limits_now(), full[2 * i], until_then) then past[#past + 1] = keys[i] end
-  end
-  run('ZREM', rates, past)
+  run('ZREM', rates, redis.call('ZRANGEBYSCORE', rates, '-inf', '(' .. string.format('%.0f', us), 'LIMIT', 0, most))
 end
 
 -- Note in the buckets what has started, and put to sleep the keys that have used up their rate; say whether more may
 -- start at a time that is sooner than those before, and whether a rate is used up. A bucket that was cut because the
 -- clock went back is stored too.
-local function spend(rows, full, n)
-  local conf, buckets, sleeps, first = limits_now(), {}, {}, head(asleep)
-  local after = full and full + n * conf.rate_us
-  local used_up = full and permitted(after, conf.rate_us, conf.burst or 1) == 0
-  local is_sooner, is_limited = used_up and n > 0, used_up
-  if n > 0 and full or used_up then pair(buckets, string.format('%.0f', after), '') end
+local function spend(rows, n)
+  local buckets, sleeps, first, may, full = {}, {}, head(asleep), bucket('')
+  local is_limited = may == n
+  local is_sooner = is_limited and n > 0
+  if full and (n > 0 or is_limited) then pair(buckets, string.format('%.0f', full + n * rate_of('')), '') end
   for _, row in ipairs(rows) do
-    local full_at = row.may and row.full + row.started * conf.key_rate_us
-    if row.may and (row.started > 0 or row.may == 0) then pair(buckets, string.format('%.0f', full_at), row.key) end
-    if row.may and row.may <= row.started then
-      local due = next_at(full_at, conf.key_rate_us, conf.key_burst or 1)
-      pair(sleeps, score(due), row.key)
-      is_sooner, is_limited = is_sooner or not first or due < first, true
+    local full_at = row.full and row.full + row.started * rate_of(row.key)
+    if row.may <= row.started then
+      throttle(sleeps, buckets, row.key, full_at)
+      is_sooner, is_limited = is_sooner or not first or next_start(row.key, full_at) < first, true
+    elseif full_at and row.started > 0 then
+      pair(buckets, string.format('%.0f', full_at), row.key)
     end
   end
   -- Twice as many go as come: keys that come once and never again leave no more than a moment's buckets.
-  if conf.key_rate_us and #buckets > 0 then forget_buckets(#buckets) end
+  if limits_now().key_rate_us and #buckets > 0 then forget_buckets(#buckets) end
   run('ZADD', rates, buckets)
   run('ZADD', asleep, sleeps)
   return is_sooner, is_limited
@@ -396,27 +391,24 @@ end
 -- Give the starts of messages that never ran back to the rates, and wake the keys that sleep for them. A bucket that
 -- was full in the meantime has got some back already: at most what has filled up since the oldest claim.
 local function give_back(ids, more)
-  local conf, buckets, awake, since = limits_now(), {}, {}, 0
+  local buckets, throttled, since = {}, {}, 0
   for _, id in ipairs(more) do ids[#ids + 1] = id end
   for i = 1, ITEMS do
     local claimed_at = tonumber(arg(i, TOOK_MS)) or 0
     since = math.max(since, claimed_at <= us and us - claimed_at or math.huge)
   end
-  local function refund(key, n, every, burst)
-    local full = every and n * every > since and redis.call('ZSCORE', rates, key)
-    if not full then return end
-    local _, stored = permitted(full, every, burst or 1)
-    pair(buckets, string.format('%.0f', stored - n * every + since), key)
-    if sleeps_for(conf, full, redis.call('ZSCORE', asleep, key)) then awake[#awake + 1] = key end
-  end
-  refund('', #ids, conf.rate_us, conf.burst)
   local keys, some = by_key(ids)
+  keys[#keys + 1], some[''] = '', ids
   for _, key in ipairs(keys) do
-    if not priorities[key] then refund(key, #some[key], conf.key_rate_us, conf.key_burst) end
+    local refund = #some[key] * (rate_of(key) or 0) - since
+    if refund > 0 then
+      local _, full = bucket(key)
+      pair(buckets, string.format('%.0f', full - refund), key)
+      if is_throttled(redis.call('ZSCORE', asleep, key)) then throttled[#throttled + 1] = key end
+    end
   end
   run('ZADD', rates, buckets)
-  run('ZREM', asleep, awake)
-  ring_in(awake)
+  review(throttled)
   if #buckets > 0 and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
 end
 
@@ -426,22 +418,58 @@ local function waiting_now()
   return redis.call('LLEN', ready) + redis.call('LLEN', retry) + keys_in_ring()
 end
 
--- The least of a wait and of that for the next that sleeps, or for the queue's rate; -1: nothing is waited for.
+-- The least of the ms until a message is due, until a key wakes, and until the queue's rate permits a start.
 local function until_more(wait)
-  local conf, due = limits_now(), head(asleep)
-  if conf.walk and wait ~= -2 then return 0 end
-  local may, full = math.huge, nil
-  if conf.rate_us then may, full = permitted(redis.call('ZSCORE', rates, ''), conf.rate_us, conf.burst or 1) end
-  if may == 0 then due = math.min(due or math.huge, next_at(full, conf.rate_us, conf.burst or 1)) end
-  local left = due and math.max(0, math.min(due - now_down, 86400000))
-  return (wait == -2 or not left) and wait or wait < 0 and left or math.min(wait, left)
+  if wait == -2 then return wait end
+  if limits_now().walk then return 0 end
+  local due, may, full = head(asleep), bucket('')
+  if may == 0 then due = math.min(due or math.huge, next_start('', full)) end
+  local more = due and math.max(0, math.min(due - now_down, 86400000)) or wait
+  return wait < 0 and more or math.min(wait, more)
 end
 
 -- Serve the lists until `room` messages have started; return what was met.
-local function serve(room, meet)
-  local rows = room > 0 and rows_of(room, first, spread) or {}
+local function serve(lengths, room, meet)
+  room = math.min(room, queue_room())
+  local rows = room > 0 and rows_of(lengths, room) or {}
   take_turns(rows, room, meet, read_rows(rows, room))
   return rows
+end
+
+-- Apart: due messages that come in, and those that have kept their places while they waited.
+local function by_place(ids)
+  local texts, fresh, kept = run('HMGET', retries_left, ids), {}, {}
+  for i, id in ipairs(ids) do
+    key_of[id] = key_in(texts[i])
+    local is_kept = key_of[id] ~= '' and redis.call('ZSCORE', held, place('\2', id))
+    local where = is_kept and kept or fresh
+    where[#where + 1] = id
+  end
+  return fresh, kept
+end
+
+-- The keys that have slept long enough, and those that sleep for longer than their rate can have them sleep: the clock
+-- went back.
+local function keys_to_wake()
+  local awake = redis.call('ZRANGEBYSCORE', asleep, '-inf', score(now_down) .. '5', 'LIMIT', 0, limit)
+  local throttled, every = {}, limits_now().key_rate_us
+  local longest = every and score(now_up + math.ceil(every / 1000) + 1)
+  local late = every and redis.call('ZRANGEBYSCORE', asleep, '(' .. longest, '(+inf', 'WITHSCORES', 'LIMIT', 0, 100) or {}
+  for k = 1, #late, 2 do
+    if is_throttled(late[k + 1]) then throttled[#throttled + 1] = late[k] end
+  end
+  return awake, throttled
+end
+
+-- Have the keys of messages sleep until a time, unless they sleep for longer; of a message without a key the queue sleeps.
+local function put_to_sleep(ids, until_then)
+  local keys = {}
+  for _, id in ipairs(ids) do
+    local key = priorities[key_of[id]] and '' or key_of[id]
+    if ms_of(redis.call('ZSCORE', asleep, key) or 0) < until_then then keys[#keys + 1] = key end
+  end
+  put(asleep, until_then, keys)
+  run('ZREM', ring, keys)
 end
 
 -- Whether ID has no right to a place of KEY: it is not leased, and keeps none while it waits.

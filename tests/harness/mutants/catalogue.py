@@ -15,13 +15,13 @@ for _, id in ipairs(lost) do
 end
 """
 _RECEIPTS = {
-    "ack": "local ids, held, stopped, lost = receipts(kind == 'acked')\n",
+    "ack": "local ids, held, stopped, lost, _, receipt_of = receipts(kind == 'acked')\n",
     "extend": "local ids, held, _, lost, words = receipts(true)\n",
 }
 
 
 def _without_receipt(verb: str) -> Mutant:
-    receipts = _RECEIPTS.get(verb, "local ids, held, stopped, lost = receipts()\n")
+    receipts = _RECEIPTS.get(verb, "local ids, held, stopped, lost, _, receipt_of = receipts()\n")
     anybody = _ANY_RECEIPT.replace("WORDS", "words[i] = words[i] or 'anybody'" if verb == "extend" else "")
     return Mutant(f"{verb} without receipt", f"lua/{verb}.lua", receipts, receipts + anybody, examples=200)
 
@@ -35,7 +35,7 @@ MUTANTS = (
         examples=50,
     ),
     *(_without_receipt(verb) for verb in ("ack", "nack", "extend", "release", "snooze")),
-    Mutant("claim leaves an id behind", "lua/claim.lua", "0, -one.size - 1)", "0, -one.size)", examples=50),
+    Mutant("claim leaves an id behind", "lua/prelude.lua", "0, -row.at - 1)", "0, -row.at)", examples=50),
     Mutant("no heartbeat", "worker/settler.py", "        if due:\n            self._extend(due)\n", "", by=HARNESS),
     Mutant(
         "publish is not idempotent",
@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         "release spends a retry",
         "lua/release.lua",
-        "  freed[#freed + 1] = id\n",
-        "  freed[#freed + 1] = id\n  redis.call('HINCRBY', retries_left, id, -1)\n",
+        "  freed[j] = id\n",
+        "  freed[j] = id\n  redis.call('HINCRBY', retries_left, id, -1)\n",
         examples=100,
     ),
     Mutant(
@@ -104,7 +104,13 @@ MUTANTS = (
         "",
         examples=200,
     ),
-    Mutant("what comes due wakes nobody", "lua/promote.lua", "then push_token() end", "then end", examples=200),
+    Mutant(
+        "what comes due wakes nobody",
+        "lua/prelude.lua",
+        "ids)\n  if run('LPUSH', ready, ids) then push_token() end",
+        "ids)\n  run('LPUSH', ready, ids)",
+        examples=200,
+    ),
     Mutant(
         "a nack does not move the expiry",
         "lua/prelude.lua",
@@ -122,8 +128,8 @@ MUTANTS = (
     Mutant(
         "released to the far end of the list",
         "lua/release.lua",
-        "run('RPUSH', ready, freed)",
-        "run('LPUSH', ready, freed)",
+        "run('RPUSH', ready, reversed(come_back(freed)))",
+        "run('LPUSH', ready, reversed(come_back(freed)))",
         examples=100,
     ),
     *MUTANTS_OF_KEYS,

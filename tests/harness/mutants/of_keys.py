@@ -2,7 +2,7 @@
 
 from tests.harness.mutants.mutant import KEYED, Mutant
 
-PRELUDE, CLAIM, PROMOTE = "lua/keyed/prelude.lua", "lua/keyed/claim.lua", "lua/keyed/promote.lua"
+PRELUDE, CLAIM, PROMOTE = "lua/keyed/prelude.lua", "lua/claim.lua", "lua/promote.lua"
 #: Name, file, text and its replacement.
 _ROWS = (
     (
@@ -11,7 +11,7 @@ _ROWS = (
         "row.free = most and most - in_flight(row.key) or math.huge",
         "row.free = math.huge",
     ),
-    ("a lease without a place", CLAIM, "run('ZADD', held, places)\n", ""),
+    ("a lease without a place", CLAIM, "-- keyed: run('ZADD', held, places)\n", ""),
     (
         "a message revived under another key runs under the old one",
         CLAIM,
@@ -41,10 +41,10 @@ _ROWS = (
     (
         "a message that failed comes behind its line",
         PRELUDE,
-        "run('RPUSH', line .. key, some[key])",
-        "run('LPUSH', line .. key, some[key])",
+        "run('RPUSH', line .. key, reversed(some[key]))",
+        "run('LPUSH', line .. key, reversed(some[key]))",
     ),
-    ("a snoozed message in order comes behind its line", PROMOTE, "if is_kept then", "if false then"),
+    ("a snoozed message in order comes behind its line", PRELUDE, "is_kept and kept or fresh", "fresh"),
     (
         "an acked message keeps its place",
         "lua/ack.lua",
@@ -53,7 +53,7 @@ _ROWS = (
     ),
     ("a buried message keeps its place", "lua/nack.lua", "free_places(buried) stand_by", "stand_by"),
     ("a cancelled message keeps its place", "lua/cancel.lua", "free_places(gone)\n", ""),
-    ("a released message keeps its place", "lua/keyed/release.lua", "free_places(freed)\n", ""),
+    ("a released message keeps its place", "lua/release.lua", "-- keyed: free_places(freed)\n", ""),
     ("a reclaimed message keeps its place", "lua/reclaim.lua", "free_places(back) ", ""),
     ("what died twice in order gives its place up", "lua/reclaim.lua", "stand_by(held_back)", "free_places(held_back)"),
     ("a redelivery loses the key", "lua/reclaim.lua", "counted(left - 1, key_of[id])", "left - 1"),
@@ -68,8 +68,8 @@ _ROWS = (
     (
         "a key without a line keeps its turn",
         PRELUDE,
-        " or (row.at == #row.ids and is_empty(row, #others > 0)) then",
-        " then",
+        "local is_read = row.at == #row.ids",
+        "local is_read = false",
     ),
     (
         "a key that is purged keeps its turn",
@@ -78,17 +78,17 @@ _ROWS = (
         "redis.call('ZREM', ring, '')",
     ),
     ("a key that sleeps has a turn", PRELUDE, "if not sleeps[i] and redis", "if redis"),
-    ("a key that slept is not served again", PROMOTE, "ring_in(awake)\n", ""),
+    ("a key that slept is not served again", PROMOTE, "-- keyed: ring_in(awake)\n", ""),
     (
         "a start does not count for the rate of its key",
         PRELUDE,
-        "row.full + row.started * conf.key_rate_us",
+        "row.full + row.started * rate_of(row.key)",
         "row.full",
     ),
-    ("a start does not count for the rate of the queue", PRELUDE, "full + n * conf.rate_us", "full"),
+    ("a start does not count for the rate of the queue", PRELUDE, "full + n * rate_of('')", "full"),
     ("a bucket is wider by one", PRELUDE, "math.floor(burst - (full - us)", "math.floor(burst + 1 - (full - us)"),
     ("a clock that goes back shuts a bucket", PRELUDE, "us), us + every * burst)", "us), math.huge)"),
-    ("a clock that goes back leaves a key asleep", PROMOTE, "    awake[#awake + 1] = late[k]\n", ""),
+    ("a clock that goes back leaves a key asleep", PRELUDE, "if is_throttled(late[k + 1]) then", "if false then"),
     ("nobody waits for the rate of the queue", PRELUDE, "if may == 0 then due", "if false then due"),
     (
         "what keeps its place while it waits counts as running",
@@ -96,7 +96,7 @@ _ROWS = (
         "redis.call('ZCARD', held) - 2 * in_flight('\\2')",
         "redis.call('ZCARD', held)",
     ),
-    ("the concurrency of a queue is no limit", PRELUDE, "conf.concurrency - running", "conf.concurrency"),
+    ("the concurrency of a queue is no limit", PRELUDE, "concurrency - running()", "concurrency"),
     ("a higher limit wakes nobody", "lua/limit.lua", "walk_on()\n", ""),
     (
         "a place that is free wakes nobody",
