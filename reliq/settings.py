@@ -261,7 +261,6 @@ class SettingsOptions(TypedDict, total=False):
     durability: Durability
 
 
-@checking_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
     """
