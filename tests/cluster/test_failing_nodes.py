@@ -1,13 +1,18 @@
 """One node of a Cluster is killed, or stands still: its own commands fail, no others; what follows is found out aside."""
 
 import asyncio
+import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 import redis
 from waiting import eventually
 
+from reliq import Relay
 from reliq.errors import RedisUnavailableError
+from reliq.outbox.relay import OutboxMover
+from reliq.outbox.tables import ddl
 from reliq.redis.client import Client
 from reliq.redis.cluster import CircuitBreakers
 from reliq.redis.commands import Command
@@ -207,3 +212,20 @@ def test_a_server_that_answers_a_ping_by_a_refusal_answers():
     breakers.trip("a", redis.TimeoutError("late"))
 
     eventually(lambda: not breakers._open, "the node is used again")
+
+
+def test_relay_that_begins_while_a_node_is_away_moves_the_rows_of_other_queues(cluster, queues, stand_still, tmp_path):
+    """It has read the map of no queue yet, and cannot read that of the queue on the paused node."""
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as tx:
+        for statement in ddl("sqlite"):
+            tx.execute(statement)
+        for queue in queues.values():
+            queue.publish_in(tx, 1)
+        tx.commit()
+    paused, *alive = queues
+    stand_still(cluster.server_at(paused))
+
+    with closing(OutboxMover(Relay(f"sqlite:///{tmp_path}/shop.db"), cluster.url)) as mover:
+        assert mover.move() == len(queues) - 1
+
+    assert [queues[port].counts().ready for port in alive] == [1] * len(alive)
