@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from reliq.admin.resharding import PendingMigration
+    from reliq.handlers.handler import Handler
     from reliq.keys import Keys
-    from reliq.queue import Queue
     from reliq.redis.client import Client
     from reliq.redis.commands import Command, Request
     from reliq.redis.server import Connection
@@ -145,14 +145,14 @@ class Janitor:
         self._migrations: dict[str, Iterator[PendingMigration]] = {}  # the changes of shards under way, by queue
         self._next = _chance.randrange(SHARDS_LIMIT)  # the shard of each queue to go on with
         self._cursors: dict[Keys, tuple[int, int]] = {}
-        self._history = HistoryRollup(client, self._shards)
+        self._history = HistoryRollup(client, served.shards)
         self._claims: dict[Keys, int] = {}
         self._backoff = QueueBackoff("janitor", client.observers)
         self._round_at = 0.0
 
     def step(self) -> float:
         """Collect some garbage of every queue, now and then tidy a part; return the wait for the next look."""
-        shards = self._shards()
+        shards = self._served.shards()
         if time.monotonic() >= self._round_at:
             self._round_at = time.monotonic() + ROUND_SECONDS * _chance.uniform(0.5, 1)
             shards = self._next_part(shards)
@@ -167,18 +167,15 @@ class Janitor:
             return 0.0
         return max(0.0, self._round_at - time.monotonic())
 
-    def _shards(self) -> dict[Keys, Queue[Any]]:
-        return {keys: handler.queue for keys, handler in self._served.shards().items()}
-
-    def _next_part(self, shards: dict[Keys, Queue[Any]]) -> dict[Keys, Queue[Any]]:
+    def _next_part(self, shards: dict[Keys, Handler]) -> dict[Keys, Handler]:
         """Return the shards that this process tidies in this round, the next ones of each queue."""
         first = self._next
         counts = Counter(keys.name for keys in shards)
         shares = {name: -(-TIDIERS * count // self._workers()) for name, count in counts.items()}
         self._next += max(shares.values())
         return {
-            keys: queue
-            for keys, queue in shards.items()
+            keys: handler
+            for keys, handler in shards.items()
             if (keys.shard - first) % counts[keys.name] < shares[keys.name]
         }
 
@@ -230,7 +227,7 @@ class Janitor:
                 del self._migrations[name]
         return bool(self._migrations)
 
-    def _collect(self, shards: dict[Keys, Queue[Any]]) -> bool:
+    def _collect(self, shards: dict[Keys, Handler]) -> bool:
         """Turn a part of each shard's garbage into dead letters; return whether there may be more."""
         served = [keys for keys in shards if not self._backoff.waits(keys)]
         if not served:
@@ -244,7 +241,9 @@ class Janitor:
                 garbage[keys] = ids
         if not garbage:
             return False
-        answers = self._client.run_all([burial(keys, shards[keys].settings, ids) for keys, ids in garbage.items()])
+        answers = self._client.run_all(
+            [burial(keys, shards[keys].queue.settings, ids) for keys, ids in garbage.items()]
+        )
         for keys, answer in zip(garbage, answers, strict=True):
             if isinstance(answer, Exception):
                 self._backoff.note(keys, answer)
