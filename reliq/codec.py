@@ -285,6 +285,8 @@ class Codec(Generic[B]):
             raise ConfigurationError(f"validate must be True or False, not {str(validate)[:40]!r}")
         self.kind = Any if kind is object else kind
         self._class = _class_of(kind)
+        self._is_number = self._class in (int, float)
+        self._accepted = (int, float) if self._class is float else self._class or object
         self._is_validated = validate and self.kind not in (*_UNTYPED, bytes, str)
         if kind in (bytes, str):
             self._bodies: RawBodies | JsonBodies | ModelBodies = RawBodies(kind)
@@ -298,9 +300,9 @@ class Codec(Generic[B]):
 
     def encode(self, body: B) -> bytes:
         """Return `body` as bytes; raise BodyError when it is not of the queue's type or cannot be encoded."""
-        if self._class is not None and not _is_a(body, self._class):
+        if not isinstance(body, self._accepted) or (self._is_number and isinstance(body, bool)):
             name = type(body).__name__
-            if name == self._class.__name__:
+            if self._class and name == self._class.__name__:
                 name = (
                     f"a {name} of another definition (a class that was defined again, as in a notebook, wants its queue "
                     "made again)"
@@ -345,9 +347,3 @@ def _class_of(kind: Any) -> type | None:
         return dict
     origin = get_origin(kind) or kind
     return origin if isinstance(origin, type) and origin not in (Any, UnionType) else None
-
-
-def _is_a(body: object, kind: type) -> bool:
-    if kind in (int, float) and isinstance(body, bool):
-        return False
-    return isinstance(body, kind) or (kind is float and isinstance(body, int))
