@@ -286,10 +286,6 @@ class Writer:
             known.append(Message(order.id, hash(rest)))
         return tuple(known)
 
-    def call(self, part: ShardBatch, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
-        """Return the call that sends orders to their shard."""
-        return part.call(part.orders[0].terms, call_number)
-
     def failed(
         self, orders: list[PreparedMessage], error: ReliqError, confirmed: int = 0, *, unsent: bool = False
     ) -> PublishFailed:

@@ -471,7 +471,7 @@ class Sender:
             Its receipts, empty when a later map binds; None when another shard may have it.
         """
         lane, call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
-        call = self._writer.call(part, call_number)
+        call = part.call(part.orders[0].terms, call_number)
         confirmations = NOT_ASKED
         began = time.monotonic()
         try:
@@ -491,7 +491,7 @@ class Sender:
     async def _acall(self, part: ShardBatch, confirmed: int, durability: Durability) -> list[Receipt] | None:
         """As `_call`, in async code."""
         lane, call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
-        call = self._writer.call(part, call_number)
+        call = part.call(part.orders[0].terms, call_number)
         confirmations = NOT_ASKED
         began = time.monotonic()
         try:

@@ -1,7 +1,7 @@
 """
 Every order of what may happen while a queue grows: each chosen id is accepted once.
 
-The producers are the code of the package (`Router` and `Writer`), the steps are its calls, made in a real Redis. A step
+The producers are the code of the package (`Router` and `ShardBatch`), the steps are its calls, made in a real Redis. A step
 may be the last of its actor: a producer that is paused or killed is one whose next step comes late, or never. A state
 is what Redis holds and where each actor stands; from each state each actor takes its next step.
 """
@@ -14,13 +14,11 @@ import pytest
 from held_clock import NOON
 
 from reliq.admin import calls
-from reliq.codec import Codec
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
-from reliq.publish.messages import CallTerms, PreparedMessage, Writer, receipts
+from reliq.publish.messages import CallTerms, PreparedMessage, receipts
 from reliq.publish.publisher import Router
 from reliq.redis.shards import UNSHARDED, ShardMap, shard_map
-from reliq.settings import QueueSettings
 from reliq.wire_format import envelope_rest
 
 GROWN = ShardMap(1, 2, 1, "growing")
@@ -49,7 +47,6 @@ class Known:
 def producer(name, map, accepted, *, asks=True, fenced=True):
     """Publish the id once, beginning with the map that is known; each yield is one call to Redis."""
     known = Known(map)
-    writer = Writer(known, Codec(dict), QueueSettings(dedup=WINDOW_SECONDS))
     route = Router(known, [ORDER])
     while route.left:
         if route.is_stale:
@@ -60,7 +57,7 @@ def producer(name, map, accepted, *, asks=True, fenced=True):
             if part.old_home is not None and asks:
                 free = route.asked(part, (yield clocked(part.question())))
             if free.orders:
-                call = clocked(writer.call(free, t.CallNumber(name, known.map.epoch + 1)))
+                call = clocked(free.call(TERMS, t.CallNumber(name, known.map.epoch + 1)))
                 answer = yield call if fenced else unfenced(call)
                 route.answered(free, receipts(free.orders, answer))
     accepted.append(route.receipts[0].status)
