@@ -31,7 +31,7 @@ from reliq.redis.client import Client
 from reliq.redis.server import Connection
 from reliq.settings import check_int
 from reliq.worker import health
-from reliq.worker.health import DEFAULT_HOST, Pulse, Sampler
+from reliq.worker.health import DEFAULT_HOST, Pulse, sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -255,7 +255,7 @@ def of_one_process(
     """
     metrics = ProcessMetrics([keys.name for keys in queues], look=look)
     pulse = Pulse()
-    sampler = Sampler(look, pulse.note)
+    sampling = sampler(look, pulse.note)
     redis = queue_collector(connection, queues)
     collectors: list[Collector] = [metrics, Build(), Processes(lambda: 1), redis]
     # The user's registry has process metrics of its own.
@@ -267,8 +267,9 @@ def of_one_process(
                 for collector in collectors:
                     registry.register(collector)
                     stack.callback(registry.unregister, collector)
-            sampler.start()
-            stack.callback(sampler.stop)
+            sampling.start()
+            stack.callback(sampling.join)
+            stack.callback(sampling.stop)
             if port is None:
                 yield None
             else:

@@ -324,7 +324,7 @@ class Child:
         self.crashes += (returncode > 0 and returncode != EXIT_CONFIG) or -returncode in CRASHES
 
     def may_start(self) -> bool:
-        """Say whether it is time to start a process."""
+        """Return whether it is time to start a process."""
         wait = min(RESTART_SECONDS * float(2 ** max(0, self.failures - 1)), SLOWEST_RESTART_SECONDS)
         return time.monotonic() >= self.started_at + wait
 
@@ -377,7 +377,7 @@ class Child:
         ]
 
     def is_half_lease_over(self, overran: Sequence[Row]) -> bool:
-        """Say whether half of the shortest lease among `overran` has passed since a timeout was over."""
+        """Return whether half of the shortest lease among `overran` has passed since a timeout was over."""
         queues = {row.queue for row in overran}
         leases = [handler.lease_seconds for handler in self.handlers if handler.queue.name in queues]
         shortest = min(leases, default=math.inf)
@@ -391,7 +391,7 @@ class Child:
         return [row for row in rows if row.thread in threads or row in late]
 
     def has_started(self, rows: Sequence[Row], queue: str, id: str) -> bool:
-        """Say whether a message is among `rows`, or may be: a row of coroutines or of a batch names no message."""
+        """Return whether a message is among `rows`, or may be: a row of coroutines or of a batch names no message."""
         if any(row.queue == queue and row.id in ("", id) for row in rows):
             return True
         return queue in self._async and any(not row.queue for row in rows)

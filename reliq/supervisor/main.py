@@ -31,7 +31,7 @@ from reliq.settings import seconds
 from reliq.supervisor.plan import EXIT_CRASHED, METRICS_FOLDER, STOP_MARGIN_SECONDS, ChildPlan, fingerprint
 from reliq.supervisor.status import ProcessStatus, spare_the_collector
 from reliq.text import printable
-from reliq.worker.health import Sampler
+from reliq.worker.health import sampler
 from reliq.worker.upkeep import call_stack, thread_stack
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> i
         metrics = ProcessMetrics([handler.queue.name for handler in handlers], file)
         consumer.observers.append(metrics)
         notes.append(metrics.sample)
-    Sampler(consumer.stats, *notes).start()
+    sampler(consumer.stats, *notes).start()
     consumer.before_call = status.begins
     if settings.concurrency > 1:  # else `begins` names the only coroutine
         consumer.note_step = status.steps

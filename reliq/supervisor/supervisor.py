@@ -105,7 +105,7 @@ class ServiceManager:
             self._send("STOPPING=1", EXTENSION.format((seconds + EXIT_SECONDS) * 1e6), "STATUS=stopping")
 
     def _send(self, *lines: str) -> bool:
-        """Send one datagram and say whether it was taken; a manager that takes none does not hold the worker up."""
+        """Send one datagram and return whether it was taken; a manager that takes none does not hold the worker up."""
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto("\n".join(lines).encode(), self._address)
@@ -313,7 +313,7 @@ class Supervisor:
             child.is_helped = False
 
     def _end(self, child: Child, reason: str, why: str, charged: list[Row] | None = None) -> None:
-        """Kill a process, and say why and what it ran."""
+        """Kill a process, and log why and what it ran."""
         running = child.rows() if charged is None else charged
         logger.warning("process %d: %s; killed. It ran: %s", child.pid, why, ", ".join(map(str, running)) or "nothing")
         child.kill(reason, charged)

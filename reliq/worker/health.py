@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from reliq.events import RedisAway
+from reliq.worker.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -155,32 +156,17 @@ class Pulse:
         self._memory[self._at : self._at + PULSE_BYTES] = _FIELDS.pack(*facts)
 
 
-class Sampler:
-    """A thread that hands what `look` returns to each of `note`, twice a second."""
+def sampler(look: Callable[[], EngineStats | None], *notes: Callable[[EngineStats | None], None]) -> Loop:
+    """Return the loop that hands what `look` returns to each of `notes`, twice a second."""
 
-    def __init__(self, look: Callable[[], EngineStats | None], *note: Callable[[EngineStats | None], None]) -> None:
-        self._look = look
-        self._note = note
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reliq-sampler", daemon=True)
+    def step() -> float:
+        stats = look()
+        for note in notes:
+            with suppress(Exception):  # a figure that cannot be kept must not end the pulse
+                note(stats)
+        return SAMPLE_SECONDS
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, with one last look."""
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        is_over = False
-        while not is_over:
-            is_over = self._over.wait(SAMPLE_SECONDS)
-            stats = self._look()
-            for note in self._note:
-                with suppress(Exception):  # a figure that cannot be kept must not end the pulse
-                    note(stats)
+    return Loop("sampler", step)
 
 
 def live(pulses: Iterable[Pulse]) -> str:

@@ -4,10 +4,12 @@ import logging
 import threading
 
 import pytest
+from waiting import eventually
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError
 from reliq.events import RedisAway, RedisBack
 from reliq.keys import Keys
+from reliq.worker.health import sampler
 from reliq.worker.loop import Loop, QueueBackoff
 
 Q = Keys("q")
@@ -140,3 +142,18 @@ def test_a_server_that_is_away_while_others_answer_is_reported_with_its_queues(r
     troubles.note(Q, RedisRefusedError("no"))  # it answers
     assert (troubles.has(Q), troubles.refuses(Q)) == (True, True)
     assert len(recorder.of(RedisBack)) == 3
+
+
+def test_a_look_at_the_figures_that_failed_is_repeated():
+    fails, seen = [MemoryError()], []
+
+    def look():
+        if fails:
+            raise fails.pop()
+
+    loop = sampler(look, seen.append)
+    loop.start()
+
+    eventually(lambda: seen, "it looks again")
+    loop.stop()
+    assert loop.join(60)
