@@ -13,7 +13,6 @@ import math
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -211,17 +210,13 @@ class Engine:
         def collect_soon() -> None:
             self._loops["janitor"].wake()
 
-        def poke() -> None:
-            self._fetcher.poke()
-
-        self._settler = Settler(client, inflight, collect_soon, poke)
+        self._settler = Settler(client, inflight, collect_soon)
         settle = self._settler.settle
         self._runner = Runner(
             settle, middleware, observers, self.stopping, on_error=on_error, error_text=settings.log_error_text
         )
         self._threads = ThreadExecutor(self._runner, inflight)
         self._tasks = AsyncExecutor(self._runner, inflight)
-        inflight.nudge = self._settler.nudge
         inflight.call_loop = partial(self._tasks.call, self._tasks.fill)
         self._renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.report_overrun)
         self._scheduler = Scheduler(client, handlers, collect_soon, self._renewer.is_behind)
@@ -332,8 +327,6 @@ class Engine:
         fetcher = self._loops["fetcher"]
         fetcher.stop()
         self.inflight.close()
-        with suppress(ReliqError):
-            self._fetcher.poke()
         fetcher.join()
         self._settler.settle(self.inflight.withdraw(self.inflight.deliveries()), RELEASED)
         self._fetcher.hand_on()

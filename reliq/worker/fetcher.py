@@ -184,7 +184,7 @@ class Fetcher:
     Claims in rounds: of queues that are hot at once, else after waiting for a token.
 
     A round whose reply was lost is made again under the same numbers: Redis gives the same answer. When a wait for a
-    token began without queues that had no room, `poke` ends it as soon as there is some (see `Inflight.watch`).
+    token began without queues that had no room, it ends as soon as there is some (see `Inflight.watch`).
 
     Args:
         workers: returns how many worker processes there are.
@@ -256,6 +256,7 @@ class Fetcher:
             known = self._claims
             if not known:
                 self._tokens = self._client.wake_tokens()
+                self._inflight.poke = self._tokens.poke
             # The claims of all shards of a queue go by one name, each with numbers of its own.
             self._claims = {
                 keys: known.get(keys) or QueueClaims(handler, keys, self._lanes[keys.name])
@@ -317,11 +318,6 @@ class Fetcher:
                 *(len(runs), HELD_SECONDS, slots, name, join_first(list(dict.fromkeys(waiting)))),
             )
         self._held_slots_logged = is_held
-
-    def poke(self) -> None:
-        """End the wait for tokens when there is more to claim than at its start; other threads call this."""
-        if self._inflight.wait_is_over():
-            self._tokens.poke()
 
     def hand_on(self) -> None:
         """Pass this process' wake tokens and watches on to other processes, because it ends."""

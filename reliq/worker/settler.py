@@ -6,7 +6,6 @@ import logging
 import queue
 import time
 from collections import Counter, defaultdict
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -61,15 +60,11 @@ class Settler:
     failure can be sent; its lease then ends.
     """
 
-    def __init__(
-        self, client: Client, inflight: Inflight, buried: Callable[[], None], settled: Callable[[], None]
-    ) -> None:
+    def __init__(self, client: Client, inflight: Inflight, buried: Callable[[], None]) -> None:
         self._client = client
         self._inflight = inflight
         self._buried = buried
-        self._settled = settled
         self._waiting: queue.SimpleQueue[Sequence[HeldDelivery]] = queue.SimpleQueue()
-        self._hurried: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._unsettled: dict[HeldDelivery, None] = {}
         self._latest = 0  # how many outcomes the last round trip had
         self._backoff = QueueBackoff("settler", client.observers)
@@ -84,18 +79,14 @@ class Settler:
             self._waiting.put(deliveries)
 
     def nudge(self) -> None:
-        """End the wait of a step."""
-        self._hurried.put(None)
+        """End the wait of a step for the first outcome."""
         self._waiting.put([])
 
     def step(self) -> float:
         """Settle what is there, waiting a little for the first; return 0."""
         self._gather()
-        try:
-            if due := self._due():
-                self._settle_all(due)
-        finally:
-            self._settled()
+        if due := self._due():
+            self._settle_all(due)
         return 0.0
 
     def _gather(self) -> None:
@@ -108,10 +99,7 @@ class Settler:
                 self._unsettled |= dict.fromkeys(first)
                 is_many = max(self._latest, self._waiting.qsize()) >= MANY
                 if first and not is_many and not self._is_place_wanted():
-                    with suppress(queue.Empty):
-                        self._hurried.get(timeout=GATHER_SECONDS)
-                while not self._hurried.empty():
-                    self._hurried.get_nowait()
+                    time.sleep(GATHER_SECONDS)
             while room > 0:
                 ended = self._waiting.get_nowait()
                 self._unsettled |= dict.fromkeys(ended)

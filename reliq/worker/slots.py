@@ -290,7 +290,7 @@ class Inflight:
     Attributes:
         started, closed: how many messages were given to handlers, and whether nothing more starts.
         max_jobs: no more messages start than these; a batch that begins before starts as a whole.
-        call_loop, nudge: called when a coroutine may start, and when the wait in Redis may be over.
+        call_loop, poke: called when a coroutine may start, and when the fetcher's wait for tokens is over.
         queues: the slots of each queue, by its name.
     """
 
@@ -300,7 +300,7 @@ class Inflight:
         self.closed = False
         self.max_jobs = math.inf
         self.call_loop: Callable[[], None] = lambda: None
-        self.nudge = self.call_loop
+        self.poke = self.call_loop
         self.queues = {
             handler.queue.name: (SlotsByKey if handler.settings.batch_by_key else QueueSlots)(handler, concurrency)
             for handler in handlers
@@ -360,7 +360,7 @@ class Inflight:
             return capacities
 
     def watch(self, claims: Sequence[QueueClaims]) -> bool:
-        """Begin a wait in Redis that ends when one of `claims` can be made; return False when one can be made now."""
+        """Begin a wait for tokens that a poke ends when one of `claims` can be made; return False when one can be now."""
         with self._lock:
             self._watched = None if self._can_claim(claims) else claims
             return self._watched is not None
@@ -368,14 +368,6 @@ class Inflight:
     def unwatch(self) -> None:
         """End the watch: the wait in Redis is over."""
         self._watched = None
-
-    def wait_is_over(self) -> bool:
-        """Return True once when the wait in Redis must end."""
-        with self._lock:
-            if self._watched is None or not self._can_claim(self._watched):
-                return False
-            self._watched = None
-            return True
 
     def enqueue(self, deliveries: Iterable[HeldDelivery]) -> int:
         """
@@ -480,8 +472,7 @@ class Inflight:
                     del self._deliveries[held]
                     self.queues[held.queue].ended -= 1
             self._changed.notify_all()
-            if self._fetcher_waits:
-                self._notify_fetcher()
+            self._notify_fetcher()
 
     def abandon(self, run: HandlerCall) -> None:
         """Expect nothing more of a handler that overran its time."""
@@ -533,7 +524,8 @@ class Inflight:
         return any(slots.is_async and slots.calls for slots in self.queues.values())
 
     def _can_claim(self, claims: Sequence[QueueClaims]) -> bool:
-        return self.closed or any(map(QueueClaims.can_claim, claims, self._capacities(claims)))
+        """Return whether one of `claims` can be made, or nothing more will be."""
+        return self.closed or (bool(claims) and any(map(QueueClaims.can_claim, claims, self._capacities(claims))))
 
     def _capacities(self, claims: Sequence[QueueClaims]) -> list[Capacity]:
         """Return how much of each queue can be claimed, and note when there will be more."""
@@ -656,5 +648,8 @@ class Inflight:
         if self._fetcher_waits:
             self._fetcher_waits = False  # once; it notes when it waits again
             self._capacity_grew.notify()
-        elif self._watched is not None:
-            self.nudge()
+            return
+        watched = self._watched
+        if watched is not None and self._can_claim(watched):
+            self._watched = None
+            self.poke()

@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 from transition import run_transition
@@ -17,6 +18,9 @@ from reliq.message import BARE, Claimed, Delivery
 from reliq.wire_format import FailureNote
 from reliq.worker.settler import MANY, Settler
 from reliq.worker.slots import deliveries_of
+
+#: A step that does not end by then waits for ever.
+PATIENCE_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -40,15 +44,18 @@ def settler(caller, inflight_of):
     def make(deliveries, buried=lambda: None):
         inflight = inflight_of()
         inflight.add(deliveries)
-        return Settler(caller, inflight, buried, lambda: None), inflight
+        return Settler(caller, inflight, buried), inflight
 
     return make
 
 
 @pytest.fixture
 def patient(monkeypatch):
-    """A settler that waits for ever for a second outcome."""
-    monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", 3600.0)
+    """A settler that waits for a second outcome until the returned event is set."""
+    over = threading.Event()
+    held = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: over.wait(2 * PATIENCE_SECONDS))
+    monkeypatch.setattr("reliq.worker.settler.time", held)
+    return over
 
 
 @contextmanager
@@ -57,17 +64,18 @@ def stepping(one):
     step = threading.Thread(target=one.step, daemon=True)
     step.start()
     yield
-    step.join(30)
+    step.join(PATIENCE_SECONDS)
     assert not step.is_alive(), "the step waits for more"
 
 
 @contextmanager
-def gathering(one):
+def gathering(one, patient):
     """Have another thread make a step, which waits for more than the first outcome until the block ends."""
     with stepping(one):
         eventually(lambda: one._unsettled, "the step has taken the first outcome")
         yield
-        one.nudge()
+        patient.set()
+    patient.clear()
 
 
 def test_many_that_go_back_keep_their_order(queue, client, deliveries, settler):
@@ -188,7 +196,7 @@ def test_few_outcomes_wait_for_those_that_follow_and_go_in_one_round_trip(patien
     one, inflight = settler(held)
 
     one.settle(held[:1], ACKED)
-    with gathering(one):
+    with gathering(one, patient):
         one.settle(held[1:], ACKED)
 
     assert [event.ids for event in recorder.of(Acked)] == [("0", "1")]
@@ -215,7 +223,7 @@ def test_an_outcome_that_frees_a_limited_slot_waits_only_for_others(patient, ser
     one, _ = settler(held)
 
     one.settle([first], ACKED)
-    with gathering(one):
+    with gathering(one, patient):
         one.settle([second], ACKED)
     one.settle([last], ACKED)
     with stepping(one):

@@ -71,22 +71,21 @@ def test_slots_are_free_beside_a_queue_at_its_own_limit_and_after_a_withdrawal(m
     assert slots.inflight.next_plain(None).deliveries == deliveries[2:]
 
 
-def test_a_wait_in_redis_is_ended_once_and_only_when_there_is_room(queue, consumer, slots_of):
+def test_a_wait_for_tokens_is_ended_once_and_only_when_there_is_room(queue, consumer, slots_of):
     consumer.handler(queue, concurrency=1)(lambda body: None)
     (handler,) = consumer.handlers
-    slots, nudges, claims = slots_of(2), [], [QueueClaims(handler)]
-    slots.inflight.nudge = lambda: nudges.append("may be over")
+    slots, pokes, claims = slots_of(2), [], [QueueClaims(handler)]
+    slots.inflight.poke = lambda: pokes.append("over")
     assert not slots.inflight.watch(claims)  # there is room now: no wait
 
     slots.put(handler, 1)
     assert slots.inflight.watch(claims)
-    assert not slots.inflight.wait_is_over()
     run = slots.inflight.next_plain(None)
-    assert nudges == []
+    assert pokes == []
     slots.inflight.next_async([run])
+    slots.inflight.settled(run.deliveries)
 
-    assert nudges == ["may be over"]
-    assert [slots.inflight.wait_is_over() for _ in range(2)] == [True, False]
+    assert pokes == ["over"]
 
 
 def test_a_batch_that_lingers_beside_busy_threads_has_one_that_waits_for_it(queue, consumer, start, recorder, gate):
