@@ -24,6 +24,7 @@ from reliq.receive.receiver import Receiver, areceiving, receiving
 from reliq.redis import commands
 from reliq.redis.client import Clients
 from reliq.redis.commands import answered, of_every_shard, raise_first
+from reliq.redis.driver import ASYNCIO, BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS, Connection, check_slots
 from reliq.redis.shards import ShardMap, Shards
 from reliq.redis.url import check_target
@@ -62,8 +63,10 @@ if TYPE_CHECKING:
         RescheduleStatus,
     )
     from reliq.outbox.transactions import AsyncTransaction, Transaction
+    from reliq.publish.messages import PreparedMessage
     from reliq.receive.receiver import Received
     from reliq.redis.commands import Call, Command, Request, T
+    from reliq.redis.driver import Driver
     from reliq.redis.url import Target
     from reliq.settings import Limits
 
@@ -226,247 +229,6 @@ S = TypeVar("S")
 REASON_LIMIT = 200
 
 
-class Control:
-    """A queue without its bodies: its keys, settings and Redis, in both colours."""
-
-    def __init__(
-        self,
-        keys: Keys,
-        settings: QueueSettings,
-        target: Target | None,
-        observers: Sequence[Observer],
-        shards: int | None = None,
-    ) -> None:
-        self.keys = keys
-        self.layout = keys.layout
-        self.settings = settings
-        self.target = target
-        self.observers = observers
-        self._lanes = CallSequences()
-        self._clients = Clients(target, observers)
-        #: The shards as this process knows them, without a question to Redis.
-        self.known_shards = Shards(keys, self._clients, shards)
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return self.keys.name
-
-    def shards(self) -> tuple[Keys, ...]:
-        """
-        Return the keys of every shard that may hold messages, as Redis says now: one, of a queue that is not sharded.
-
-        While the Redis of the map is away, they are those that this process knows of.
-
-        Raises:
-            ConfigurationError: there are not as many as the queue was made with.
-            RedisUnavailableError: Redis is away, and nothing is known.
-        """
-        try:
-            self.known_shards.read(for_seconds=PUBLISH_SECONDS)
-        except RedisUnavailableError:
-            if not self._clients.mapped_until:
-                raise
-        return self.known_shards.all
-
-    async def ashards(self) -> tuple[Keys, ...]:
-        """As `shards`, in async code."""
-        try:
-            await self.known_shards.aread(for_seconds=PUBLISH_SECONDS)
-        except RedisUnavailableError:
-            if not self._clients.mapped_until:
-                raise
-        return self.known_shards.all
-
-    def cancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
-        """
-        Cancel a message, so that it does not start or, if it runs, is not retried.
-
-        The id of a `cancelled` message is free at once, the id of a `running` message after its end and its `dedup`.
-
-        Args:
-            tombstone: seconds or timedelta for which a publish of this id is refused as `tombstoned`, also one that is
-                still on its way.
-
-        Returns:
-            `cancelled`; `running`, then its handler sees it; `not_found`, it has ended or never was, or a first try
-            whose reply was lost has cancelled it.
-        """
-        id = check_id(id)
-        for_ms = tombstone_ms(tombstone)
-        self._lanes.end(id)
-        return self._at_home(id, lambda keys: transitions.cancel(keys, [id], tombstone_ms=for_ms))
-
-    async def acancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
-        """As `cancel`, in async code."""
-        id = check_id(id)
-        for_ms = tombstone_ms(tombstone)
-        self._lanes.end(id)
-        return await self._aat_home(id, lambda keys: transitions.cancel(keys, [id], tombstone_ms=for_ms))
-
-    def reschedule(self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
-        """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
-        return self._at_home(check_id(id), lambda keys: rescheduling(keys, id, delay, at))
-
-    async def areschedule(
-        self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None
-    ) -> RescheduleStatus:
-        """As `reschedule`, in async code."""
-        return await self._aat_home(check_id(id), lambda keys: rescheduling(keys, id, delay, at))
-
-    def counts(self) -> Counts:
-        """
-        Count the queue's messages by place, and every total; of one shard, or of each, at one moment.
-
-        While the Redis of some shards is away, the others are counted: `away` names those.
-        """
-        return Counts.sum(*answered(self._of_shards(transitions.counts, ever=True)))
-
-    async def acounts(self) -> Counts:
-        """As `counts`, in async code."""
-        return Counts.sum(*answered(await self._aof_shards(transitions.counts, ever=True)))
-
-    def pause(self, *, reason: str = "", for_: Duration | None = None) -> None:
-        """
-        Have consumers stop claiming within a second, for a while or until `resume`; who, when and why is kept.
-
-        Raises:
-            RedisUnavailableError: Redis is away; of a queue with several shards it says which are paused all the same.
-        """
-        of_every_shard(self.name, "paused", self._of_shards(lambda keys: pausing(keys, reason, for_)))
-
-    async def apause(self, *, reason: str = "", for_: Duration | None = None) -> None:
-        """As `pause`, in async code."""
-        answers = await self._aof_shards(lambda keys: pausing(keys, reason, for_))
-        of_every_shard(self.name, "paused", answers)
-
-    def resume(self) -> bool:
-        """Have consumers claim again; return whether the queue was paused, or put to sleep by `RateLimited`."""
-        was = [self._of_shards(lambda keys: commands.resume_queue(keys)[at]) for at in range(4)]  # noqa: B023  called at once
-        pauses, sleeps = (of_every_shard(self.name, "resumed", answers) for answers in was[:2])
-        return any(pauses) or any(sleeps)
-
-    async def aresume(self) -> bool:
-        """As `resume`, in async code."""
-        was = [await self._aof_shards(lambda keys: commands.resume_queue(keys)[at]) for at in range(4)]  # noqa: B023  called at once
-        pauses, sleeps = (of_every_shard(self.name, "resumed", answers) for answers in was[:2])
-        return any(pauses) or any(sleeps)
-
-    def letters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
-        """Return up to `limit` dead letters, oldest first, those after the letter named `after`."""
-        return first_letters(raise_first(self._of_shards(lambda keys: listing(keys, limit, after))), limit)
-
-    async def aletters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
-        """As `letters`, in async code."""
-        return first_letters(raise_first(await self._aof_shards(lambda keys: listing(keys, limit, after))), limit)
-
-    def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
-        """
-        Publish up to 500 dead letters again with fresh retries; return how many.
-
-        An id that is alive stays. When a reply is lost the call is made again, and what the first try has redriven is
-        not counted: `counts().totals["redriven"]` has all.
-        """
-        redriving = Redriving(self.known_shards, self.settings, letters, delay)
-        self.known_shards.refresh()
-        while redriving.left:
-            for call, some in redriving.calls():
-                redriving.note_answers(some, self._ask(call))
-            for way in redriving.ways():
-                is_free = redriving.may_go(way, self._ask(way.ask), self._ask(way.look))
-                if is_free and redriving.is_there(way, self._ask(way.publish)):
-                    redriving.deleted(self._ask(way.delete))
-            if redriving.left:
-                self.known_shards.read(for_seconds=PUBLISH_SECONDS)
-        return redriving.redriven
-
-    async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
-        """As `redrive`, in async code."""
-        redriving = Redriving(self.known_shards, self.settings, letters, delay)
-        await self.known_shards.arefresh()
-        while redriving.left:
-            for call, some in redriving.calls():
-                redriving.note_answers(some, await self._aask(call))
-            for way in redriving.ways():
-                is_free = redriving.may_go(way, await self._aask(way.ask), await self._aask(way.look))
-                if is_free and redriving.is_there(way, await self._aask(way.publish)):
-                    redriving.deleted(await self._aask(way.delete))
-            if redriving.left:
-                await self.known_shards.aread(for_seconds=PUBLISH_SECONDS)
-        return redriving.redriven
-
-    def close(self) -> None:
-        """Close the blocking connections of this queue's Redis; they come back when they are used again."""
-        with suppress(ConfigurationError):  # no Redis was named: nothing was opened
-            self._clients.close()
-
-    async def aclose(self) -> None:
-        """Close the running event loop's connections of this queue's Redis."""
-        with suppress(ConfigurationError):
-            await self._clients.aclose()
-
-    def connection(self) -> Connection:
-        """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
-        return self._clients.connection()
-
-    def _at_home(self, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
-        """Make a call about a message at its home; while nobody knows it, where that was, and by the map as it is now."""
-        make(self.keys)  # what is not allowed is refused before anything is asked
-        self.known_shards.refresh()
-        while True:
-            known = self.known_shards.map
-            for keys in self.known_shards.homes(id):
-                [answer] = self._ask(make(keys))
-                if answer != "not_found":
-                    return answer
-            self.known_shards.read(for_seconds=PUBLISH_SECONDS)
-            if self.known_shards.map == known:
-                return answer
-
-    async def _aat_home(self, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
-        """As `_at_home`, in async code."""
-        make(self.keys)
-        await self.known_shards.arefresh()
-        while True:
-            known = self.known_shards.map
-            for keys in self.known_shards.homes(id):
-                [answer] = await self._aask(make(keys))
-                if answer != "not_found":
-                    return answer
-            await self.known_shards.aread(for_seconds=PUBLISH_SECONDS)
-            if self.known_shards.map == known:
-                return answer
-
-    def _of_shards(self, make: Callable[[Keys], Request[T]], *, ever: bool = False) -> list[Any]:
-        """
-        Make a request of every shard that there is now, in one round trip; one that fails has its exception as answer.
-
-        Args:
-            ever: also of the shards that are no more.
-        """
-        first = make(self.keys)
-        shards = self.shards()
-        requests = [first, *map(make, (self.known_shards.ever if ever else shards)[1:])]
-        if len(requests) == 1:
-            return [self._ask(first)]
-        return self._clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS)
-
-    async def _aof_shards(self, make: Callable[[Keys], Request[T]], *, ever: bool = False) -> list[Any]:
-        """As `_of_shards`, in async code."""
-        first = make(self.keys)
-        shards = await self.ashards()
-        requests = [first, *map(make, (self.known_shards.ever if ever else shards)[1:])]
-        if len(requests) == 1:
-            return [await self._aask(first)]
-        return await self._clients.asynchronous().run_all(requests, for_seconds=PUBLISH_SECONDS)
-
-    def _ask(self, request: Request[T]) -> T:
-        return self._clients.blocking().run(request, for_seconds=PUBLISH_SECONDS)
-
-    async def _aask(self, request: Request[T]) -> T:
-        return await self._clients.asynchronous().run(request, for_seconds=PUBLISH_SECONDS)
-
-
 def tombstone_ms(tombstone: Duration | None) -> int | None:
     """Return for how long a cancelled id is refused; raise ConfigurationError for what is no time above 0."""
     return None if tombstone is None else milliseconds(seconds("tombstone", tombstone, least=0.001))
@@ -531,7 +293,7 @@ class QueueOptions(SettingsAndLimits, total=False):
 _KEYWORDS = frozenset({"body", *QueueOptions.__annotations__})
 
 
-class Queue(Control, Generic[B]):
+class Queue(Generic[B]):
     """
     A queue of bodies of one type. Making one does not connect to Redis.
 
@@ -600,7 +362,15 @@ class Queue(Control, Generic[B]):
             check_target(url)
             check_slots(url, layout)
         self.limits: Limits | None = limits_in(settings, keys, wanted)
-        super().__init__(keys, QueueSettings(**settings), url, observers, wanted)
+        self.keys = keys
+        self.layout = layout
+        self.settings = QueueSettings(**settings)
+        self.target = url
+        self.observers = observers
+        self._lanes = CallSequences()
+        self._clients = Clients(url, observers)
+        #: The shards as this process knows them, without a question to Redis.
+        self.known_shards = Shards(keys, self._clients, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
         self._writer = Writer(self.known_shards, self.codec, self.settings)
         self._receiver = Receiver(self.known_shards, self.codec, self.settings, self.limits)
@@ -608,6 +378,11 @@ class Queue(Control, Generic[B]):
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self.keys.name
 
     def publish(self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]) -> Receipt:
         """
@@ -637,14 +412,14 @@ class Queue(Control, Generic[B]):
         Example: `queue.publish({"order": 42}, id="order-42", delay=60, headers={"tenant": "a"})`
         """
         order = self._writer.order(body, options)
-        return self._sender.send([order], durability=self._durability(durability))[0]
+        return run_blocking(self._sender.send(BLOCKING, [order], 0, self._durability(durability)))[0]
 
     async def apublish(
         self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]
     ) -> Receipt:
         """As `publish`, in async code."""
         order = self._writer.order(body, options, call="apublish")
-        return (await self._sender.asend([order], durability=self._durability(durability)))[0]
+        return (await self._sender.send(ASYNCIO, [order], 0, self._durability(durability)))[0]
 
     def publish_many(
         self,
@@ -677,6 +452,10 @@ class Queue(Control, Generic[B]):
         progress = BulkProgress(max_backlog)
         calls = ShardCalls(self._writer, chunk)
         durability = self._durability(durability)
+
+        def send(orders: list[PreparedMessage], confirmed: int) -> list[Receipt]:
+            return run_blocking(self._sender.send(BLOCKING, orders, confirmed, durability))
+
         # While Redis works on a call, the next one is made.
         with calls.adding_rest(), ThreadPoolExecutor(1, "reliq-publish") as sending:
             under_way: Callable[[], list[Receipt]] = list
@@ -689,7 +468,7 @@ class Queue(Control, Generic[B]):
                         time.sleep(BACKLOG_SECONDS)
                     is_first = self.known_shards.is_due  # the next is made when it is known how many shards there are
                     calls.sent()
-                    under_way = begun(sending, partial(self._sender.send, orders, progress.confirmed, durability))
+                    under_way = begun(sending, partial(send, orders, progress.confirmed))
                     if is_first:
                         progress.add(under_way())
                         under_way = list
@@ -718,7 +497,7 @@ class Queue(Control, Generic[B]):
                 while progress.is_bounded and progress.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
                     await asyncio.sleep(BACKLOG_SECONDS)
                 calls.sent()
-                progress.add(await self._sender.asend(orders, progress.confirmed, durability))
+                progress.add(await self._sender.send(ASYNCIO, orders, progress.confirmed, durability))
         return progress.result()
 
     def publish_in(
@@ -797,7 +576,7 @@ class Queue(Control, Generic[B]):
         batch = self._receiver.batch(limit=limit, lease=lease)
         wait_seconds = seconds("wait", wait)
         with batch.noting_outages():
-            self.known_shards.refresh()
+            run_blocking(self.known_shards.refresh(BLOCKING))
         with receiving(self._clients.blocking(), batch, wait_seconds) as jobs:
             yield jobs
 
@@ -809,9 +588,193 @@ class Queue(Control, Generic[B]):
         batch = self._receiver.batch(limit=limit, lease=lease)
         wait_seconds = seconds("wait", wait)
         with batch.noting_outages():
-            await self.known_shards.arefresh()
+            await self.known_shards.refresh(ASYNCIO)
         async with areceiving(self._clients.asynchronous(), batch, wait_seconds) as jobs:
             yield jobs
+
+    def shards(self) -> tuple[Keys, ...]:
+        """
+        Return the keys of every shard that may hold messages, as Redis says now: one, of a queue that is not sharded.
+
+        While the Redis of the map is away, they are those that this process knows of.
+
+        Raises:
+            ConfigurationError: there are not as many as the queue was made with.
+            RedisUnavailableError: Redis is away, and nothing is known.
+        """
+        return run_blocking(self._read_shards(BLOCKING))
+
+    async def ashards(self) -> tuple[Keys, ...]:
+        """As `shards`, in async code."""
+        return await self._read_shards(ASYNCIO)
+
+    def cancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
+        """
+        Cancel a message, so that it does not start or, if it runs, is not retried.
+
+        The id of a `cancelled` message is free at once, the id of a `running` message after its end and its `dedup`.
+
+        Args:
+            tombstone: seconds or timedelta for which a publish of this id is refused as `tombstoned`, also one that is
+                still on its way.
+
+        Returns:
+            `cancelled`; `running`, then its handler sees it; `not_found`, it has ended or never was, or a first try
+            whose reply was lost has cancelled it.
+        """
+        return run_blocking(self._cancel(BLOCKING, id, tombstone))
+
+    async def acancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
+        """As `cancel`, in async code."""
+        return await self._cancel(ASYNCIO, id, tombstone)
+
+    def reschedule(self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
+        """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
+        return run_blocking(self._at_home(BLOCKING, check_id(id), lambda keys: rescheduling(keys, id, delay, at)))
+
+    async def areschedule(
+        self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None
+    ) -> RescheduleStatus:
+        """As `reschedule`, in async code."""
+        return await self._at_home(ASYNCIO, check_id(id), lambda keys: rescheduling(keys, id, delay, at))
+
+    def counts(self) -> Counts:
+        """
+        Count the queue's messages by place, and every total; of one shard, or of each, at one moment.
+
+        While the Redis of some shards is away, the others are counted: `away` names those.
+        """
+        return Counts.sum(*answered(run_blocking(self._of_shards(BLOCKING, transitions.counts, ever=True))))
+
+    async def acounts(self) -> Counts:
+        """As `counts`, in async code."""
+        return Counts.sum(*answered(await self._of_shards(ASYNCIO, transitions.counts, ever=True)))
+
+    def pause(self, *, reason: str = "", for_: Duration | None = None) -> None:
+        """
+        Have consumers stop claiming within a second, for a while or until `resume`; who, when and why is kept.
+
+        Raises:
+            RedisUnavailableError: Redis is away; of a queue with several shards it says which are paused all the same.
+        """
+        answers = run_blocking(self._of_shards(BLOCKING, lambda keys: pausing(keys, reason, for_)))
+        of_every_shard(self.name, "paused", answers)
+
+    async def apause(self, *, reason: str = "", for_: Duration | None = None) -> None:
+        """As `pause`, in async code."""
+        answers = await self._of_shards(ASYNCIO, lambda keys: pausing(keys, reason, for_))
+        of_every_shard(self.name, "paused", answers)
+
+    def resume(self) -> bool:
+        """Have consumers claim again; return whether the queue was paused, or put to sleep by `RateLimited`."""
+        return run_blocking(self._resume(BLOCKING))
+
+    async def aresume(self) -> bool:
+        """As `resume`, in async code."""
+        return await self._resume(ASYNCIO)
+
+    def letters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
+        """Return up to `limit` dead letters, oldest first, those after the letter named `after`."""
+        return run_blocking(self._letters(BLOCKING, limit, after))
+
+    async def aletters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
+        """As `letters`, in async code."""
+        return await self._letters(ASYNCIO, limit, after)
+
+    def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
+        """
+        Publish up to 500 dead letters again with fresh retries; return how many.
+
+        An id that is alive stays. When a reply is lost the call is made again, and what the first try has redriven is
+        not counted: `counts().totals["redriven"]` has all.
+        """
+        return run_blocking(self._redrive(BLOCKING, letters, delay))
+
+    async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
+        """As `redrive`, in async code."""
+        return await self._redrive(ASYNCIO, letters, delay)
+
+    def close(self) -> None:
+        """Close the blocking connections of this queue's Redis; they come back when they are used again."""
+        with suppress(ConfigurationError):  # no Redis was named: nothing was opened
+            self._clients.close()
+
+    async def aclose(self) -> None:
+        """Close the running event loop's connections of this queue's Redis."""
+        with suppress(ConfigurationError):
+            await self._clients.aclose()
+
+    def connection(self) -> Connection:
+        """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
+        return self._clients.connection()
+
+    async def _read_shards(self, driver: Driver) -> tuple[Keys, ...]:
+        try:
+            await self.known_shards.read(driver, for_seconds=PUBLISH_SECONDS)
+        except RedisUnavailableError:
+            if not self._clients.mapped_until:
+                raise
+        return self.known_shards.all
+
+    async def _cancel(self, driver: Driver, id: str | UUID, tombstone: Duration | None) -> CancelStatus:
+        id = check_id(id)
+        for_ms = tombstone_ms(tombstone)
+        self._lanes.end(id)
+        return await self._at_home(driver, id, lambda keys: transitions.cancel(keys, [id], tombstone_ms=for_ms))
+
+    async def _resume(self, driver: Driver) -> bool:
+        was = [await self._of_shards(driver, lambda keys: commands.resume_queue(keys)[at]) for at in range(4)]  # noqa: B023  called at once
+        pauses, sleeps = (of_every_shard(self.name, "resumed", answers) for answers in was[:2])
+        return any(pauses) or any(sleeps)
+
+    async def _letters(self, driver: Driver, limit: int, after: str) -> list[Letter]:
+        letters = raise_first(await self._of_shards(driver, lambda keys: listing(keys, limit, after)))
+        return first_letters(letters, limit)
+
+    async def _redrive(self, driver: Driver, letters: Sequence[Letter], delay: Duration) -> int:
+        redriving = Redriving(self.known_shards, self.settings, letters, delay)
+        await self.known_shards.refresh(driver)
+        while redriving.left:
+            for call, some in redriving.calls():
+                redriving.note_answers(some, await self._ask(driver, call))
+            for way in redriving.ways():
+                is_free = redriving.may_go(way, await self._ask(driver, way.ask), await self._ask(driver, way.look))
+                if is_free and redriving.is_there(way, await self._ask(driver, way.publish)):
+                    redriving.deleted(await self._ask(driver, way.delete))
+            if redriving.left:
+                await self.known_shards.read(driver, for_seconds=PUBLISH_SECONDS)
+        return redriving.redriven
+
+    async def _at_home(self, driver: Driver, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
+        """Make a call about a message at its home; while nobody knows it, where that was, and by the map as it is now."""
+        make(self.keys)  # what is not allowed is refused before anything is asked
+        await self.known_shards.refresh(driver)
+        while True:
+            known = self.known_shards.map
+            for keys in self.known_shards.homes(id):
+                [answer] = await self._ask(driver, make(keys))
+                if answer != "not_found":
+                    return answer
+            await self.known_shards.read(driver, for_seconds=PUBLISH_SECONDS)
+            if self.known_shards.map == known:
+                return answer
+
+    async def _of_shards(self, driver: Driver, make: Callable[[Keys], Request[T]], *, ever: bool = False) -> list[Any]:
+        """
+        Make a request of every shard that there is now, in one round trip; one that fails has its exception as answer.
+
+        Args:
+            ever: also of the shards that are no more.
+        """
+        first = make(self.keys)
+        shards = await self._read_shards(driver)
+        requests = [first, *map(make, (self.known_shards.ever if ever else shards)[1:])]
+        if len(requests) == 1:
+            return [await self._ask(driver, first)]
+        return await self._clients.driven(driver).run_all(requests, for_seconds=PUBLISH_SECONDS)
+
+    async def _ask(self, driver: Driver, request: Request[T]) -> T:
+        return await self._clients.driven(driver).run(request, for_seconds=PUBLISH_SECONDS)
 
     def _durability(self, given: Durability | None) -> Durability:
         return self.settings.durability if given is None else Durability.checked(given)

@@ -11,6 +11,7 @@ from reliq.admin.messages import NO_KEYS, opaque, read_opaque
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
 from reliq.publish.publisher import check_one_shard
+from reliq.redis.driver import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import UNIT_US, WEIGHT_FIELD, Limits, check_int
 from reliq.text import chunked, shell_command
@@ -199,7 +200,7 @@ def set_limits(
     now = read_limits(queue.name, {field: value for field, value in stored.items() if field not in replaced})
     kept = {name: getattr(now, name) for name in FIELDS}
     wanted = Limits(**{**kept, **given, WEIGHTS: {**now.key_weights, **weights}}).fields()
-    publisher.known_shards.read(for_seconds=PUBLISH_SECONDS)
+    run_blocking(publisher.known_shards.read(BLOCKING, for_seconds=PUBLISH_SECONDS))
     check_one_shard(publisher.known_shards)
     fields = {field: value for field, value in wanted.items() if stored.get(field) != value and field not in _OWN}
     fields |= dict.fromkeys(stored.keys() - wanted.keys() - _OWN, "")  # an empty field is removed

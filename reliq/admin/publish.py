@@ -22,6 +22,7 @@ from reliq.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
 from reliq.message import Outgoing
 from reliq.publish.messages import Writer
+from reliq.redis.driver import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, LARGEST_BODY, MIB, QueueSettings
 from reliq.text import chunked_by_size, pluralize
@@ -59,7 +60,7 @@ def publish_check(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
         except (ConfigurationError, BodyError):
             return False
         if message.line and not is_read:  # from its first key on the queue keeps its one shard
-            shards.read(for_seconds=PUBLISH_SECONDS)
+            run_blocking(shards.read(BLOCKING, for_seconds=PUBLISH_SECONDS))
             is_read.append(True)
         return not (message.line and shards.map.served > 1)
 

@@ -28,6 +28,7 @@ from reliq.outbox.tables import RowTerms, Tables
 from reliq.publish.messages import CallTerms, PreparedMessage, ShardBatch, by_shard
 from reliq.publish.publisher import Confirmer, check_one_shard, registration
 from reliq.redis.client import Clients
+from reliq.redis.driver import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.redis.shards import Shards
 from reliq.redis.url import check_target
@@ -251,9 +252,9 @@ class RowPublisher:
         for queue, shards in self.queues.items():
             try:
                 if queue in stale:
-                    shards.read(for_seconds=patience_seconds)
+                    run_blocking(shards.read(BLOCKING, for_seconds=patience_seconds))
                 else:
-                    shards.refresh(for_seconds=patience_seconds)
+                    run_blocking(shards.refresh(BLOCKING, for_seconds=patience_seconds))
             except (RedisRefusedError, RedisUnavailableError, ProtocolError) as error:
                 if patience_seconds and isinstance(error, RedisUnavailableError):
                     raise
@@ -304,7 +305,8 @@ class RowPublisher:
         began = time.monotonic()
         answer: PublishAnswer | ReliqError | None
         try:
-            answer, confirmed = self._confirmer.run(call.request(), call.batch, call.durability)
+            publishing = self._confirmer.run(BLOCKING, call.request(), call.batch, call.durability)
+            answer, confirmed = run_blocking(publishing)
             if not (confirmed.durable or answer.is_stale):
                 answer = None
         except RedisUnavailableError:

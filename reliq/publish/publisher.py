@@ -22,7 +22,7 @@ from reliq.message import Confirmed, Receipt
 from reliq.publish.messages import NOT_ASKED, ShardBatch, by_shard, have_keys, receipts
 from reliq.redis import commands, server as transport
 from reliq.redis.connection import ServerVersion
-from reliq.redis.driver import run_blocking
+from reliq.redis.driver import ASYNCIO
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import MIB, Durability, seconds
 from reliq.text import pluralize, shell_command
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.lua.transitions import AskStatus, CallSequence, CallSequences, PublishAnswer
     from reliq.publish.messages import PreparedMessage, Writer
-    from reliq.redis.client import AsyncClient, Client, Clients
+    from reliq.redis.client import AsyncClient, Clients
     from reliq.redis.commands import Call, Command, Request, T
+    from reliq.redis.driver import Driver
     from reliq.redis.shards import Shards
 
 
@@ -75,32 +76,33 @@ class Confirmer:
         self._clients = clients
         self._has_waitaof = False
 
-    def run(
-        self, call: Call[PublishAnswer], part: ShardBatch, durability: Durability
+    async def run(
+        self, driver: Driver, call: Call[PublishAnswer], part: ShardBatch, durability: Durability
     ) -> tuple[PublishAnswer, Confirmed]:
         """
-        Make the call of a part and wait for its confirmation.
+        Make the call of a part and wait for its confirmation; notify observers of a shortfall.
 
         Raises:
             ConfigurationError: the server cannot confirm in this way; nothing was published.
             RedisUnavailableError, RedisRefusedError: the call failed.
         """
-        client = self._clients.blocking(longer_seconds(durability))
-        if durability.kind == "aof" and not self._has_waitaof:
-            self._check_server(client.run_all(_SERVER_FACTS, for_seconds=PUBLISH_SECONDS), durability)
-        answer, confirmed = client.run_confirmed(call, commands.confirmation(durability), for_seconds=PUBLISH_SECONDS)
-        return answer, self._confirmed(client, part, durability, confirmed)
-
-    async def arun(
-        self, call: Call[PublishAnswer], part: ShardBatch, durability: Durability
-    ) -> tuple[PublishAnswer, Confirmed]:
-        """As `run`, in async code."""
-        client = self._clients.asynchronous(longer_seconds(durability))
+        client = self._clients.driven(driver, longer_seconds(durability))
         if durability.kind == "aof" and not self._has_waitaof:
             self._check_server(await client.run_all(_SERVER_FACTS, for_seconds=PUBLISH_SECONDS), durability)
         confirmation = commands.confirmation(durability)
         answer, confirmed = await client.run_confirmed(call, confirmation, for_seconds=PUBLISH_SECONDS)
-        return answer, self._confirmed(client, part, durability, confirmed)
+        if isinstance(confirmed, Exception):
+            why = str(confirmed)
+            confirmed = Confirmed(durable=False)
+        else:
+            disk = (
+                "" if confirmed.on_disk is None else f", own file {'on disk' if confirmed.on_disk else 'not on disk'}"
+            )
+            replicas = f"{confirmed.replicas} of {pluralize(durability.count, 'replica')}"
+            why = f"{replicas}{disk} within {durability.timeout:g} s"
+        if not confirmed.durable:
+            notify(client.observers, [Unconfirmed(part.keys.name, tuple(order.id for order in part.orders), why)])
+        return answer, confirmed
 
     def _check_server(self, answers: Sequence[dict[str, str] | Exception], durability: Durability) -> None:
         """Raise ConfigurationError when the server has no WAITAOF; a server that hides its version is trusted."""
@@ -114,27 +116,6 @@ class Confirmer:
         if durability.local and persistence.get("aof_enabled") == "0":
             raise ConfigurationError("durability by aof needs `appendonly yes` in the server's redis.conf")
         self._has_waitaof = True
-
-    def _confirmed(
-        self,
-        client: Client | AsyncClient,
-        part: ShardBatch,
-        durability: Durability,
-        confirmed: Confirmed | Exception,
-    ) -> Confirmed:
-        """Return the confirmations, and notify observers of a shortfall."""
-        if isinstance(confirmed, Exception):
-            why = str(confirmed)
-            confirmed = Confirmed(durable=False)
-        else:
-            disk = (
-                "" if confirmed.on_disk is None else f", own file {'on disk' if confirmed.on_disk else 'not on disk'}"
-            )
-            replicas = f"{confirmed.replicas} of {pluralize(durability.count, 'replica')}"
-            why = f"{replicas}{disk} within {durability.timeout:g} s"
-        if not confirmed.durable:
-            notify(client.observers, [Unconfirmed(part.keys.name, tuple(order.id for order in part.orders), why)])
-        return confirmed
 
 
 def longer_seconds(durability: Durability) -> float:
@@ -371,51 +352,46 @@ class Sender:
         self._watching = wanting(observers, PublishEnded)
         self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher] = weakref.WeakKeyDictionary()
 
-    def send(
-        self, orders: list[PreparedMessage], confirmed: int = 0, durability: Durability = Durability.NONE
+    async def send(
+        self,
+        driver: Driver,
+        orders: list[PreparedMessage],
+        confirmed: int = 0,
+        durability: Durability = Durability.NONE,
     ) -> list[Receipt]:
-        """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
-        whole, is_stale = self._whole(orders)
-        done = self._call(whole, confirmed, durability) if whole else None
-        if not done:
-            done = self._by_route(Router(self._shards, orders, confirmed, is_stale=is_stale), durability)
-        if time.monotonic() >= self._clients.named_until and (entry := registration(self._writer.keys, self._clients)):
-            with suppress(ReliqError):
-                self._clients.blocking().run(entry)
-        return done
+        """
+        Send `orders`; in async code the calls of many tasks share round trips.
 
-    async def asend(
-        self, orders: list[PreparedMessage], confirmed: int = 0, durability: Durability = Durability.NONE
-    ) -> list[Receipt]:
-        """As `send`, in async code; the calls of many tasks share round trips."""
-        whole, is_stale = self._whole(orders)
-        done = await self._acall(whole, confirmed, durability) if whole else None
-        if not done:
-            done = await self._aby_route(Router(self._shards, orders, confirmed, is_stale=is_stale), durability)
-        if time.monotonic() >= self._clients.named_until and (entry := registration(self._writer.keys, self._clients)):
-            with suppress(ReliqError):
-                await self._clients.asynchronous().run(entry)
-        return done
-
-    def _whole(self, orders: list[PreparedMessage]) -> tuple[ShardBatch | None, bool]:
-        """Return all orders as one part when the queue certainly has one shard, and whether else the map must be read."""
+        Raises:
+            PublishFailed: Redis is away or refuses; it has how many were `confirmed` before.
+        """
         clients = self._clients
-        shards = self._shards
-        is_fresh = time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
-        if is_fresh and shards.map.n == shards.map.was == 1:
-            fence = "" if orders[0].is_generated else shards.map.fence
-            return ShardBatch(orders, range(len(orders)), shards.first, fence), True
-        return None, False
+        map = self._shards.map
+        done = None
+        # The map is fresh, and all orders are one part: they go without a look at it, until the shard knows a later map.
+        is_whole = (
+            map.n == map.was == 1 and time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
+        )
+        if is_whole:
+            fence = "" if orders[0].is_generated else map.fence
+            part = ShardBatch(orders, range(len(orders)), self._shards.first, fence)
+            done = await self._call(driver, part, confirmed, durability)
+        if not done:
+            done = await self._by_route(driver, Router(self._shards, orders, confirmed, is_stale=is_whole), durability)
+        if time.monotonic() >= clients.named_until and (entry := registration(self._writer.keys, clients)):
+            with suppress(ReliqError):
+                await clients.driven(driver).run(entry)
+        return done
 
-    def _by_route(self, route: Router, durability: Durability) -> list[Receipt]:
+    async def _by_route(self, driver: Driver, route: Router, durability: Durability) -> list[Receipt]:
         """Send orders to their shards; those that a shard did not take go by a later map, or to another shard."""
         while route.left:
             try:
                 if route.is_stale:
-                    self._shards.read(for_seconds=PUBLISH_SECONDS)
+                    await self._shards.read(driver, for_seconds=PUBLISH_SECONDS)
                     route.looked()
                 elif self._shards.is_old:
-                    self._shards.refresh()
+                    await self._shards.refresh(driver)
                     route.looked()
                 parts = route.parts()
             except ReliqError as error:
@@ -424,46 +400,20 @@ class Sender:
             for part in parts:
                 if part.old_home is not None:
                     try:
-                        answers = self._clients.blocking().run(part.question(), for_seconds=PUBLISH_SECONDS)
+                        answers = await self._clients.driven(driver).run(part.question(), for_seconds=PUBLISH_SECONDS)
                     except ReliqError as error:
                         self._unsent(part.orders, error, route.confirmed)
                         raise
                     part = route.asked(part, answers)  # noqa: PLW2901  what is free there
                 if part.orders:
                     with route.adding_rest():
-                        done = self._call(part, route.confirmed, durability)
+                        done = await self._call(driver, part, route.confirmed, durability)
                     route.answered(part, done)
         return route.receipts
 
-    async def _aby_route(self, route: Router, durability: Durability) -> list[Receipt]:
-        """As `_by_route`, in async code."""
-        while route.left:
-            try:
-                if route.is_stale:
-                    await self._shards.aread(for_seconds=PUBLISH_SECONDS)
-                    route.looked()
-                elif self._shards.is_old:
-                    await self._shards.arefresh()
-                    route.looked()
-                parts = route.parts()
-            except ReliqError as error:
-                self._unsent(route.unsent, error, route.confirmed)
-                raise
-            for part in parts:
-                if part.old_home is not None:
-                    try:
-                        answers = await self._clients.asynchronous().run(part.question(), for_seconds=PUBLISH_SECONDS)
-                    except ReliqError as error:
-                        self._unsent(part.orders, error, route.confirmed)
-                        raise
-                    part = route.asked(part, answers)  # noqa: PLW2901  what is free there
-                if part.orders:
-                    with route.adding_rest():
-                        done = await self._acall(part, route.confirmed, durability)
-                    route.answered(part, done)
-        return route.receipts
-
-    def _call(self, part: ShardBatch, confirmed: int, durability: Durability) -> list[Receipt] | None:
+    async def _call(
+        self, driver: Driver, part: ShardBatch, confirmed: int, durability: Durability
+    ) -> list[Receipt] | None:
         """
         Send a part to its shard.
 
@@ -476,42 +426,20 @@ class Sender:
         began = time.monotonic()
         try:
             if durability.kind != "none":
-                answer, confirmations = self._confirmer.run(call, part, durability)
-            elif part.may_detour:
-                making = self._clients.blocking().driven.run_once_sent(call, for_seconds=PUBLISH_SECONDS)
-                answer = run_blocking(making)
-            else:
-                answer = self._clients.blocking().run(call, for_seconds=PUBLISH_SECONDS)
-        except BaseException as error:
-            if self._failed(part, lane, error, confirmed, began):
-                return None
-            raise
-        return self._done(part, lane, answer, confirmations, began)
-
-    async def _acall(self, part: ShardBatch, confirmed: int, durability: Durability) -> list[Receipt] | None:
-        """As `_call`, in async code."""
-        lane, call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
-        call = part.call(part.orders[0].terms, call_number)
-        confirmations = NOT_ASKED
-        began = time.monotonic()
-        try:
-            if durability.kind != "none":
-                answer, confirmations = await self._confirmer.arun(call, part, durability)
-            else:
+                answer, confirmations = await self._confirmer.run(driver, call, part, durability)
+            elif driver is ASYNCIO:
                 weight = sum(len(order.value) for order in part.orders)
                 answer = await self._batcher().run(call, weight, once_sent=part.may_detour)
+            elif part.may_detour:
+                answer = await self._clients.blocking().driven.run_once_sent(call, for_seconds=PUBLISH_SECONDS)
+            else:
+                answer = await self._clients.blocking().driven.run(call, for_seconds=PUBLISH_SECONDS)
         except BaseException as error:
             if self._failed(part, lane, error, confirmed, began):
                 return None
             raise
-        return self._done(part, lane, answer, confirmations, began)
-
-    def _done(
-        self, part: ShardBatch, lane: CallSequence, answer: PublishAnswer, confirmed: Confirmed, began: float
-    ) -> list[Receipt]:
-        """Return the receipts in the answer of a shard."""
         self._lanes.give_back(lane)
-        done = receipts(part.orders, answer, confirmed)
+        done = receipts(part.orders, answer, confirmations)
         if self._watching and done:
             self._notify_ended(began, Counter(receipt.status for receipt in done))
         return done

@@ -24,6 +24,7 @@ from reliq.lua import transitions
 from reliq.lua.transitions import NOT_WATCHING, CallNumber, CallSequences
 from reliq.message import BARE, Ack, Delivery, Nack, RateLimited, Reject, Snooze
 from reliq.redis import commands
+from reliq.redis.driver import BLOCKING, run_blocking
 from reliq.settings import BATCH_LIMIT, READ_BYTES, HandlerSettings, check_int, seconds
 from reliq.text import chunked_by_size, printable
 
@@ -198,7 +199,7 @@ class Listener:
         """Look at what is to be looked at, stand while anybody waits, and hear what comes."""
         if self._shards.is_due:
             with suppress(ReliqError):
-                self._shards.refresh(for_seconds=0.0)
+                run_blocking(self._shards.refresh(BLOCKING, for_seconds=0.0))
         shards = self._shards.all
         for keys in self._look_at.keys() - set(shards):
             del self._look_at[keys]

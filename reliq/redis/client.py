@@ -14,7 +14,7 @@ from reliq.redis import server as transport
 from reliq.redis.cluster import ClusterTransport, Transport
 from reliq.redis.commands import Call, Clock, Command, Request, T
 from reliq.redis.connection import NotSentError, is_denied_eval, is_failure, is_unknown_script, translated
-from reliq.redis.driver import run_blocking
+from reliq.redis.driver import ASYNCIO, Driver, run_blocking
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS, Connection
 from reliq.redis.url import Target
 from reliq.redis.wakeups import WakeTokens
@@ -418,6 +418,10 @@ class Clients:
     def asynchronous(self, longer_seconds: float = 0.0) -> AsyncClient:
         """As `blocking`, for the running event loop."""
         return AsyncClient.to(self.connection(), PUBLISH_TIMEOUT_SECONDS + longer_seconds, self.observers)
+
+    def driven(self, driver: Driver, longer_seconds: float = 0.0) -> AnyClient:
+        """Return the client that waits as `driver` does."""
+        return self.asynchronous(longer_seconds) if driver is ASYNCIO else self.blocking(longer_seconds).driven
 
     def close(self) -> None:
         """End what waits, and close the blocking connections."""

@@ -35,12 +35,12 @@ from reliq.errors import (
     ProtocolError,
     RedisRefusedError,
     RedisUnavailableError,
-    ReliqError,
     WrongKeyTypeError,
 )
 from reliq.keys import SHARDS_LIMIT, home
 from reliq.redis import server as transport
 from reliq.redis.commands import Command, read_bytes, read_text, runs
+from reliq.redis.driver import ASYNCIO
 from reliq.text import pluralize, shell_command
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from reliq.keys import Keys, Layout
     from reliq.redis.client import Clients
+    from reliq.redis.driver import Driver
 
 logger = logging.getLogger(__name__)
 
@@ -295,9 +296,11 @@ class Shards:
         before = self.keys(home(id, self.map.was))
         return (now,) if now is before else (now, before, now)
 
-    def refresh(self, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
+    async def refresh(self, driver: Driver, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
         """
         Read the map again when that is due. When that fails, or is not allowed, what is known stays.
+
+        Tasks of one event loop that want it at a time share one read.
 
         Args:
             for_seconds: for how long the first read is tried while Redis is away.
@@ -307,57 +310,57 @@ class Shards:
             RedisUnavailableError: Redis is away, and nothing is known of it yet.
             WrongKeyTypeError, ProtocolError: something else wrote the map.
         """
-        if self.is_old and not self._is_known_to_others():
-            try:
-                self.read(for_seconds=self._patience(for_seconds))
-            except (RedisRefusedError, RedisUnavailableError) as error:
-                self._stay(error)
-
-    async def arefresh(self, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
-        """As `refresh`, in async code: tasks of one event loop that want it at a time share one read."""
-        if self.is_old and not self._is_known_to_others():
-            reading = self._reading(self._patience(for_seconds))
-            await asyncio.wait([reading])  # who is cancelled here cancels it for nobody else
-            reading.result()
-
-    def _reading(self, for_seconds: float) -> asyncio.Task[None]:
-        """Return the read of the map that is under way in the running event loop; begin one if there is none."""
+        if not self.is_old or self._is_known_to_others():
+            return
+        if driver is not ASYNCIO:
+            await self._read_or_stay(driver, self._patience(for_seconds))
+            return
         loop = asyncio.get_running_loop()
         known = self._reads.get(loop)
         reading = known() if known is not None else None
         if reading is None or reading.done():
-            reading = loop.create_task(self._aread_or_stay(for_seconds))
+            reading = loop.create_task(self._read_or_stay(driver, self._patience(for_seconds)))
             # All who want it may have gone before it fails.
             reading.add_done_callback(lambda read: read.cancelled() or read.exception())
             self._reads[loop] = weakref.ref(reading)
-        return reading
+        await asyncio.wait([reading])  # who is cancelled here cancels it for nobody else
+        reading.result()
 
-    async def _aread_or_stay(self, for_seconds: float) -> None:
+    async def _read_or_stay(self, driver: Driver, for_seconds: float) -> None:
         try:
-            await self.aread(for_seconds=for_seconds)
+            await self.read(driver, for_seconds=for_seconds)
         except (RedisRefusedError, RedisUnavailableError) as error:
-            self._stay(error)
+            # The map that is known is kept for a while.
+            unknown = isinstance(error, RedisUnavailableError) and not self.clients.mapped_until
+            if unknown or isinstance(error, WrongKeyTypeError):
+                raise
+            is_denied = isinstance(error, RedisRefusedError)
+            self.clients.mapped_until = time.monotonic() + (MAP_SECONDS if is_denied else MAP_AGAIN_SECONDS)
 
-    def read(self, *, for_seconds: float = 0.0) -> None:
+    async def read(self, driver: Driver, *, for_seconds: float = 0.0) -> None:
         """
-        Read the map now, and try so long while Redis is away.
+        Read the map now, and try so long while Redis is away; where shard 0 is away, take it from the fences of the others.
 
         Raises:
             ConfigurationError: there are not as many shards as are wanted.
-            RedisUnavailableError, RedisRefusedError: it cannot be read.
+            RedisUnavailableError: shard 0 is away or has no map, and no fence says whether there was a map.
+            RedisRefusedError: it cannot be read.
         """
-        client = self.clients.blocking()
-        answers = client.run_all(self._questions(), for_seconds=for_seconds)
-        self._take(answers, client.run_all(witnesses(self.first)))
-
-    async def aread(self, *, for_seconds: float = 0.0) -> None:
-        """As `read`, in async code."""
-        client = self.clients.asynchronous()
-        answers = await client.run_all(self._questions(), for_seconds=for_seconds)
-        self._take(answers, await client.run_all(witnesses(self.first)))
-
-    def _questions(self) -> list[Command[Any]]:
-        return [] if self.first.bare else [shard_map(self.first)]
+        client = self.clients.driven(driver)
+        questions = [] if self.first.bare else [shard_map(self.first)]
+        [found] = await client.run_all(questions, for_seconds=for_seconds) or (UNSHARDED,)
+        told = await client.run_all(witnesses(self.first))
+        known, *_ = self.clients.connection().maps.get(self.first.entry, (UNSHARDED,))
+        away = [one for one in (found, *told[1:]) if isinstance(one, RedisUnavailableError)]
+        map = known.or_later(told)
+        found = ShardMap.or_fenced(found, told)
+        if isinstance(found, Exception):
+            raise found
+        if found == map == UNSHARDED and len(away) == WITNESSES - 1:
+            raise away[0]
+        found = believed(self.first.name, known, found, told)
+        self.check(found)
+        self.note(found)
 
     def _patience(self, for_seconds: float) -> float:
         """Return for how long a read is tried: nothing waits for one that only looks again."""
@@ -379,26 +382,6 @@ class Shards:
         self.clients.mapped_until = time.monotonic() + MAP_SECONDS
         self.clients.connection().maps[self.first.entry] = found, self.clients.mapped_until
 
-    def _take(self, answers: Sequence[Any], told: Sequence[Any]) -> None:
-        """
-        Take what was read; where shard 0 is away, by the fences of the others.
-
-        Raises:
-            RedisUnavailableError: shard 0 is away or has no map, and no fence says whether there was a map.
-        """
-        [found] = answers or (UNSHARDED,)
-        known, *_ = self.clients.connection().maps.get(self.first.entry, (UNSHARDED,))
-        away = [one for one in (found, *told[1:]) if isinstance(one, RedisUnavailableError)]
-        map = known.or_later(told)
-        found = ShardMap.or_fenced(found, told)
-        if isinstance(found, Exception):
-            raise found
-        if found == map == UNSHARDED and len(away) == WITNESSES - 1:
-            raise away[0]
-        found = believed(self.first.name, known, found, told)
-        self.check(found)
-        self.note(found)
-
     def check(self, found: ShardMap) -> None:
         """Raise ConfigurationError when there are not as many shards as are wanted."""
         if self.wanted not in (None, found.n):
@@ -407,11 +390,3 @@ class Shards:
                 f"queue {name!r} has {pluralize(found.n, 'shard')}, not {self.wanted}: leave `shards` out, or "
                 f"change their number with `{shell_command('shards', name, str(self.wanted))}`"
             )
-
-    def _stay(self, error: ReliqError) -> None:
-        """Keep the map that is known, for a while."""
-        unknown = isinstance(error, RedisUnavailableError) and not self.clients.mapped_until
-        if unknown or isinstance(error, WrongKeyTypeError):
-            raise error
-        is_denied = isinstance(error, RedisRefusedError)
-        self.clients.mapped_until = time.monotonic() + (MAP_SECONDS if is_denied else MAP_AGAIN_SECONDS)

@@ -13,6 +13,7 @@ from reliq import Admin, Queue
 from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber
 from reliq.receive.receiver import LeaseBatch, Listener, Receiver
+from reliq.redis.driver import BLOCKING, run_blocking
 from reliq.redis.shards import ShardMap
 from reliq.redis.wakeups import WakeTokens
 
@@ -128,7 +129,7 @@ def test_one_wait_for_each_shard_serves_all_receives_of_a_process(taken, other, 
 
 def test_threads_that_receive_first_at_once_share_one_listener(queue, request):
     """Two would have two waits for each shard, of which one is closed by nobody."""
-    queue.known_shards.refresh()
+    run_blocking(queue.known_shards.refresh(BLOCKING))
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)  # threads take turns after each few instructions
     with ThreadPoolExecutor(8) as pool:

@@ -25,6 +25,7 @@ from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber
 from reliq.outbox.store import Store, database as opened
 from reliq.outbox.tables import NOW_MS, ddl
+from reliq.redis.driver import BLOCKING, run_blocking
 from reliq.redis.shards import ShardMap
 from reliq.worker.health import Pulse, ready
 from reliq.worker.loop import Loop
@@ -715,7 +716,7 @@ def test_rows_are_taken_anew_when_the_old_home_knows_a_later_map(database, order
     """The relay read the map while shards were added; since then all of them were."""
     publish(database, orders, id=OF_SHARD_3)
     client.set(orders.keys.map, ShardMap(1, 4, 1, "growing").text)
-    relay.redis.shards(orders.name).read()
+    run_blocking(relay.redis.shards(orders.name).read(BLOCKING))
     client.set(orders.keys.map, ShardMap(2, 4, 4).text)
     client.set(orders.keys.epoch, "2 4 4")  # the new home has not heard of it yet
 
@@ -746,7 +747,7 @@ def test_earlier_call_for_a_shard_that_is_not_the_home_publishes_nothing(
     publish(database, orders, id=OF_SHARD_3)
     client.set(orders.keys.map, before.text)
     dead = mover()
-    dead.redis.shards(orders.name).read()
+    run_blocking(dead.redis.shards(orders.name).read(BLOCKING))
     dead._take()
     dead.store.database.close()
     client.delete(orders.keys.map)
@@ -763,7 +764,7 @@ def test_earlier_call_for_a_shard_that_is_not_the_home_publishes_nothing(
         orders._clients.blocking().run(call)
 
     other = mover()
-    other.redis.shards(orders.name).read()
+    run_blocking(other.redis.shards(orders.name).read(BLOCKING))
     other.move_all()
 
     assert lengths(client, orders) == [n == shard for n in range(4)]
@@ -776,13 +777,13 @@ def test_stopped_relay_publishes_nothing_that_another_relay_moved(database, orde
     wide = Queue("orders", dict, url=orders.target, shards=4)
     publish(database, wide, *[BODY] * 4)
     stopped, other = mover(), mover()
-    stopped.redis.shards(orders.name).read()
+    run_blocking(stopped.redis.shards(orders.name).read(BLOCKING))
     stopped._take()
     client.set(orders.keys.map, ShardMap(1, 4, 1, "growing").text)
     for number in range(4):
         client.set(orders.keys.of_shard(number).epoch, "1 4 1")
 
-    other.redis.shards(orders.name).read()
+    run_blocking(other.redis.shards(orders.name).read(BLOCKING))
     other.move_all()
     stopped.redis.publish()
 

@@ -16,6 +16,7 @@ from reliq.lua import transitions as t
 from reliq.publish.messages import Writer
 from reliq.publish.publisher import LOOKS, Router
 from reliq.redis import shards as shards_module
+from reliq.redis.driver import ASYNCIO, BLOCKING, run_blocking
 from reliq.redis.shards import WITNESSES, ShardMap
 
 EIGHT = ShardMap(1, 8, 8, "steady")
@@ -299,7 +300,7 @@ def test_process_keeps_its_map_when_redis_has_lost_it(queue, call, remap, length
 
     for earlier in (ShardMap(), ShardMap(2, 4, 4)):
         remap(earlier)
-        queue.known_shards.read()
+        run_blocking(queue.known_shards.read(BLOCKING))
     call(queue, "publish_many", [{}] * 15, chunk=1)
 
     assert queue.known_shards.map == ShardMap(3, 8, 8, "lost")
@@ -327,7 +328,7 @@ def test_first_publishes_of_many_tasks_share_a_read_of_the_map(queue, sharded, c
 
 def test_cancelled_task_does_not_cancel_the_read_of_the_map(queue, sharded):
     async def one_leaves():
-        first, second = (asyncio.create_task(queue.known_shards.arefresh()) for _ in range(2))
+        first, second = (asyncio.create_task(queue.known_shards.refresh(ASYNCIO)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
         await second
@@ -345,7 +346,7 @@ def test_event_loops_read_the_map_each_and_are_not_kept_alive(queue, sharded):
         loops.add(asyncio.get_running_loop())
         queue.known_shards.clients.mapped_until = 0.0
         queue.connection().maps.clear()
-        await asyncio.gather(*(queue.known_shards.arefresh() for _ in range(3)))
+        await asyncio.gather(*(queue.known_shards.refresh(ASYNCIO) for _ in range(3)))
         await queue.aclose()
 
     for _ in range(3):

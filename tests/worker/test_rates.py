@@ -9,6 +9,7 @@ from waiting import eventually
 
 from reliq import Admin, Outgoing
 from reliq.events import Acked, Claimed, Expired
+from reliq.redis.driver import BLOCKING, run_blocking
 
 RATE, BURST = 100, 5
 
@@ -40,7 +41,7 @@ def test_a_publish_while_the_rate_is_used_up_wakes_no_worker(make_queue, workers
     queue.publish("first")
     workers(2, queue)
     recorder.wait_for(Acked)
-    queue.known_shards.read()  # as every minute: now it knows that there is a limit
+    run_blocking(queue.known_shards.read(BLOCKING))  # as every minute: now it knows that there is a limit
     at = len(overheard.all())
 
     for _ in range(50):
