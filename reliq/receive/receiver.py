@@ -217,7 +217,8 @@ class Listener:
             logger.debug("queue %s: no shard can be looked at: %s", self._shards.first.name, error)
             tokens.restart()
             self._wake_all()
-        came, _ = tokens.came(seconds)
+        came, failed = tokens.came(seconds)
+        self._look_at.update(dict.fromkeys(failed, 0.0))
         with self._lock:
             unheard = self._unheard
             self._unheard = []

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 #: A wait that no token ends is begun anew after this time.
 STAND_SECONDS = 180.0
-#: A wait that failed is begun anew after this time; meanwhile looks find what comes.
+#: A wait that fails is begun anew after this time from its beginning on; meanwhile looks find what comes.
 STAND_AGAIN_SECONDS = 1.0
 #: A wait whose answer is so much later than it asked for has lost its connection, or its server.
 LATE_ANSWER_SECONDS = 5.0
@@ -98,8 +98,10 @@ class WakeTokens:
                 with suppress(ReliqError):
                     self._client.run_all(commands.poke(self._poke_key(wait.shards), POKE_MS))
             return
-        if time.monotonic() < self._again_at.get(place, 0.0):
+        now = time.monotonic()
+        if now < self._again_at.get(place, 0.0):
             return
+        self._again_at[place] = now + STAND_AGAIN_SECONDS  # unless it ends well
         try:
             node = self._wire.node_for(shards[0].wake)
         except redis.ConnectionError as error:
@@ -110,7 +112,7 @@ class WakeTokens:
                 self._end(place)
                 wait = self._open(place, node)
             wait.shards = shards
-            wait.late_at = time.monotonic() + STAND_SECONDS + LATE_ANSWER_SECONDS
+            wait.late_at = now + STAND_SECONDS + LATE_ANSWER_SECONDS
             wait.connection.send_packed_command(packed([self._request(shards).command]))
             self.standing.add(place)
         except (*BROKEN, redis.ResponseError) as error:
@@ -131,6 +133,7 @@ class WakeTokens:
             try:
                 key = self._request(wait.shards).read(wait.connection.read_response())
                 came += [keys for keys in wait.shards if keys.wake == key]
+                self._again_at.pop(wait.place, None)
             except (*BROKEN, redis.ResponseError) as error:
                 self._wire.note(wait.node, error)
                 self._note_failure(wait.place, wait.shards, error)
@@ -211,13 +214,11 @@ class WakeTokens:
     def _note_failure(self, place: Hashable, shards: Sequence[Keys], error: Exception) -> None:
         """End a wait that has failed."""
         self._end(place)
-        self._again_at[place] = time.monotonic() + STAND_AGAIN_SECONDS
         logger.debug("queue %s: the wait for a token failed: %s", shards[0].name, error)
 
     def _end(self, place: Hashable) -> None:
         """End the wait at a place, if it waits; what has come for it is lost."""
         self.standing.discard(place)
-        self._again_at.pop(place, None)
         if wait := self._waits.pop(place, None):
             self._selector.unregister(wait.socket)
             wait.connection.disconnect()
