@@ -6,7 +6,7 @@ import os
 import socket
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from reliq.errors import ConfigurationError, Stopped, UndecodableError
 from reliq.keys import chosen_window_ms
@@ -51,23 +51,7 @@ class Outcome:
     failed: bool = False
 
 
-class Settlement(NamedTuple):
-    """
-    A delivery and its outcome, where no worker holds it.
-
-    Attributes:
-        delivery: with an `expired` outcome only `claimed` is known of it.
-        took_ms: how long its handler ran, None when unknown.
-    """
-
-    delivery: Delivery
-    outcome: Outcome
-    took_ms: int | None = None
-
-
 B = TypeVar("B")
-#: A delivery whose outcome is known.
-E = TypeVar("E", "HeldDelivery", Settlement)
 
 ACKED = Outcome("ack")
 RELEASED = Outcome("release")
@@ -76,6 +60,31 @@ EXPIRED = Outcome("expired")
 OVERRAN = Outcome("nack", error="TimeoutError", raised="TimeoutError", failed=True)
 #: The message's own answer cannot be put into a call to Redis.
 UNTELLABLE = Outcome("reject", error="its answer could not be told to Redis")
+
+
+@dataclass(slots=True)
+class Settlement:
+    """
+    A delivery and its outcome, where no worker holds it.
+
+    Attributes:
+        delivery: with an `expired` outcome only `claimed` is known of it.
+        took_ms: how long its handler ran, None when unknown.
+        size: of its value, when that is too large to be read unasked.
+        held_since: when its body was read.
+        settling: its body is not to be read any more.
+    """
+
+    delivery: Delivery
+    outcome: Outcome = RELEASED
+    took_ms: int | None = None
+    size: int = 0
+    held_since: float = 0.0
+    settling: bool = False
+
+
+#: A delivery whose outcome is known.
+E = TypeVar("E", "HeldDelivery", Settlement)
 
 
 def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> Outcome:

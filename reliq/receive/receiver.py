@@ -11,34 +11,35 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Handled, notify
 from reliq.handlers import settlement
 from reliq.handlers.effects import Effects, inbox_keep_ms
-from reliq.handlers.settlement import EXPIRED, RELEASED, Settlement, rate_limit_seconds
+from reliq.handlers.settlement import EXPIRED, Settlement, rate_limit_seconds
 from reliq.keys import first_published, token
 from reliq.lua import transitions
 from reliq.lua.transitions import NOT_WATCHING, CallNumber, CallSequences
 from reliq.message import BARE, Ack, Delivery, Nack, RateLimited, Reject, Snooze
+from reliq.receive.bodies import BodyReader
 from reliq.redis import commands
+from reliq.redis.commands import raise_first
 from reliq.redis.driver import BLOCKING, run_blocking
-from reliq.settings import BATCH_LIMIT, READ_BYTES, HandlerSettings, check_int, seconds
-from reliq.text import chunked_by_size, printable
+from reliq.settings import BATCH_LIMIT, HandlerSettings, check_int, seconds
+from reliq.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from reliq.codec import Codec
     from reliq.events import Observer
-    from reliq.handlers.settlement import E
+    from reliq.handlers.settlement import Outcome
     from reliq.keys import Keys
-    from reliq.lua.transitions import ClaimAnswer, FoundBody, Settled
+    from reliq.lua.transitions import ClaimAnswer, Settled
     from reliq.message import Claimed, Duration
     from reliq.redis.client import AsyncClient, Client
-    from reliq.redis.commands import Call, Command, Request
+    from reliq.redis.commands import Call, Request
     from reliq.redis.shards import Shards
     from reliq.redis.wakeups import WakeTokens
     from reliq.settings import Limits, QueueSettings
@@ -326,7 +327,7 @@ class Received(Effects, Generic[B]):
 
 class ClaimRound:
     """
-    Messages of one queue, from the look that claims them to the calls that settle them; whoever holds it makes the calls.
+    A look that claims messages of a shard; whoever holds it makes the calls.
 
     Args:
         spread: of how many keys they may be; None: of any number.
@@ -342,19 +343,16 @@ class ClaimRound:
     def __init__(
         self,
         keys: Keys,
-        settings: QueueSettings,
         *,
         limit: int,
         lease_ms: int,
         spread: int | None = None,
     ) -> None:
         self.keys = keys
-        self._settings = settings
         self._spread = spread
         self._limit = limit
         self._lease_ms = lease_ms
         self.claimed: list[Claimed] = []
-        self._found: list[FoundBody] = []
         self.buried: tuple[str, ...] = ()
         self.next_in_ms: list[int] = []
         self.behind = 0
@@ -375,55 +373,12 @@ class ClaimRound:
         """Keep what was claimed; raise what Redis refused."""
         promoted, reclaimed, claim = answers
         self.claimed = [] if isinstance(claim, Exception) else claim.claimed
-        _raise_first_of(answers)
+        raise_first([*answers])
         self.buried = reclaimed.buried
         self.behind = claim.behind
         moved = promoted[0] + len(reclaimed.overdue) + len(reclaimed.again)
         self.missed = moved > 0 and not (self.claimed or self.behind)
         self.next_in_ms = [due for due in (promoted[1], reclaimed.next_in_ms) if due > 0]
-
-    def reads(self) -> list[Call[list[FoundBody]]]:
-        """Return the call for the values of what was claimed, if anything was."""
-        ids = [one.id for one in self.claimed]
-        return [transitions.bodies(self.keys, ids, max_body=self._settings.max_body)] if ids else []
-
-    def large_reads(self, answers: Sequence[Any]) -> list[Command[list[bytes | None]]]:
-        """Return the calls, each of a bounded size, for values of which `reads` brought the sizes; raise what Redis refused."""
-        _raise_first_of(answers)
-        self._found = [found for answer in answers for found in answer]
-        sized = [(one.id, size) for one, size in zip(self.claimed, self._found, strict=True) if isinstance(size, int)]
-        pieces = chunked_by_size(sized, itemgetter(1), READ_BYTES, BATCH_LIMIT)
-        return [commands.bodies(self.keys, [id for id, _ in piece]) for piece in pieces]
-
-    def opened(self, answers: Sequence[Any]) -> tuple[list[Delivery], list[Settlement]]:
-        """Return the deliveries of what was read, and the ends of those whose body is gone; raise what Redis refused."""
-        _raise_first_of(answers)
-        deliveries: list[Delivery] = []
-        gone: list[Settlement] = []
-        large = (value for answer in answers for value in answer)
-        max_body = self._settings.max_body
-        bare = self.keys.bare
-        for one, found in zip(self.claimed, self._found, strict=True):
-            value = next(large) if isinstance(found, int) else found
-            if value is None:
-                gone.append(Settlement(Delivery(one, b"", BARE, b""), EXPIRED))
-            else:
-                deliveries.append(transitions.delivery(one, value, max_body=max_body, bare=bare))
-        return deliveries, gone
-
-    def release(self) -> list[Call[Settled]]:
-        """Return the calls that give everything back unspent."""
-        return self.settle(Settlement(Delivery(one, b"", BARE, b""), RELEASED) for one in self.claimed)
-
-    def settle(self, endings: Iterable[E]) -> list[Call[Settled]]:
-        """Return the calls that report the outcomes of deliveries to Redis."""
-        return [call for call, _ in settlement.calls(self.keys, self._settings, endings)]
-
-
-def _raise_first_of(answers: Sequence[Any]) -> None:
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
 
 
 class Receiver(Generic[B]):
@@ -503,13 +458,14 @@ class LeaseBatch(Generic[B]):
         self._glances: list[ClaimRound] = []
         self._switches = 0
         self._writes_limits = False
+        self._watcher = ""  # which the last look named
         self._is_wide = False
         self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
         self.lease_seconds = handling.lease_ms / 1000
         self._lane, _ = receiver.lanes.take()
         self.undecodable: list[Handled] = []
         self.jobs: list[Received[B]] = []
-        self._deliveries: list[Delivery] = []  # of the jobs, in their order
+        self._held: list[Settlement] = []  # what was claimed; then what the jobs are of, in their order
         self.given_up = False
         self.listener = receiver.listener()
         self.cut: Callable[[], object] = lambda: None
@@ -549,7 +505,7 @@ class LeaseBatch(Generic[B]):
         self._writes_limits = limits_call is not None
         if limits_call is not None:
             return [limits_call]
-        watcher = self.listener.watcher
+        self._watcher = watcher = self.listener.watcher
         looks = [take.look(self._lane.next(), spare_leases=spares(take.keys), watcher=watcher) for take in takes]
         return [call for look in looks for call in look]
 
@@ -578,7 +534,8 @@ class LeaseBatch(Generic[B]):
             try:
                 take.looked(answers[3 * at :][:3])
                 self._receiver.answered(take.keys, self.lease_seconds)
-                self.listener.note(take.keys, answers[3 * at + 2])
+                if self._watcher:
+                    self.listener.note(take.keys, answers[3 * at + 2])
             except RedisUnavailableError as error:
                 away[take.keys] = error
         self._receiver.away(away)
@@ -606,31 +563,39 @@ class LeaseBatch(Generic[B]):
         """Note that the last look has its answer: its lane is free."""
         self._receiver.lanes.give_back(self._lane)
 
-    def reads(self) -> list[Call[list[FoundBody]]]:
-        """Return the call for the values of what was claimed."""
-        return self._take.reads()
+    def reader(self) -> BodyReader[Settlement]:
+        """Return what reads the bodies of what was claimed."""
+        keys = self._take.keys
+        self._held = [Settlement(Delivery(one, b"", BARE, b"")) for one in self.claimed]
+        reader: BodyReader[Settlement] = BodyReader({keys.name: self._receiver.settings.max_body})
+        reader.add(keys, self._held)
+        return reader
 
-    def large_reads(self, answers: Sequence[Any]) -> list[Command[list[bytes | None]]]:
-        """Return the calls for the values of which `reads` brought the sizes alone."""
-        return self._take.large_reads(answers)
-
-    def fill(self, answers: Sequence[Any]) -> list[Call[Settled]]:
+    def fill(self, gone: Sequence[Settlement]) -> list[Call[Settled]]:
         """Turn what was claimed into jobs; return the calls that settle what has no body or does not decode."""
-        deliveries, endings = self._take.opened(answers)
-        for delivery in deliveries:
+        for held in gone:
+            held.outcome = EXPIRED
+        endings = [*gone]
+        jobs = []
+        for held in self._held:
+            if held.outcome is EXPIRED:
+                continue
             try:
-                self._add(delivery, settlement.decoded(delivery, self._receiver.codec.decode))
+                self._add(held.delivery, settlement.decoded(held.delivery, self._receiver.codec.decode))
+                jobs.append(held)
             except Exception as error:
-                endings.append(self._undecodable(delivery, error))
-        return self._take.settle(endings)
+                held.outcome = self._undecodable(held.delivery, error)
+                endings.append(held)
+        self._held = jobs
+        return self._calls(endings)
 
     def release(self) -> list[Call[Settled]]:
         """Return the calls that give everything back unspent."""
-        return self._take.release()
+        return self._calls([Settlement(Delivery(one, b"", BARE, b"")) for one in self.claimed])
 
     def renew(self) -> Call[Settled]:
         """Return the call that extends every lease that still holds."""
-        held = [one.claimed for job, one in zip(self.jobs, self._deliveries, strict=True) if not job.lost]
+        held = [held.delivery.claimed for job, held in zip(self.jobs, self._held, strict=True) if not job.lost]
         return transitions.extend(self._take.keys, held, lease_ms=self._handling.lease_ms)
 
     def note_settled(self, answer: Settled) -> None:
@@ -642,13 +607,15 @@ class LeaseBatch(Generic[B]):
     def settle(self, error: BaseException | None) -> list[Call[Settled]]:
         """Return the calls that settle everything: unanswered jobs are acked, after an error nacked."""
         unanswered = Ack() if error is None else Nack(reason=type(error).__name__)
-        return self._take.settle(
-            Settlement(delivery, settlement.answered(job.answer or unanswered, delivery.attempt, self._handling))
-            for job, delivery in zip(self.jobs, self._deliveries, strict=True)
-        )
+        for job, held in zip(self.jobs, self._held, strict=True):
+            held.outcome = settlement.answered(job.answer or unanswered, held.delivery.attempt, self._handling)
+        return self._calls(self._held)
+
+    def _calls(self, held: list[Settlement]) -> list[Call[Settled]]:
+        return [call for call, _ in settlement.calls(self._take.keys, self._receiver.settings, held)]
 
     def _at(self, keys: Keys, limit: int) -> ClaimRound:
-        return ClaimRound(keys, self._receiver.settings, limit=limit, lease_ms=self._handling.lease_ms)
+        return ClaimRound(keys, limit=limit, lease_ms=self._handling.lease_ms)
 
     def _takes(self) -> Sequence[ClaimRound]:
         """Return where the next look is made."""
@@ -676,20 +643,19 @@ class LeaseBatch(Generic[B]):
         one = delivery.claimed
         header = delivery.header
         due = None if header.due is None else header.due / 1000
-        self._deliveries.append(delivery)
         queue = self._take.keys.name
         known = (queue, header.key, one.token, first_published(queue, one.id, header), self._kept_ms)
         self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
 
-    def _undecodable(self, delivery: Delivery, error: Exception) -> Settlement:
-        """Return the end of a delivery whose body does not decode, and note its event."""
+    def _undecodable(self, delivery: Delivery, error: Exception) -> Outcome:
+        """Return the outcome of a delivery whose body does not decode, and note its event."""
         queue = self._take.keys.name
         why = settlement.undecodable(error, queue, delivery.id)
         outcome = settlement.raised(why, delivery.attempt, self._handling)
         self.undecodable.append(
             Handled(queue, delivery.id, delivery.attempt, "nack", 0.0, error=outcome.error, failed=True)
         )
-        return Settlement(delivery, outcome)
+        return outcome
 
 
 #: Taking messages tries at a Redis that is away for this long, in seconds, before it raises.
@@ -736,8 +702,10 @@ def _take(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> None:
     try:
         with batch.noting_outages():
             _look(client, batch, wait_seconds)
-        large = batch.large_reads(client.run_all(batch.reads(), for_seconds=TAKE_SECONDS))
-        for call in batch.fill(client.run_all(large, for_seconds=TAKE_SECONDS)):
+        reader = batch.reader()
+        while reads := reader.next_reads():
+            reader.take(reads, raise_first(client.run_all([read.request for read in reads], for_seconds=TAKE_SECONDS)))
+        for call in batch.fill(reader.gone):
             client.run(call, for_seconds=TAKE_SECONDS)
     except BaseException:
         with suppress(ReliqError):
@@ -821,8 +789,11 @@ async def _atake(client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float)
             await _alook(client, batch, wait_seconds)
         if batch.given_up:
             return
-        large = batch.large_reads(await client.run_all(batch.reads(), for_seconds=TAKE_SECONDS))
-        for call in batch.fill(await client.run_all(large, for_seconds=TAKE_SECONDS)):
+        reader = batch.reader()
+        while reads := reader.next_reads():
+            requests = [read.request for read in reads]
+            reader.take(reads, raise_first(await client.run_all(requests, for_seconds=TAKE_SECONDS)))
+        for call in batch.fill(reader.gone):
             await client.run(call, for_seconds=TAKE_SECONDS)
     except BaseException:
         with suppress(ReliqError):

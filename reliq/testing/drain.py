@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from reliq.errors import ConfigurationError, UndecodableError
-from reliq.handlers.settlement import burial, is_final
+from reliq.handlers import settlement
+from reliq.handlers.settlement import EXPIRED, burial, is_final
 from reliq.lua import transitions
 from reliq.lua.transitions import CallSequences
 from reliq.message import Answer
+from reliq.receive.bodies import BodyReader
 from reliq.receive.receiver import ClaimRound
 from reliq.redis.commands import raise_first
 from reliq.text import pluralize
@@ -271,22 +273,25 @@ class Drain:
         __tracebackhide__ = True
         settings = handler.queue.settings
         spread = 1 if handler.settings.batch_by_key else None
-        claim = ClaimRound(keys, settings, limit=handler.batch, lease_ms=LONG_LEASE_MS, spread=spread)
+        claim = ClaimRound(keys, limit=handler.batch, lease_ms=LONG_LEASE_MS, spread=spread)
         claim.looked(self._run_all(claim.look(self._lane.next())))
         self._bury(handler, keys, claim.buried)
         waits += claim.next_in_ms
-        deliveries, gone = claim.opened(self._run_all(claim.large_reads(self._run_all(claim.reads()))))
-        self._run_all(claim.settle(gone))
-        for ending in gone:
-            self._count(handler, ending.delivery.claimed, ending.outcome)
-        held = deliveries_of([delivery.claimed for delivery in deliveries], handler, time.monotonic())
-        for held_delivery, delivery in zip(held, deliveries, strict=True):
-            held_delivery.delivery = delivery
+        held = deliveries_of(claim.claimed, handler, time.monotonic())
+        reader: BodyReader[HeldDelivery] = BodyReader({keys.name: settings.max_body})
+        reader.add(keys, held)
+        while reads := reader.next_reads():
+            reader.take(reads, self._run_all([read.request for read in reads]))
+        _settle(reader.gone, EXPIRED)
+        self._run_all([call for call, _ in settlement.calls(keys, settings, reader.gone)])
+        for ended in reader.gone:
+            self._count(handler, ended.delivery.claimed, ended.outcome)
+        held = [delivery for delivery in held if not delivery.settling]
         alone = [[delivery] for delivery in held if delivery.must_start]
         together = [delivery for delivery in held if not delivery.must_start]
         for group in [*alone, *([together] if together else [])]:
             yield self.calls.of(handler, group)
-            self._run_all(claim.settle(group))
+            self._run_all([call for call, _ in settlement.calls(keys, settings, group)])
             final = [ended.delivery.id for ended in group if is_final(ended.delivery.claimed, ended.outcome)]
             self._bury(handler, keys, final)
             for ended in group:

@@ -7,16 +7,15 @@ import time
 from collections import Counter
 from contextlib import suppress
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.handlers.settlement import EXPIRED, RELEASED
 from reliq.keys import token
-from reliq.lua import transitions
 from reliq.lua.transitions import NOT_WATCHING
+from reliq.receive.bodies import BodyReader
 from reliq.redis import commands
-from reliq.settings import BATCH_LIMIT, INLINE_BYTES, READ_BYTES
-from reliq.text import chunked_by_size, join_first
+from reliq.text import join_first
 from reliq.worker.claims import FairOrder, PollJitter, QueueClaims, shared_out
 from reliq.worker.loop import REPLY_LAG_SECONDS, QueueBackoff
 from reliq.worker.slots import deliveries_of
@@ -24,149 +23,17 @@ from reliq.worker.slots import deliveries_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from reliq.handlers.handler import Handler
     from reliq.handlers.settlement import Outcome
     from reliq.keys import Keys
-    from reliq.lua.transitions import ClaimAnswer, FoundBody
+    from reliq.lua.transitions import ClaimAnswer
+    from reliq.receive.bodies import Read
     from reliq.redis.client import Client
-    from reliq.redis.commands import Request
     from reliq.redis.wakeups import WakeTokens
     from reliq.worker.claims import Offer, ServedQueues
     from reliq.worker.scheduler import Scheduler
     from reliq.worker.slots import HeldDelivery, Inflight
 
 logger = logging.getLogger(__name__)
-
-
-class Read(NamedTuple):
-    """The first deliveries of those that wait in a shard, the call that reads their bodies, and the bytes expected."""
-
-    keys: Keys
-    waiting: list[HeldDelivery]
-    group: list[HeldDelivery]
-    size: int
-    request: Request[list[FoundBody]] | Request[list[bytes | None]]
-
-
-class BodyReader:
-    """
-    Makes the calls that read bodies, a bounded number of bytes in one round trip, and submits what has its body.
-
-    A call brings small bodies, or the sizes of large ones; the next round trip brings as many of those as fit. A body
-    that is larger than `max_body` is not read. The largest so far says how many messages are claimed ahead.
-    """
-
-    def __init__(
-        self,
-        handlers: Sequence[Handler],
-        inflight: Inflight,
-        backoff: QueueBackoff,
-        submit: Callable[[list[HeldDelivery]], None],
-        settle: Callable[[list[HeldDelivery], Outcome], None],
-    ) -> None:
-        self._inflight = inflight
-        self._backoff = backoff
-        self._submit = submit
-        self._settle = settle
-        self._max_body = {handler.queue.name: handler.queue.settings.max_body for handler in handlers}
-        self._largest = dict.fromkeys(self._max_body, 0)
-        for name, max_body in self._max_body.items():
-            self._expect(name, max_body)
-        self._unread: dict[Keys, list[HeldDelivery]] = {}
-        self._sized: dict[Keys, list[HeldDelivery]] = {}
-        self._ready: list[HeldDelivery] = []
-
-    def add(self, deliveries: list[HeldDelivery]) -> None:
-        """Queue claimed `deliveries` of one shard for a read of their bodies."""
-        if deliveries:
-            self._inflight.add(deliveries)
-            self._unread.setdefault(deliveries[0].keys, []).extend(deliveries)
-
-    def next_reads(self) -> list[Read]:
-        """Return the next reads: the first bodies of each shard, as many as fit; those first whose sizes are known."""
-        rest = READ_BYTES
-        reads: list[Read] = []
-        for places in (self._sized, self._unread):
-            for keys, held in list(places.items()):
-                waiting = places[keys] = [delivery for delivery in held if not delivery.settling]
-                if not waiting:
-                    del places[keys]
-                elif rest > 0 and not (self._backoff.until and self._backoff.waits(keys)):
-                    read = self._sized_read if places is self._sized else self._unsized_read
-                    reads.append(read(keys, waiting, rest))
-                    rest -= reads[-1].size
-        return reads
-
-    def take(self, reads: Sequence[Read], answers: Sequence[Any]) -> list[tuple[Keys, Exception]]:
-        """
-        Take the bodies of `reads`, and return the shards that failed.
-
-        What Redis refuses is given back, what fails otherwise is read again.
-        """
-        failures: list[tuple[Keys, Exception]] = []
-        for (keys, waiting, group, *_), answer in zip(reads, answers, strict=True):
-            if isinstance(answer, RedisRefusedError):
-                self._settle(self._inflight.withdraw(group), RELEASED)
-            if isinstance(answer, Exception):
-                failures.append((keys, answer))
-            else:
-                del waiting[: len(group)]
-                self._ready += self._filled(keys, group, answer)
-        return failures
-
-    def start(self) -> None:
-        """Submit the deliveries that have their bodies, those that must not wait first."""
-        deliveries = self._ready
-        self._ready = []
-        if deliveries:
-            self._submit(sorted(deliveries, key=attrgetter("must_start"), reverse=True))
-
-    def _unsized_read(self, keys: Keys, waiting: list[HeldDelivery], _room: int) -> Read:
-        group = waiting[:BATCH_LIMIT]
-        size = min(INLINE_BYTES, len(group) * (self._largest[keys.name] or INLINE_BYTES))
-        request = transitions.bodies(keys, _ids(group), max_body=self._max_body[keys.name])
-        return Read(keys, waiting, group, size, request)
-
-    def _sized_read(self, keys: Keys, waiting: list[HeldDelivery], room: int) -> Read:
-        group = next(chunked_by_size(waiting, attrgetter("size"), room, BATCH_LIMIT))
-        return Read(keys, waiting, group, sum(held.size for held in group), commands.bodies(keys, _ids(group)))
-
-    def _filled(self, keys: Keys, group: list[HeldDelivery], answer: list[FoundBody]) -> list[HeldDelivery]:
-        """Give deliveries their bodies; return those that have one, end those without, and have large ones read next."""
-        name = keys.name
-        now = time.monotonic()
-        max_body = self._max_body[name]
-        largest = self._largest[name]
-        filled = []
-        gone = []
-        sized = []
-        for held, body in zip(group, answer, strict=True):
-            if body is None:
-                gone.append(held)
-            elif isinstance(body, int):
-                held.size = body
-                sized.append(held)
-            else:
-                held.delivery = transitions.delivery(held.delivery.claimed, body, max_body=max_body, bare=keys.bare)
-                held.held_since = now
-                largest = max(largest, len(held.delivery.value))
-                filled.append(held)
-        if largest > self._largest[name]:
-            self._largest[name] = largest
-            self._expect(name, largest)
-        if sized:
-            self._sized.setdefault(keys, []).extend(sized)
-        if gone:
-            self._settle(self._inflight.withdraw(gone), EXPIRED)
-        return filled
-
-    def _expect(self, name: str, size: int) -> None:
-        """Expect bodies of this size in a queue; no more of its messages are claimed ahead than three reads bring."""
-        self._inflight.queues[name].read_limit = max(1, min(BATCH_LIMIT, READ_BYTES // size))
-
-
-def _ids(group: list[HeldDelivery]) -> list[str]:
-    return [held.delivery.claimed.id for held in group]
 
 
 #: Every queue is polled this often, which bounds the delay after a lost wake token or a publish from Go.
@@ -215,7 +82,14 @@ class Fetcher:
         self._poll_jitter = PollJitter(workers)
         self._order = FairOrder()
         self._backoff = QueueBackoff("fetcher", client.observers)
-        self._reader = BodyReader(served.handlers, inflight, self._backoff, submit, settle)
+        self._submit = submit
+        self._settle = settle
+
+        def expect(queue: str, messages: int) -> None:
+            inflight.queues[queue].read_limit = messages  # no more are claimed ahead than three reads bring
+
+        max_body = {handler.queue.name: handler.queue.settings.max_body for handler in served.handlers}
+        self._reader: BodyReader[HeldDelivery] = BodyReader(max_body, self._backoff.until, expect)
         self._polled_at = self._glanced_at = time.monotonic()
         self._held_slots_logged = False  # the log has said who holds all slots
         self.last_claim_at = time.monotonic()
@@ -388,7 +262,7 @@ class Fetcher:
                 queue.keys for queue, capacity in zip(heard, capacities, strict=True) if not queue.has_room(capacity)
             )
 
-    def _claim(self, hot: list[Offer], reads: list[Read]) -> None:
+    def _claim(self, hot: list[Offer], reads: list[Read[HeldDelivery]]) -> None:
         """Claim from `hot` and make `reads` of earlier claims in one round trip; then submit what has its body."""
         asked = shared_out(hot, self._order) if len(hot) > 1 else hot
         if len(hot) == 1:  # rounds without claims do not count
@@ -401,8 +275,17 @@ class Fetcher:
             self._tokens.restart()
             raise
         failures = self._claimed(asked, answers[len(reads) :], sent_at)
-        failures += self._reader.take(reads, answers[: len(reads)])
-        self._reader.start()
+        reader = self._reader
+        for read, failure in reader.take(reads, answers[: len(reads)]):
+            if isinstance(failure, RedisRefusedError):
+                self._settle(self._inflight.withdraw(read.group), RELEASED)
+            failures.append((read.keys, failure))
+        if reader.gone:
+            self._settle(self._inflight.withdraw(reader.gone), EXPIRED)
+            reader.gone = []
+        if reader.ready:  # what must not wait comes first
+            self._submit(sorted(reader.ready, key=attrgetter("must_start"), reverse=True))
+            reader.ready = []
         for keys, failure in failures:
             self._backoff.note(keys, failure)
             if isinstance(failure, RedisUnavailableError):
@@ -419,7 +302,10 @@ class Fetcher:
             self._note(queue, answer, at)
             queue.answered(answer)
             self._order.took(queue.name, len(answer.claimed) / queue.handler.batch, queue.handler.settings.weight)
-            self._reader.add(deliveries_of(answer.claimed, queue.handler, sent_at, queue.keys))
+            if answer.claimed:
+                deliveries = deliveries_of(answer.claimed, queue.handler, sent_at, queue.keys)
+                self._inflight.add(deliveries)
+                self._reader.add(queue.keys, deliveries)
         return failures
 
     def _note(self, queue: QueueClaims, answer: ClaimAnswer, at: float) -> None:

@@ -311,7 +311,7 @@ def test_waiting_threads_and_tasks_do_not_starve_publishes(url, make_queue):
 
 
 def test_large_bodies_are_read_in_pieces(make_queue, commands, receive, monkeypatch):
-    monkeypatch.setattr("reliq.receive.receiver.READ_BYTES", 2 * MIB)
+    monkeypatch.setattr("reliq.receive.bodies.READ_BYTES", 2 * MIB)
     large = make_queue(bytes)
     large.publish_many(b"x" * 2**18 for _ in range(20))
 

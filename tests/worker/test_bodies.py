@@ -1,12 +1,14 @@
 """How bodies are read: a bounded number of bytes in one reply, and what is there can start before the rest is read."""
 
+from types import SimpleNamespace
+
 import pytest
 from transition import run_transition
 
 from reliq.lua.transitions import CallNumber
+from reliq.receive.bodies import BodyReader
 from reliq.redis.commands import Call
 from reliq.settings import MIB
-from reliq.worker.fetcher import BodyReader
 from reliq.worker.loop import QueueBackoff
 from reliq.worker.slots import deliveries_of
 
@@ -26,28 +28,33 @@ class NotingClient:
         return self._client.run_all(requests)
 
 
-def read(reader, caller):
-    """Read everything, and start what each round trip has brought."""
-    while reads := reader.next_reads():
-        reader.take(reads, caller.run_all([one.request for one in reads]))
-        reader.start()
-
-
 @pytest.fixture
-def parts(caller, inflight_of):
-    """A reader with what was claimed of each queue; what it starts is noted as number of round trips, and messages."""
+def parts(caller):
+    """
+    A reader with what was claimed of each queue, and a function that reads it all.
+
+    What was read is noted as number of round trips, and messages.
+    """
 
     def make(consumer):
         noted, groups, troubles = NotingClient(caller), [], QueueBackoff("fetcher")
-
-        def submit(deliveries):
-            groups.append((len(noted.trips), len(deliveries)))
-
-        reader = BodyReader(consumer.handlers, inflight_of(), troubles, submit, lambda *_: None)
+        max_body = {handler.queue.name: handler.queue.settings.max_body for handler in consumer.handlers}
+        reader = BodyReader(max_body, troubles.until)
         for handler in consumer.handlers:
             claimed = run_transition(handler.queue, "claim", CallNumber("me", 1), limit=500, lease_ms=30_000).claimed
-            reader.add(deliveries_of(claimed, handler, 0.0))
-        return reader, noted, groups, troubles
+            reader.add(handler.queue.keys, deliveries_of(claimed, handler, 0.0))
+
+        def note():
+            if reader.ready:
+                groups.append((len(noted.trips), len(reader.ready)))
+                reader.ready = []
+
+        def read():
+            while reads := reader.next_reads():
+                reader.take(reads, noted.run_all([one.request for one in reads]))
+                note()
+
+        return SimpleNamespace(reader=reader, read=read, note=note, noted=noted, groups=groups, troubles=troubles)
 
     return make
 
@@ -68,28 +75,28 @@ SEVERAL = ["ask 4, ask 4, ask 4", "read 4, read 3, read 1", "read 1, read 3"]
 def test_bodies_are_read_in_trips_of_limited_size(
     serve, consumer, parts, monkeypatch, queues, amount, size, trips, groups
 ):
-    monkeypatch.setattr("reliq.worker.fetcher.READ_BYTES", MIB)
+    monkeypatch.setattr("reliq.receive.bodies.READ_BYTES", MIB)
     for number in range(queues):
         serve(f"q{number}", ["x" * size] * amount, max_body=2 * MIB)
-    reader, noted, started, _ = parts(consumer)
+    made = parts(consumer)
 
-    read(reader, noted)
+    made.read()
 
-    assert (noted.trips, started) == (trips, groups)
+    assert (made.noted.trips, made.groups) == (trips, groups)
 
 
 def test_a_read_that_fails_is_made_again_and_loses_nothing(serve, consumer, parts):
     broken, _ = (serve(name, ["x"] * 4) for name in ("broken", "whole"))
-    reader, noted, groups, troubles = parts(consumer)
-    reads = reader.next_reads()
-    replies = noted.run_all([one.request for one in reads])
+    made = parts(consumer)
+    reads = made.reader.next_reads()
+    replies = made.noted.run_all([one.request for one in reads])
 
-    failures = reader.take(reads, [ValueError("none of its replies"), replies[1]])
-    reader.start()
-    for keys, failure in failures:
-        troubles.note(keys, failure)
-    assert reader.next_reads() == []  # it is let alone for a while
-    troubles.over(broken.keys)
-    read(reader, noted)
+    failures = made.reader.take(reads, [ValueError("none of its replies"), replies[1]])
+    made.note()
+    for one, failure in failures:
+        made.troubles.note(one.keys, failure)
+    assert made.reader.next_reads() == []  # it is let alone for a while
+    made.troubles.over(broken.keys)
+    made.read()
 
-    assert [messages for _, messages in groups] == [4, 4]
+    assert [messages for _, messages in made.groups] == [4, 4]

@@ -51,7 +51,7 @@ def test_messages_that_were_read_start_though_the_next_claim_failed(serve, consu
 
 
 def test_no_more_is_claimed_ahead_than_is_soon_read(serve, consumer, fetcher_of, monkeypatch):
-    monkeypatch.setattr("reliq.worker.fetcher.READ_BYTES", 10_000)
+    monkeypatch.setattr("reliq.receive.bodies.READ_BYTES", 10_000)
     serve(bodies=["x" * 900] * 600, max_body=1000)
     fetcher = fetcher_of(consumer)
     be_quick(fetcher.inflight)
