@@ -18,7 +18,7 @@ from reliq.lua.transitions import KeyQueues
 from reliq.message import Counts
 from reliq.metrics.crons import CronState, cron_states
 from reliq.redis import commands
-from reliq.redis.shards import UNSHARDED, WITNESSES, ShardMap, shard_map, witnesses
+from reliq.redis.shards import UNREAD, UNSHARDED, WITNESSES, KnownMap, ShardMap, shard_map, witnesses
 from reliq.text import shell_command
 from reliq.wire_format import DUE_BYTES, envelope_due
 
@@ -262,24 +262,23 @@ class ShardMaps:
 
     Args:
         whole: look at all shards of each queue; else at the shard that the queue's keys name.
-
-    Attributes:
-        lost: the registry's entries of queues whose map Redis has lost.
     """
 
     def __init__(self, *, whole: bool = True) -> None:
         self._whole = whole
-        self.lost = set[str]()
-        self._read_at: dict[str, float] = {}
-        #: By the entry of a queue, the keys of every shard, and how many shards may hold messages.
-        self._known: dict[str, tuple[list[Keys], int]] = {}
+        self._known: dict[str, KnownMap] = {}
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The registry's entries of queues whose map Redis has lost."""
+        return frozenset(entry for entry, known in self._known.items() if known.map.is_lost)
 
     def due(self, queues: Sequence[Keys]) -> list[Keys]:
         """Return those of `queues` whose maps are to be read."""
         if not self._whole:
             return []
-        old = time.monotonic() - MAPS_SECONDS
-        return [keys for keys in queues if not keys.bare and self._read_at.get(keys.entry, old) <= old]
+        now = time.monotonic()
+        return [keys for keys in queues if not keys.bare and self._known.get(keys.entry, UNREAD).until <= now]
 
     def questions(self, queues: Sequence[Keys]) -> list[Command[Any]]:
         """Return the requests for the maps of `queues`, and for the fences that show whether a map is lost."""
@@ -296,39 +295,31 @@ class ShardMaps:
         for keys in queues:
             answer, *fences = islice(each, 1 + WITNESSES)
             answer = ShardMap.or_fenced(answer, fences)
-            if isinstance(answer, RedisUnavailableError) and keys.entry in self._read_at:
+            if isinstance(answer, RedisUnavailableError) and keys.entry in self._known:
                 continue
             if isinstance(answer, WrongKeyTypeError | ProtocolError | RedisUnavailableError):
                 refused[keys] = map_error(answer, keys)
-            elif isinstance(answer, ShardMap):
-                map = UNSHARDED.or_later(fences).unless(answer)
-                shards = self.shards(keys)
-                if len(shards) != map.ever:
-                    shards = [keys.of_shard(shard) for shard in range(map.ever)]
-                self._known[keys.entry] = (shards, map.served)
-                self.lost.discard(keys.entry)
-                if map.is_lost:
-                    self.lost.add(keys.entry)
-                    continue  # it is read again at the next look
-            elif not isinstance(answer, RedisRefusedError):
+            elif not isinstance(answer, ShardMap | RedisRefusedError):
                 raise answer
-            self._read_at[keys.entry] = time.monotonic()
+            known = self._known.get(keys.entry, UNREAD).map
+            map = UNSHARDED.or_later(fences).unless(answer) if isinstance(answer, ShardMap) else known
+            # One that is lost is read again at the next look.
+            self._known[keys.entry] = KnownMap(map, 0.0 if map.is_lost else time.monotonic() + MAPS_SECONDS)
         return refused
 
     def shards(self, keys: Keys) -> list[Keys]:
         """Return the keys of every shard of a queue, abandoned shards included, as far as they are known."""
-        return self._known[keys.entry][0] if self._whole and keys.entry in self._known else [keys]
+        ever = self._known.get(keys.entry, UNREAD).map.ever if self._whole else 1
+        return [keys] if ever == 1 else [keys.of_shard(shard) for shard in range(ever)]
 
     def served(self, keys: Keys) -> int:
         """Return how many shards of a queue may hold messages, as far as it is known."""
-        return self._known[keys.entry][1] if keys.entry in self._known else 1
+        return self._known.get(keys.entry, UNREAD).map.served
 
     def keep(self, queues: Sequence[Keys]) -> None:
         """Forget every queue but these."""
         entries = {keys.entry for keys in queues}
-        self._read_at = {entry: at for entry, at in self._read_at.items() if entry in entries}
         self._known = {entry: known for entry, known in self._known.items() if entry in entries}
-        self.lost &= entries
 
 
 def map_error(error: Exception, keys: Keys) -> Exception:
@@ -442,7 +433,7 @@ class SnapshotReader:
             self._in_use = [*unreadable, *used]
             self._cursor = chosen.cursor
         seconds = time.monotonic() - started
-        return Snapshot(snapshots, unreadable, chosen.left_out, facts, seconds, frozenset(self._maps.lost))
+        return Snapshot(snapshots, unreadable, chosen.left_out, facts, seconds, self._maps.lost)
 
     def _first_looks(
         self, queues: Sequence[Keys], clock_ms: float | None

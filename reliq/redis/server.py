@@ -125,7 +125,7 @@ class Connection:
     Attributes:
         clock: what scripts take for the time there; None is Redis' own clock.
         named: queue -> until when this process need not name it in the registry, by the monotonic clock.
-        maps: queue -> the map of its shards, and until when that is believed.
+        maps: queue -> its `KnownMap`, for all that use this Redis.
     """
 
     def __init__(self, target: Target, clock: Clock | None = None) -> None:
@@ -134,7 +134,7 @@ class Connection:
         # When the owner of a client drops it, the client and this connection are freed.
         self._client = None if isinstance(target, str) else weakref.ref(target)
         self.named: dict[str, float] = {}
-        self.maps: dict[str, tuple[Any, float]] = {}
+        self.maps: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._blocking: dict[float, Transport] = {}
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTransports] = weakref.WeakKeyDictionary()

@@ -26,7 +26,7 @@ import weakref
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import SystemRandom
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -234,6 +234,17 @@ def believed(name: str, known: ShardMap, found: ShardMap, told: Sequence[object]
     return map
 
 
+class KnownMap(NamedTuple):
+    """The map of a queue in one Redis as this process knows it, and until when it is believed, by the monotonic clock."""
+
+    map: ShardMap = UNSHARDED
+    until: float = 0.0
+
+
+#: Of a queue whose map was never read.
+UNREAD = KnownMap()
+
+
 class Shards:
     """
     The shards of the queue of `keys`; all of its objects in a process that have one Redis share what they read.
@@ -350,7 +361,8 @@ class Shards:
         questions = [] if self.first.bare else [shard_map(self.first)]
         [found] = await client.run_all(questions, for_seconds=for_seconds) or (UNSHARDED,)
         told = await client.run_all(witnesses(self.first))
-        known, *_ = self.clients.connection().maps.get(self.first.entry, (UNSHARDED,))
+        maps = self.clients.connection().maps
+        known = maps.get(self.first.entry, UNREAD).map
         away = [one for one in (found, *told[1:]) if isinstance(one, RedisUnavailableError)]
         map = known.or_later(told)
         found = ShardMap.or_fenced(found, told)
@@ -360,7 +372,9 @@ class Shards:
             raise away[0]
         found = believed(self.first.name, known, found, told)
         self.check(found)
-        self.note(found)
+        self.map = found
+        self.clients.mapped_until = time.monotonic() + MAP_SECONDS
+        maps[self.first.entry] = KnownMap(found, self.clients.mapped_until)
 
     def _patience(self, for_seconds: float) -> float:
         """Return for how long a read is tried: nothing waits for one that only looks again."""
@@ -369,18 +383,12 @@ class Shards:
     def _is_known_to_others(self) -> bool:
         """Take the map that another object of this queue has read."""
         self.clients.blocking()  # which forgets what another Redis has said
-        known = self.clients.connection().maps.get(self.first.entry)
-        if known is None or known[1] <= time.monotonic():
+        known = self.clients.connection().maps.get(self.first.entry, UNREAD)
+        if known.until <= time.monotonic():
             return False
-        self.check(known[0])
+        self.check(known.map)
         self.map, self.clients.mapped_until = known
         return True
-
-    def note(self, found: ShardMap) -> None:
-        """Take what somebody has read just now."""
-        self.map = found
-        self.clients.mapped_until = time.monotonic() + MAP_SECONDS
-        self.clients.connection().maps[self.first.entry] = found, self.clients.mapped_until
 
     def check(self, found: ShardMap) -> None:
         """Raise ConfigurationError when there are not as many shards as are wanted."""

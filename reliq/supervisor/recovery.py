@@ -75,7 +75,7 @@ class Recovery:
         """Return the shards of queues; while Redis is away, the first of each."""
         served = ServedQueues([self._handlers[name] for name in names])
         with suppress(ReliqError):
-            self._client().run_all(served.questions())
+            served.take(self._client().run_all(served.questions()))
         return list(served.shards())
 
     def held(self, keys: Keys, lane: str) -> list[Claimed]:

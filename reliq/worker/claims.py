@@ -11,16 +11,26 @@ from __future__ import annotations
 import logging
 import random
 import time
-from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reliq.errors import RedisRefusedError, RedisUnavailableError
+from reliq.errors import ProtocolError, RedisRefusedError, RedisUnavailableError
 from reliq.keys import token
 from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber, Suspects
-from reliq.redis.shards import UNSHARDED, WITNESSES, ShardMap, believed, declaration, shard_map, witnesses
+from reliq.redis.shards import (
+    MAP_SECONDS,
+    UNREAD,
+    UNSHARDED,
+    WITNESSES,
+    KnownMap,
+    ShardMap,
+    believed,
+    declaration,
+    shard_map,
+    witnesses,
+)
 from reliq.settings import BATCH_LIMIT
 from reliq.text import printable
 
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
     from reliq.keys import Keys
     from reliq.lua.transitions import ClaimAnswer
+    from reliq.queue import Queue
     from reliq.redis.client import Client
     from reliq.redis.commands import Call, Command
 
@@ -54,17 +65,20 @@ class ServedQueues:
     """
     The shards of the handlers' queues in the Redis of the worker; a queue that is not sharded has one.
 
-    Running `questions` by a client of that Redis brings it up to date.
+    Args:
+        maps: what this process knows of maps there.
 
     Attributes:
         has_changed: what was read last is not what was known; the fetcher resets it.
     """
 
-    def __init__(self, handlers: Sequence[Handler]) -> None:
+    def __init__(self, handlers: Sequence[Handler], maps: dict[str, KnownMap] | None = None) -> None:
         self.handlers = handlers
         self.has_changed = False
-        self._fences_at = time.monotonic()
-        self._maps = {handler.queue.name: UNSHARDED for handler in handlers}
+        self._known = {} if maps is None else maps
+        self._entries = {handler.queue.name: handler.queue.keys.entry for handler in handlers}
+        self._asked: list[tuple[Queue[Any], bool]] = []  # queues whose maps are asked for, and whether fences are too
+        self._fences_at = float("-inf")
         self._limits = {handler.queue.name: handler.queue.limits for handler in handlers if handler.queue.limits}
         self._unwritten = set(self._limits)  # queues whose limits this process has not yet written
         self._in_redis: dict[str, str | None] = {}  # the latest answers to `declaration`
@@ -74,16 +88,17 @@ class ServedQueues:
         return {
             handler.queue.known_shards.keys(number): handler
             for handler in self.handlers
-            for number in range(self._maps[handler.queue.name].served)
+            for number in range(self._map(handler.queue.name).served)
         }
 
     def is_sharded(self, name: str) -> bool:
         """Return whether the queue of a name has several shards."""
-        return self._maps[name].served > 1
+        return self._map(name).served > 1
 
     def is_changing(self, name: str) -> bool:
         """Return whether the queue of a name is about to have more shards, or fewer."""
-        return self._maps[name].was != self._maps[name].n
+        map = self._map(name)
+        return map.was != map.n
 
     def read(self, client: Client) -> None:
         """
@@ -95,35 +110,60 @@ class ServedQueues:
             ConfigurationError: a queue has not as many as it must have, or several although it declares limits.
             RedisUnavailableError: no node can be asked.
         """
-        queues = [handler.queue for handler in self.handlers if not handler.queue.keys.bare]
-        answers = client.run_all(self.questions())
-        fences = client.run_all([question for queue in queues for question in witnesses(queue.keys)])
-        unavailable = [answer for answer in answers if isinstance(answer, RedisUnavailableError)]
-        if unavailable and len(unavailable) == len(answers) and UNSHARDED.or_later(fences) == UNSHARDED:
-            raise unavailable[0]
-        next_fences = iter(fences)
-        for queue, answer in zip(queues, answers[: len(queues)], strict=True):
-            map = self._maps[queue.name]
-            fences_of_queue = list(islice(next_fences, WITNESSES))
-            if isinstance(answer, ShardMap):
-                map = believed(queue.name, map, answer, fences_of_queue)
-            else:
-                map = map.or_later(fences_of_queue)
-            self._maps[queue.name] = map
+        found = self.take(client.run_all(self.questions()))
+        away = [answer for answer in found if isinstance(answer, RedisUnavailableError)]
+        if away and len(away) == len(found) and all(self._map(queue.name) == UNSHARDED for queue, _ in self._asked):
+            raise away[0]
+        for (queue, _), answer in zip(self._asked, found, strict=True):
             if not isinstance(answer, RedisUnavailableError):
-                queue.known_shards.check(map)
-            if queue.limits:
-                map.check_is_one(queue.name)
+                queue.known_shards.check(self._map(queue.name))
+            if queue.name in self._limits:
+                self._map(queue.name).check_is_one(queue.name)
 
     def questions(self) -> list[Command[Any]]:
-        """Return the commands that read shard maps and declared limits; reading their answers updates this object."""
-        keys = [handler.queue.keys for handler in self.handlers if not handler.queue.keys.bare]
-        limited = [queue for queue in keys if queue.name in self._limits]
-        return [
-            *map(self._map_question, keys),
-            *map(self._limits_question, limited),
-            *self._fence_questions(keys),
-        ]
+        """
+        Return the commands that read shard maps and declared limits, for `take`; once a minute also those of fences.
+
+        A publisher that knows the map of a queue goes on with it after Redis has lost everything, and writes it with the
+        fences.
+        """
+        now = time.monotonic()
+        reads_fences = now >= self._fences_at
+        if reads_fences:
+            self._fences_at = now + FENCES_SECONDS
+        queues = [handler.queue for handler in self.handlers if not handler.queue.keys.bare]
+        self._asked = [(queue, reads_fences and not self._map(queue.name).epoch) for queue in queues]
+        questions: list[Command[Any]] = []
+        for queue, has_fences in self._asked:
+            questions += [shard_map(queue.keys), *(witnesses(queue.keys) if has_fences else ())]
+        return [*questions, *(declaration(queue.keys) for queue in queues if queue.name in self._limits)]
+
+    def take(self, answers: Sequence[Any]) -> list[Any]:
+        """Take the answers to `questions`; return those for maps."""
+        rest = iter(answers)
+        found = []
+        for queue, has_fences in self._asked:
+            answer = next(rest)
+            fences = list(islice(rest, WITNESSES)) if has_fences else []
+            found.append(answer)
+            known = map = self._map(queue.name)
+            if isinstance(answer, ProtocolError):
+                answer = UNSHARDED  # a corrupt map is a lost one
+            if isinstance(answer, ShardMap):
+                map = believed(queue.name, known, answer, fences)
+            elif fences:
+                map = known.or_later(fences)
+            if isinstance(answer, ShardMap) or map != known:
+                self._known[queue.keys.entry] = KnownMap(map, time.monotonic() + MAP_SECONDS)
+            self.has_changed = self.has_changed or map != known
+        declared = [queue.name for queue, _ in self._asked if queue.name in self._limits]
+        for name, answer in zip(declared, rest, strict=True):
+            if not isinstance(answer, Exception):
+                self._in_redis[name] = answer
+        return found
+
+    def _map(self, name: str) -> ShardMap:
+        return self._known.get(self._entries[name], UNREAD).map
 
     def write_limits(self, client: Client) -> list[RedisRefusedError]:
         """
@@ -154,50 +194,6 @@ class ServedQueues:
                     text = ", ".join(f"{name}={value}" for name, value in values.items() if value)
                     logger.info("%s: limits written: %s", queue.name, printable(text))
         return refused
-
-    def _map_question(self, keys: Keys) -> Command[Any]:
-        question = shard_map(keys)
-
-        def note(reply: Any) -> ShardMap:
-            map = UNSHARDED
-            with suppress(ValueError):  # a corrupt map is a lost one
-                map = question.parse(reply)
-            self._note_map(keys.name, map)
-            return map
-
-        return replace(question, parse=note)
-
-    def _fence_questions(self, keys: Sequence[Keys]) -> list[Command[Any]]:
-        """
-        Return, once a minute, the commands that read the fences of queues without a map.
-
-        A publisher that knows the map goes on with it after Redis has lost everything, and writes it with the fences.
-        """
-        now = time.monotonic()
-        if now < self._fences_at + FENCES_SECONDS:
-            return []
-        self._fences_at = now
-        unsharded = [queue for queue in keys if self._maps[queue.name].epoch == 0]
-        return [self._fence_question(queue, question) for queue in unsharded for question in witnesses(queue)]
-
-    def _fence_question(self, keys: Keys, question: Command[Any]) -> Command[Any]:
-        return replace(
-            question, parse=lambda reply: self._note_map(keys.name, self._maps[keys.name], [question.parse(reply)])
-        )
-
-    def _note_map(self, name: str, map: ShardMap, fences: Sequence[ShardMap | None] = ()) -> None:
-        known = self._maps[name]
-        self._maps[name] = believed(name, known, map, fences)
-        self.has_changed = self.has_changed or self._maps[name] != known
-
-    def _limits_question(self, keys: Keys) -> Command[Any]:
-        question = declaration(keys)
-
-        def note(reply: Any) -> str | None:
-            limits = self._in_redis[keys.name] = question.parse(reply)
-            return limits
-
-        return replace(question, parse=note)
 
 
 class Capacity(NamedTuple):

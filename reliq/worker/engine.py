@@ -201,7 +201,7 @@ class Engine:
         self._event_queue = EventQueue(observers)
         part_observers = [self._event_queue] if observers else []  # without observers no events are made
         self._client = client = Client.to(connection, reply_seconds(handlers), part_observers)
-        self._served = served = ServedQueues(handlers)
+        self._served = served = ServedQueues(handlers, connection.maps)
         self.inflight = inflight = Inflight(handlers, settings.concurrency)
         self.is_drained = Drained(client, served, inflight).look
         inflight.max_jobs = settings.max_jobs or math.inf

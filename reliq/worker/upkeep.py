@@ -377,7 +377,12 @@ class Heartbeat:
             return rest
         began = time.monotonic()
         record = self._record()
-        answers = self._client.run_all([*record, *self._questions()])
+        questions = self._served.questions()
+        calls: list[Command[Any]] = [*record, *questions]
+        if self._beats % COUNT_BEATS == 1 and any(map(self._served.is_sharded, self._queues)):
+            calls.append(commands.workers_alive(time.time(), self._note_workers))
+        answers = self._client.run_all(calls)
+        self._served.take(answers[len(record) :][: len(questions)])
         if any(isinstance(answer, RedisUnavailableError) for answer in answers[: len(record)]):
             return BEAT_AGAIN_SECONDS
         self._beat_at = began
@@ -420,13 +425,6 @@ class Heartbeat:
         if self._beats % FORGET_BEATS == 1:
             writes.append(forget_silent)
         return [*writes, commands.take_request(self._id, self._note_request)]
-
-    def _questions(self) -> list[Command[Any]]:
-        """Return the commands that read shards and keys of the queues, and the number of workers if a queue is sharded."""
-        questions = self._served.questions()
-        if self._beats % COUNT_BEATS == 1 and any(map(self._served.is_sharded, self._queues)):
-            questions.append(commands.workers_alive(time.time(), self._note_workers))
-        return questions
 
     def _note_workers(self, count: int) -> None:
         self._workers = max(1, count)
