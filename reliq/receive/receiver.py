@@ -30,15 +30,13 @@ from reliq.settings import BATCH_LIMIT, HandlerSettings, check_int, seconds
 from reliq.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from reliq.codec import Codec
-    from reliq.events import Observer
-    from reliq.handlers.settlement import Outcome
     from reliq.keys import Keys
     from reliq.lua.transitions import ClaimAnswer, Settled
     from reliq.message import Claimed, Duration
-    from reliq.redis.client import AsyncClient, Client
+    from reliq.redis.client import AnyClient, AsyncClient, Client
     from reliq.redis.commands import Call, Request
     from reliq.redis.shards import Shards
     from reliq.redis.wakeups import WakeTokens
@@ -549,7 +547,12 @@ class LeaseBatch(Generic[B]):
             return True
         if self.claimed:
             return False
-        return any(take.missed for take in takes) or self._widens() or self._switch()
+        if any(take.missed for take in takes):
+            return True
+        if self._glances and not self._is_wide:
+            self._is_wide = True
+            return True
+        return self._switch()
 
     def heard(self, found: Found) -> None:
         """Look next where a wait has found something, if it says where."""
@@ -576,16 +579,29 @@ class LeaseBatch(Generic[B]):
         for held in gone:
             held.outcome = EXPIRED
         endings = [*gone]
+        queue = self._take.keys.name
         jobs = []
         for held in self._held:
             if held.outcome is EXPIRED:
                 continue
+            delivery = held.delivery
             try:
-                self._add(held.delivery, settlement.decoded(held.delivery, self._receiver.codec.decode))
-                jobs.append(held)
+                body = settlement.decoded(delivery, self._receiver.codec.decode)
             except Exception as error:
-                held.outcome = self._undecodable(held.delivery, error)
+                why = settlement.undecodable(error, queue, delivery.id)
+                held.outcome = settlement.raised(why, delivery.attempt, self._handling)
+                text = held.outcome.error
+                self.undecodable.append(
+                    Handled(queue, delivery.id, delivery.attempt, "nack", 0.0, error=text, failed=True)
+                )
                 endings.append(held)
+                continue
+            jobs.append(held)
+            one = delivery.claimed
+            header = delivery.header
+            due = None if header.due is None else header.due / 1000
+            known = (queue, header.key, one.token, first_published(queue, one.id, header), self._kept_ms)
+            self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
         self._held = jobs
         return self._calls(endings)
 
@@ -621,12 +637,6 @@ class LeaseBatch(Generic[B]):
         """Return where the next look is made."""
         return (self._take, *self._glances) if self._is_wide else (self._take,)
 
-    def _widens(self) -> bool:
-        """Look next at the other shards too; say whether there are any, and they were not looked at."""
-        is_narrow = not self._is_wide
-        self._is_wide = True
-        return is_narrow and bool(self._glances)
-
     def _switch(self) -> bool:
         """Claim next where most messages are; say whether there are any. Who claims nothing again and again waits."""
         fullest = max(self._glances, key=lambda take: take.behind, default=self._take)
@@ -638,24 +648,6 @@ class LeaseBatch(Generic[B]):
         self._glances = [*rest, self._at(self._take.keys, 0)]
         self._take = self._at(fullest.keys, self._limit)
         return True
-
-    def _add(self, delivery: Delivery, body: B) -> None:
-        one = delivery.claimed
-        header = delivery.header
-        due = None if header.due is None else header.due / 1000
-        queue = self._take.keys.name
-        known = (queue, header.key, one.token, first_published(queue, one.id, header), self._kept_ms)
-        self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
-
-    def _undecodable(self, delivery: Delivery, error: Exception) -> Outcome:
-        """Return the outcome of a delivery whose body does not decode, and note its event."""
-        queue = self._take.keys.name
-        why = settlement.undecodable(error, queue, delivery.id)
-        outcome = settlement.raised(why, delivery.attempt, self._handling)
-        self.undecodable.append(
-            Handled(queue, delivery.id, delivery.attempt, "nack", 0.0, error=outcome.error, failed=True)
-        )
-        return outcome
 
 
 #: Taking messages tries at a Redis that is away for this long, in seconds, before it raises.
@@ -670,7 +662,11 @@ _settlings: set[asyncio.Task[None]] = set()
 @contextmanager
 def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iterator[list[Received[B]]]:
     """Take messages, renew their leases in a thread of its own while the block runs, and settle them."""
-    _take(client, batch, wait_seconds)
+
+    async def wait(seconds: float) -> Found | None:
+        return batch.listener.wait(seconds)
+
+    run_blocking(_take(client.driven, batch, wait_seconds, wait))
     over = threading.Event()
     renewer = threading.Thread(target=_renew_until, args=(over, client, batch), name="reliq-receive", daemon=True)
     renewer.start()
@@ -683,51 +679,7 @@ def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iter
     finally:
         over.set()
         renewer.join()
-        with batch.noting_outages():
-            _settle(client, batch, batch.settle(error))
-
-
-def _settle(client: Client, batch: LeaseBatch[B], calls: list[Call[Settled]]) -> None:
-    """Settle in one round trip; a call that Redis cannot answer now is made again alone."""
-    answers = client.run_all(calls, for_seconds=batch.lease_seconds)
-    for call, answer in zip(calls, answers, strict=True):
-        if isinstance(answer, RedisUnavailableError):
-            batch.note_settled(client.run(call, for_seconds=batch.lease_seconds))
-        elif not isinstance(answer, Exception):
-            batch.note_settled(answer)
-    _raise_first(answers)
-
-
-def _take(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> None:
-    try:
-        with batch.noting_outages():
-            _look(client, batch, wait_seconds)
-        reader = batch.reader()
-        while reads := reader.next_reads():
-            reader.take(reads, raise_first(client.run_all([read.request for read in reads], for_seconds=TAKE_SECONDS)))
-        for call in batch.fill(reader.gone):
-            client.run(call, for_seconds=TAKE_SECONDS)
-    except BaseException:
-        with suppress(ReliqError):
-            client.run_all(batch.release())
-        raise
-    _tell(client.observers, batch)
-
-
-def _look(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> None:
-    batch.begin()
-    until = time.monotonic() + wait_seconds
-    while True:
-        again = batch.looked(client.run_all(batch.look(), for_seconds=TAKE_SECONDS, once_sent=batch.may_detour))
-        if batch.claimed:
-            break
-        if not again:
-            rest = until - time.monotonic()
-            found = batch.listener.wait(rest) if rest > 0 else None
-            if found is None:
-                break
-            batch.heard(found)
-    batch.over()
+        run_blocking(_settle(client.driven, batch, batch.settle(error)))
 
 
 def _renew_until(over: threading.Event, client: Client, batch: LeaseBatch[B]) -> None:
@@ -742,7 +694,7 @@ async def areceiving(
 ) -> AsyncIterator[list[Received[B]]]:
     """As `receiving`; the renewal is a task, so a block that holds the event loop up for a lease loses it."""
     # Taking is not cut off: what a cancelled caller has claimed is given back.
-    taking = asyncio.ensure_future(_atake(client, batch, wait_seconds))
+    taking = asyncio.ensure_future(_take(client, batch, wait_seconds, partial(_alisten, batch)))
     try:
         await asyncio.shield(taking)
     except asyncio.CancelledError:
@@ -761,7 +713,7 @@ async def areceiving(
     finally:
         renewer.cancel()
         # Settling is not cut off either: what is dropped here would be delivered again, at the end of its lease.
-        settling = asyncio.create_task(_asettle(client, batch, batch.settle(error)))
+        settling = asyncio.create_task(_settle(client, batch, batch.settle(error)))
         _settlings.add(settling)
         settling.add_done_callback(_settlings.discard)
         try:
@@ -771,22 +723,38 @@ async def areceiving(
             raise
 
 
-async def _asettle(client: AsyncClient, batch: LeaseBatch[B], calls: list[Call[Settled]]) -> None:
-    """As `_settle`, in async code."""
-    with batch.noting_outages():
-        answers = await client.run_all(calls, for_seconds=batch.lease_seconds)
-        for call, answer in zip(calls, answers, strict=True):
-            if isinstance(answer, RedisUnavailableError):
-                batch.note_settled(await client.run(call, for_seconds=batch.lease_seconds))
-            elif not isinstance(answer, Exception):
-                batch.note_settled(answer)
-    _raise_first(answers)
+async def _arenew(client: AsyncClient, batch: LeaseBatch[B]) -> None:
+    while batch.jobs:
+        await asyncio.sleep(batch.lease_seconds / 3)
+        with suppress(ReliqError), batch.noting_outages():
+            batch.note_settled(await client.run(batch.renew()))
 
 
-async def _atake(client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float) -> None:
+async def _alisten(batch: LeaseBatch[B], seconds: float) -> Found | None:
+    """Return where something has come; None when the time is over, or the caller has gone."""
+    if batch.given_up:  # during the look
+        return None
+    listening = asyncio.ensure_future(batch.listener.await_(seconds))
+    batch.cut = listening.cancel
+    try:
+        found = await listening
+    except asyncio.CancelledError:
+        if batch.given_up:
+            return None
+        raise
+    if found and batch.given_up:  # it came at the same moment
+        batch.listener.give_back(found)
+        return None
+    return found
+
+
+async def _take(
+    client: AnyClient, batch: LeaseBatch[B], wait_seconds: float, wait: Callable[[float], Awaitable[Found | None]]
+) -> None:
+    """Claim messages and read their bodies; on an error release them."""
     try:
         with batch.noting_outages():
-            await _alook(client, batch, wait_seconds)
+            await _look(client, batch, wait_seconds, wait)
         if batch.given_up:
             return
         reader = batch.reader()
@@ -799,10 +767,15 @@ async def _atake(client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float)
         with suppress(ReliqError):
             await client.run_all(batch.release())
         raise
-    _tell(client.observers, batch)
+    for one in batch.undecodable:  # the block never sees them
+        logger.warning("%s: %s does not decode and goes back: %s", one.queue, printable(one.id), one.error)
+    notify(client.observers, batch.undecodable)
 
 
-async def _alook(client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float) -> None:
+async def _look(
+    client: AnyClient, batch: LeaseBatch[B], wait_seconds: float, wait: Callable[[float], Awaitable[Found | None]]
+) -> None:
+    """Look for messages until some are claimed, or the time is over."""
     batch.begin()
     until = time.monotonic() + wait_seconds
     while not batch.given_up:
@@ -811,47 +784,23 @@ async def _alook(client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float)
             break
         if not again:
             rest = until - time.monotonic()
-            found = await _alisten(batch.listener, batch, rest) if rest > 0 else None
+            found = await wait(rest) if rest > 0 else None
             if found is None:
                 break
             batch.heard(found)
     batch.over()
 
 
-async def _alisten(listener: Listener, batch: LeaseBatch[B], seconds: float) -> Found | None:
-    """Return where something has come; None when the time is over, or the caller has gone."""
-    if batch.given_up:  # during the look
-        return None
-    listening = asyncio.ensure_future(listener.await_(seconds))
-    batch.cut = listening.cancel
-    try:
-        found = await listening
-    except asyncio.CancelledError:
-        if batch.given_up:
-            return None
-        raise
-    if found and batch.given_up:  # it came at the same moment
-        listener.give_back(found)
-        return None
-    return found
-
-
-async def _arenew(client: AsyncClient, batch: LeaseBatch[B]) -> None:
-    while batch.jobs:
-        await asyncio.sleep(batch.lease_seconds / 3)
-        with suppress(ReliqError), batch.noting_outages():
-            batch.note_settled(await client.run(batch.renew()))
-
-
-def _raise_first(answers: Sequence[Any]) -> None:
-    """Raise the first of `answers` that is a refusal for good."""
-    for answer in answers:
-        if isinstance(answer, Exception) and not isinstance(answer, RedisUnavailableError):
-            raise answer
-
-
-def _tell(observers: Sequence[Observer], batch: LeaseBatch[B]) -> None:
-    """Log bodies that do not decode, and notify of them as a worker does: the block never sees them."""
-    for one in batch.undecodable:
-        logger.warning("%s: %s does not decode and goes back: %s", one.queue, printable(one.id), one.error)
-    notify(observers, batch.undecodable)
+async def _settle(client: AnyClient, batch: LeaseBatch[B], calls: list[Call[Settled]]) -> None:
+    """Settle in one round trip; a call that Redis cannot answer now is made again alone. Raise what was refused."""
+    refusals = []
+    with batch.noting_outages():
+        answers = await client.run_all(calls, for_seconds=batch.lease_seconds)
+        for call, answer in zip(calls, answers, strict=True):
+            if isinstance(answer, RedisUnavailableError):
+                batch.note_settled(await client.run(call, for_seconds=batch.lease_seconds))
+            elif isinstance(answer, Exception):
+                refusals.append(answer)
+            else:
+                batch.note_settled(answer)
+    raise_first(refusals)
