@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from reliq.redis.shards import Shards
     from reliq.redis.wakeups import WakeTokens
     from reliq.settings import Limits, QueueSettings
+    from reliq.worker.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +73,13 @@ class Listener:
     """
 
     def __init__(self, client: Client, shards: Shards, spares_leases: Callable[[Keys], bool]) -> None:
-        from reliq.worker.scheduler import Scheduler  # noqa: PLC0415  who publishes alone does without it
-
         self.client = client
         self._shards = shards
-        self._scheduler = Scheduler(client, (), lambda: None, spares_leases)
+        self._spares_leases = spares_leases
         self._name = token()
-        self._look_at: dict[Keys, float] = {}
+        # Of the thread that runs, or ran last.
+        self._scheduler: Scheduler
+        self._look_at: dict[Keys, float]
         self._lock = threading.Lock()
         self._waiting: deque[Future[Found]] = deque()
         self._unheard: list[Keys] = []  # what came for who has gone
@@ -128,11 +129,17 @@ class Listener:
             thread.join(KEPT_SECONDS)
 
     def _enter(self) -> Future[Found]:
+        from reliq.worker.scheduler import Scheduler  # noqa: PLC0415  who publishes alone does without it
+
         place: Future[Found] = Future()
         with self._lock:
             self._is_closed = False
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="reliq-listener", daemon=True)
+                self._scheduler = scheduler = Scheduler(self.client, (), lambda: None, self._spares_leases)
+                look_at: dict[Keys, float] = {}
+                self._look_at = look_at
+                run = partial(self._run, scheduler, look_at)
+                thread = threading.Thread(target=run, name="reliq-listener", daemon=True)
                 thread.start()  # one that cannot start is none: the next wait tries again
                 self._thread = thread
             self._waiting.append(place)
@@ -170,14 +177,17 @@ class Listener:
         while self._wake(ANYWHERE):
             pass
 
-    def _run(self) -> None:
+    def _run(self, scheduler: Scheduler, look_at: dict[Keys, float]) -> None:
         try:
             with closing(self.client.wake_tokens()) as tokens:
-                self._poke = self._scheduler.wake = tokens.poke
-                self._look_at = {}
+                self._poke = scheduler.wake = tokens.poke
                 while not self._is_over():
                     self._step(tokens)
-                self._hand_on(tokens)
+                # Other processes watch; where something is to come due, one of them looks at once.
+                watched = [keys for keys in look_at if scheduler.watches(keys)]
+                with suppress(ReliqError):
+                    self.client.run_all([commands.drop_watch(keys) for keys in watched])
+                tokens.pass_on(watched)
         except Exception:
             logger.exception("queue %s: the waits of `receive` failed and begin anew", self._shards.first.name)
             time.sleep(STEP_SECONDS)  # whoever waits looks then, and begins them anew
@@ -249,15 +259,6 @@ class Listener:
         if answers and all(isinstance(answer, Exception) for answer in answers):
             raise answers[0]
         return found
-
-    def _hand_on(self, tokens: WakeTokens) -> None:
-        """Let other processes watch; where something is to come due, one of them looks at once."""
-        watched = [keys for keys in self._look_at if self._scheduler.watches(keys)]
-        for keys in self._look_at:
-            self._scheduler.forget(keys)
-        with suppress(ReliqError):
-            self.client.run_all([commands.drop_watch(keys) for keys in watched])
-        tokens.pass_on(watched)
 
 
 B = TypeVar("B")
