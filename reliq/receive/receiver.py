@@ -324,14 +324,13 @@ class Received(Effects, Generic[B]):
         self.answer = answer
 
 
+@dataclass(slots=True, eq=False)
 class ClaimRound:
     """
     A look that claims messages of a shard; whoever holds it makes the calls.
 
-    Args:
-        spread: of how many keys they may be; None: of any number.
-
     Attributes:
+        spread: of how many keys they may be; None: of any number.
         claimed: every message that the last look took.
         buried: what the last look took back for good: garbage, of which dead letters are to be made.
         behind: how many the last look has left in ready and retry.
@@ -339,33 +338,29 @@ class ClaimRound:
         next_in_ms: after a look, until something else comes due; none: nothing will.
     """
 
-    def __init__(
-        self,
-        keys: Keys,
-        *,
-        limit: int,
-        lease_ms: int,
-        spread: int | None = None,
-    ) -> None:
-        self.keys = keys
-        self._spread = spread
-        self._limit = limit
-        self._lease_ms = lease_ms
-        self.claimed: list[Claimed] = []
-        self.buried: tuple[str, ...] = ()
-        self.next_in_ms: list[int] = []
-        self.behind = 0
-        self.missed = False
+    keys: Keys
+    limit: int
+    lease_ms: int
+    spread: int | None = None
+    claimed: list[Claimed] = field(default_factory=list)
+    buried: tuple[str, ...] = ()
+    next_in_ms: list[int] = field(default_factory=list)
+    behind: int = 0
+    missed: bool = False
 
     def look(self, call_number: CallNumber, *, spare_leases: bool = False, watcher: str = "") -> list[Call[Any]]:
         """Return the calls of one look: messages that are due or overdue are moved before the claim."""
-        keys = self.keys
-        limit = self._limit
-        lease_ms = self._lease_ms
         return [
-            transitions.promote(keys),
-            transitions.reclaim(keys, spare_leases=spare_leases),
-            transitions.claim(keys, call_number, limit=limit, lease_ms=lease_ms, watcher=watcher, spread=self._spread),
+            transitions.promote(self.keys),
+            transitions.reclaim(self.keys, spare_leases=spare_leases),
+            transitions.claim(
+                self.keys,
+                call_number,
+                limit=self.limit,
+                lease_ms=self.lease_ms,
+                watcher=watcher,
+                spread=self.spread,
+            ),
         ]
 
     def looked(self, answers: Sequence[Any]) -> None:
@@ -389,7 +384,7 @@ class Receiver(Generic[B]):
         self.settings = settings
         self._limits = limits
         self.lanes = CallSequences()
-        self._has_written = False
+        self.has_written_limits = False
         self._away: set[Keys] = set()
         self._spare_until: dict[Keys, float] = {}
         self._listener: Listener | None = None
@@ -409,17 +404,11 @@ class Receiver(Generic[B]):
 
     def limits_call(self) -> Call[bool] | None:
         """Return the call that writes the declared limits, before anything is claimed; None when that is done."""
-        if self._limits is None or self._has_written:
+        if self._limits is None or self.has_written_limits:
             return None
         keys = self.shards.first
         self.shards.map.check_is_one(keys.name)
         return transitions.limit(keys, self._limits.fields(), declared=self._limits.declaration)
-
-    def note_limits(self, answer: bool | Exception) -> None:
-        """Take the answer to `limits_call`; raise what Redis refused."""
-        if isinstance(answer, Exception):
-            raise answer
-        self._has_written = True
 
     def spares_leases(self, keys: Keys) -> bool:
         """Return whether a shard's expired leases stay: after an outage their holders may be about to renew them."""
@@ -526,7 +515,8 @@ class LeaseBatch(Generic[B]):
         """
         takes = self._takes()
         if self._writes_limits:
-            self._receiver.note_limits(answers[0])
+            raise_first([*answers])
+            self._receiver.has_written_limits = True
             return True
         away: dict[Keys, RedisUnavailableError] = {}
         for at, take in enumerate(takes):
@@ -632,7 +622,7 @@ class LeaseBatch(Generic[B]):
         return [call for call, _ in settlement.calls(self._take.keys, self._receiver.settings, held)]
 
     def _at(self, keys: Keys, limit: int) -> ClaimRound:
-        return ClaimRound(keys, limit=limit, lease_ms=self._handling.lease_ms)
+        return ClaimRound(keys, limit, self._handling.lease_ms)
 
     def _takes(self) -> Sequence[ClaimRound]:
         """Return where the next look is made."""
@@ -669,7 +659,14 @@ def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iter
 
     run_blocking(_take(client.driven, batch, wait_seconds, wait))
     over = threading.Event()
-    renewer = threading.Thread(target=_renew_until, args=(over, client, batch), name="reliq-receive", daemon=True)
+
+    async def pause(seconds: float) -> bool:
+        return over.wait(seconds)
+
+    def renew() -> None:
+        run_blocking(_renew(client.driven, batch, pause))
+
+    renewer = threading.Thread(target=renew, name="reliq-receive", daemon=True)
     renewer.start()
     error: BaseException | None = None
     try:
@@ -681,12 +678,6 @@ def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iter
         over.set()
         renewer.join()
         run_blocking(_settle(client.driven, batch, batch.settle(error)))
-
-
-def _renew_until(over: threading.Event, client: Client, batch: LeaseBatch[B]) -> None:
-    while batch.jobs and not over.wait(batch.lease_seconds / 3):
-        with suppress(ReliqError), batch.noting_outages():
-            batch.note_settled(client.run(batch.renew()))
 
 
 @asynccontextmanager
@@ -704,7 +695,7 @@ async def areceiving(
             await taking
             await client.run_all(batch.release())
         raise
-    renewer = asyncio.create_task(_arenew(client, batch))
+    renewer = asyncio.create_task(_renew(client, batch, asyncio.sleep))
     error: BaseException | None = None
     try:
         yield batch.jobs
@@ -722,13 +713,6 @@ async def areceiving(
         except asyncio.CancelledError:
             await asyncio.wait([settling], timeout=CANCELLED_SECONDS)
             raise
-
-
-async def _arenew(client: AsyncClient, batch: LeaseBatch[B]) -> None:
-    while batch.jobs:
-        await asyncio.sleep(batch.lease_seconds / 3)
-        with suppress(ReliqError), batch.noting_outages():
-            batch.note_settled(await client.run(batch.renew()))
 
 
 async def _alisten(batch: LeaseBatch[B], seconds: float) -> Found | None:
@@ -805,3 +789,10 @@ async def _settle(client: AnyClient, batch: LeaseBatch[B], calls: list[Call[Sett
             else:
                 batch.note_settled(answer)
     raise_first(refusals)
+
+
+async def _renew(client: AnyClient, batch: LeaseBatch[B], pause: Callable[[float], Awaitable[bool | None]]) -> None:
+    """Renew the leases until a pause says that the block is over."""
+    while batch.jobs and not await pause(batch.lease_seconds / 3):
+        with suppress(ReliqError), batch.noting_outages():
+            batch.note_settled(await client.run(batch.renew()))

@@ -273,7 +273,7 @@ class Drain:
         __tracebackhide__ = True
         settings = handler.queue.settings
         spread = 1 if handler.settings.batch_by_key else None
-        claim = ClaimRound(keys, limit=handler.batch, lease_ms=LONG_LEASE_MS, spread=spread)
+        claim = ClaimRound(keys, handler.batch, LONG_LEASE_MS, spread)
         claim.looked(self._run_all(claim.look(self._lane.next())))
         self._bury(handler, keys, claim.buried)
         waits += claim.next_in_ms

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from reliq.handlers.settlement import Outcome
     from reliq.keys import Keys
-    from reliq.lua.transitions import ClaimAnswer
     from reliq.receive.bodies import Read
     from reliq.redis.client import Client
     from reliq.redis.wakeups import WakeTokens
@@ -211,7 +210,11 @@ class Fetcher:
             self._client.run_all(requests)
 
     def _find_hot(self, offers: list[Offer]) -> None:
-        """Look at every queue once a second, and at those that wait for a suspect when one has ended."""
+        """
+        Find the queues that are to be claimed from.
+
+        They are all once a second, those that wait for a suspect when one has ended, and those with a token.
+        """
         now = time.monotonic()
         is_time = now - self._polled_at >= POLL_SECONDS
         if is_time:
@@ -221,20 +224,16 @@ class Fetcher:
             queue.must_poll = queue.must_poll or poll
             if poll or (queue.waits_for_suspect and queue.suspect_has_ended(capacity)):
                 queue.hot = True
-        self._glance([queue for queue, _ in offers])
-
-    def _glance(self, queues: list[QueueClaims]) -> None:
-        """Now and then see whether a token has come for queues that have no wait, because others at their place are hot."""
-        if not self._has_shared_waits or time.monotonic() - self._glanced_at < GLANCE_SECONDS:
+        if not self._has_shared_waits or now - self._glanced_at < GLANCE_SECONDS:
             return
-        waiting = [queue for queue in queues if not queue.hot and queue.place not in self._tokens.standing]
+        # Others at the place of some queues are hot, so that no wait for their tokens stands.
+        waiting = [queue for queue, _ in offers if not queue.hot and queue.place not in self._tokens.standing]
         cold = [queue for queue in waiting if any(self._claims[keys].hot for keys in self._places[queue.place])]
-        if not cold:
-            return
-        self._glanced_at = time.monotonic()
-        tokens = self._client.run_all([commands.wake_token_at_once(queue.keys) for queue in cold])
-        for queue, token_there in zip(cold, tokens, strict=True):
-            queue.hot = token_there is True
+        if cold:
+            self._glanced_at = time.monotonic()
+            tokens = self._client.run_all([commands.wake_token_at_once(queue.keys) for queue in cold])
+            for queue, token_there in zip(cold, tokens, strict=True):
+                queue.hot = token_there is True
 
     def _expect(self, queues: list[QueueClaims], *, beside_hot: bool = False) -> None:
         """Wait for tokens of the queues that are not hot; `beside_hot` not at places where some are."""
@@ -299,7 +298,13 @@ class Fetcher:
             if isinstance(answer, Exception):
                 failures.append((queue.keys, answer))
                 continue
-            self._note(queue, answer, at)
+            if self._backoff.until:
+                self._backoff.over(queue.keys)
+            self._scheduler.note(queue.keys, answer, at)
+            queue.is_watched_here = answer.promote_in_ms != NOT_WATCHING
+            queue.look_at = 0.0
+            if not queue.is_watched_here and self._served.is_sharded(queue.name):
+                queue.look_at = self._poll_jitter.next(at)
             queue.answered(answer)
             self._order.took(queue.name, len(answer.claimed) / queue.handler.batch, queue.handler.settings.weight)
             if answer.claimed:
@@ -307,13 +312,3 @@ class Fetcher:
                 self._inflight.add(deliveries)
                 self._reader.add(queue.keys, deliveries)
         return failures
-
-    def _note(self, queue: QueueClaims, answer: ClaimAnswer, at: float) -> None:
-        """Take over when a shard is due, and who watches it."""
-        if self._backoff.until:
-            self._backoff.over(queue.keys)
-        self._scheduler.note(queue.keys, answer, at)
-        queue.is_watched_here = answer.promote_in_ms != NOT_WATCHING
-        queue.look_at = 0.0
-        if not queue.is_watched_here and self._served.is_sharded(queue.name):
-            queue.look_at = self._poll_jitter.next(at)
