@@ -13,7 +13,7 @@
 local answers, keys, freed, taken, awake, out = {}, {}, {}, {}, {}, {}
 
 local function fault_of_key(key)
-  local sleeps, most, waits_there = redis.call('ZSCORE', asleep, key), places_of(key), redis.call('EXISTS', line .. key) == 1
+  local sleeps, waits_there = redis.call('ZSCORE', asleep, key), redis.call('EXISTS', line .. key) == 1
   local ms, served = sleeps and tonumber(sleeps) * 1000, redis.call('ZSCORE', ring, key)
   if ms and (ms ~= ms or ms < 1e12 or (ms < math.huge and ms > now_up + 3660 * 86400000)) then
     awake[#awake + 1] = key
@@ -22,7 +22,7 @@ local function fault_of_key(key)
     out[#out + 1] = key
     return 'stray-turn'
   end
-  local may = waits_there and not sleeps and (not most or in_flight(key) < most)
+  local may = waits_there and not sleeps and places_free(key) > 0
   return may and not served and 'stuck-key' or ''
 end
 

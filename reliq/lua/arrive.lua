@@ -13,31 +13,31 @@
 local last, told = (redis.call('HGET', arrived, from) or ''):match('^(%d+) (%a*)$')
 local is_late, answers, code = last and tonumber(last) > tonumber(number), {}, ''
 if last == number or is_late then
-  for i = 1, ITEMS do
-    local one = told:sub(i, i)
-    answers[i] = is_late and 'late' or one == 'x' and 'alive' or 'arrived'
-  end
+  for i = 1, ITEMS do answers[i] = is_late and 'late' or told:sub(i, i) == 'x' and 'alive' or 'arrived' end
   return answers
 end
 
-local fresh, lefts, words, notes, spans = {}, {}, {}, {}, {}
-local places, dues, seen = { pending = {}, ready = {}, retry = {}, unack = {} }, { pending = {}, unack = {} }, {}
+local fresh, lefts, words, notes, spans, seen = {}, {}, {}, {}, {}, {}
+local places, dues = { pending = {}, ready = {}, retry = {}, unack = {} }, { pending = {}, unack = {} }
 for i = 1, ITEMS do
-  local id, one = arg(i, ID), cmsgpack.unpack(arg(i, RECORD))
-  local state, is_letter = one[1], one[1] == 'dead'
-  local taken = not is_letter and (seen[id] or redis.call('HEXISTS', retries_left, id) == 1 or redis.call('SISMEMBER', garbage, id) == 1)
-  answers[i], code = taken and 'alive' or 'arrived', code .. (taken and 'x' or 'a')
+  local id, record = arg(i, ID), cmsgpack.unpack(arg(i, RECORD))
+  local state, at, word, left, note, window, expiry, value = unpack(record)
+  local is_letter = state == 'dead'
+  local is_alive = seen[id] or redis.call('HEXISTS', retries_left, id) == 1 or redis.call('SISMEMBER', garbage, id) == 1
+  local is_refused = is_alive and not is_letter
+  answers[i], code = is_refused and 'alive' or 'arrived', code .. (is_refused and 'x' or 'a')
   if is_letter then
-    redis.call('XADD', dead, '*', unpack(one[2]))
-  elseif not taken then
-    local at, ids, left = dues[state], places[state], tonumber(one[7]) and math.max(1, one[7] - now_down)
-    seen[id], fresh[#fresh + 1], ids[#ids + 1] = true, id, id
-    if at then at[#at + 1] = ms_of(one[2]) end
-    pair(lefts, id, one[4])
-    if one[3] ~= '' then pair(words, id, one[3]) end
-    if one[5] ~= '' then pair(notes, id, one[5]) end
-    if one[6] ~= '' then pair(spans, id, one[6]) end
-    redis.call('SET', body(i), one[8], unpack(left and { 'PX', string.format('%.0f', left) } or {}))
+    redis.call('XADD', dead, '*', unpack(at))
+  elseif not is_alive then
+    seen[id], fresh[#fresh + 1] = true, id
+    table.insert(places[state], id)
+    if dues[state] then table.insert(dues[state], ms_of(at)) end
+    pair(lefts, id, left)
+    if word ~= '' then pair(words, id, word) end
+    if note ~= '' then pair(notes, id, note) end
+    if window ~= '' then pair(spans, id, window) end
+    local ms = tonumber(expiry) and string.format('%.0f', math.max(1, expiry - now_down))
+    redis.call('SET', body(i), value, unpack(ms and { 'PX', ms } or {}))
   end
 end
 
@@ -45,10 +45,10 @@ run('HDEL', lease, fresh)
 run('HSET', lease, words)
 run('HSET', errors, notes)
 if #spans > 0 then redis.pcall('HSET', windows, unpack(spans)) end
-for state, ids in pairs(places) do
-  if dues[state] then put(state == 'unack' and unack or pending, dues[state], ids)
-  elseif run('LPUSH', state == 'ready' and ready or retry, ids) then push_token() end
-end
+put(pending, dues.pending, places.pending)
+put(unack, dues.unack, places.unack)
+line_up(places.ready)
+redeliver(places.retry)
 -- When it is cut off before, it is made again in full; after, nobody is asked to have it again.
 redis.call('HSET', arrived, from, number .. ' ' .. code)
 run('HSET', retries_left, lefts)

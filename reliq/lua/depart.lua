@@ -32,8 +32,7 @@ end
 local function letter(name)
   local found = redis.call('XRANGE', dead, name, name)[1]
   if not found then return end
-  local fields = {}
-  for f = 1, #found[2], 2 do fields[found[2][f]] = found[2][f + 1] end
+  local fields = fields_of(found)
   if not fields.died then pair(found[2], 'died', name) end
   pair(all, name .. ' ' .. (fields.id or ''), cmsgpack.pack({ state, found[2] }))
   bytes, gone[#gone + 1] = bytes + #all[#all], name

@@ -11,33 +11,31 @@
 
 if (redis.call('HGET', leaving, '') or ''):match('^%d+') ~= number then return {} end
 local gone, bodies, over, cancels, ended, words, calm = {}, {}, {}, {}, {}, {}, {}
-local lists, dues, back = { ready = {}, retry = {} }, { pending = {}, unack = {} }, { pending = {}, unack = {} }
+local back, dues = { pending = {}, ready = {}, retry = {}, unack = {} }, { pending = {}, unack = {} }
 for i = 1, ITEMS do
   local id = arg(i, ID)
   local record, word = redis.call('HGET', leaving, id), redis.call('HGET', lease, id) or ''
-  local one = record and cmsgpack.unpack(record) or { 'dead' }
-  local holds = one[1] ~= 'dead' and word:match('^shards%.(%d+):') == number and redis.call('ZSCORE', unack, id)
-  over[#over + 1] = id
+  local state, at, before = unpack(record and cmsgpack.unpack(record) or { 'dead' })
+  local holds = state ~= 'dead' and word:match('^shards%.(%d+):') == number and redis.call('ZSCORE', unack, id)
+  over[i] = id
+  if holds and (cancelled(word) or arg(i, STAYS) == '') then bodies[#bodies + 1] = body(i) end
   if holds and arg(i, STAYS) == '' then
-    gone[#gone + 1], bodies[#bodies + 1] = id, body(i)
+    gone[#gone + 1] = id
     if cancelled(word) then cancels[#cancels + 1] = id end
   elseif holds and cancelled(word) then
-    ended[#ended + 1], bodies[#bodies + 1] = id, body(i)
+    ended[#ended + 1] = id
   elseif holds then
-    if one[3] ~= '' then pair(words, id, one[3]) else calm[#calm + 1] = id end
-    local at, ids = dues[one[1]], lists[one[1]] or back[one[1]]
-    ids[#ids + 1] = id
-    if at then at[#at + 1] = ms_of(one[2]) end
+    if before ~= '' then pair(words, id, before) else calm[#calm + 1] = id end
+    table.insert(back[state], id)
+    if dues[state] then table.insert(dues[state], ms_of(at)) end
   end
 end
 
 begin(unack)
 put(pending, dues.pending, back.pending)
-for name, ids in pairs(lists) do
-  if run('LPUSH', name == 'ready' and ready or retry, ids) then push_token() end
-  run('ZREM', unack, ids)
-end
-run('ZREM', unack, back.pending)
+line_up(back.ready)
+redeliver(back.retry)
+for _, state in ipairs({ 'pending', 'ready', 'retry' }) do run('ZREM', unack, back[state]) end
 put(unack, dues.unack, back.unack)
 run('HSET', lease, words)
 run('HDEL', lease, calm)

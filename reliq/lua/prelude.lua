@@ -126,6 +126,13 @@ local function put(zset, dues, ids)
   end
 end
 
+-- The fields of an entry of a stream by their names.
+local function fields_of(entry)
+  local fields = {}
+  for f = 1, entry and #entry[2] or 0, 2 do fields[entry[2][f]] = entry[2][f + 1] end
+  return fields
+end
+
 -- Why a message failed, the newest first: a note, when it failed, and at most nine of those `known`, in 2 KiB.
 local function failures(note, known)
   local all, n, most = note .. string.format('\29%.0f', now_down), 1, #note + 2048

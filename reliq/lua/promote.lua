@@ -5,7 +5,7 @@
 -- Runs  pending:ZRANGE,ZRANGEBYSCORE,ZREM ready:LPUSH totals:HINCRBY wake:LLEN,LPUSH
 -- Keyed  ready:EXISTS retry:EXISTS retries_left:HMGET limits:HDEL,HGET,HMGET,HSET ring:EXISTS,ZADD,ZRANGE
 --       held:ZCARD,ZLEXCOUNT,ZREM,ZSCAN,ZSCORE asleep:ZADD,ZMSCORE,ZRANGE,ZRANGEBYSCORE,ZREM,ZSCAN,ZSCORE
---       rates:ZADD,ZRANGEBYSCORE,ZREM,ZSCORE line:EXISTS,LPUSH,RPUSH
+--       rates:ZADD,ZSCORE line:EXISTS,LPUSH,RPUSH
 -- Returns  how many moved, and the ms until the next is due (-1: none)
 -- Nothing to do: 0 and that wait.
 --
@@ -33,7 +33,6 @@ run('ZREM', pending, ids)
 -- keyed: ring_in(awake)
 -- keyed: review(throttled)
 -- keyed: walk_on()
--- keyed: forget_buckets(100)
 add('promoted', #ids)
 -- keyed: if redis.call('EXISTS', ready, retry, ring) > 0 then offer() end
 local wait = wait_for(pending)

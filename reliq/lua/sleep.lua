@@ -13,11 +13,8 @@ local slept = redis.call('ZSCORE', asleep, key)
 if for_ms == '0' then
   redis.call('ZREM', asleep, key)
   ring_in({ key })
-elseif for_ms == '' then
-  redis.call('ZADD', asleep, '+inf', key)
-  redis.call('ZREM', ring, key)
 else
-  put(asleep, now_up + for_ms, { key })
+  if for_ms == '' then redis.call('ZADD', asleep, '+inf', key) else put(asleep, now_up + for_ms, { key }) end
   redis.call('ZREM', ring, key)
 end
 return slept and 1 or 0

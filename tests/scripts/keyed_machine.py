@@ -464,5 +464,6 @@ class KeyedMachine(RuleBasedStateMachine):
         # What was cancelled is met when it is due, also after a clock that went back.
         self.pass_time(self.latest - self.oracle.now + 7200 * 10**6)
         self.promote()
+        self.run(t.tidy(self.keys, clock=self.clock))
         left = KeyedState(self.client, self.keys)
         assert not any([left.counts, left.lines, left.ring, left.places, left.kept, left.asleep, left.rates])

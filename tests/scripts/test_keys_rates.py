@@ -203,22 +203,15 @@ def test_buckets_that_are_full_are_forgotten_by_the_next_claims(publish_under, s
     assert left == [20] * 20
 
 
-@pytest.mark.parametrize("chore", ["promote", "tidy"])
-def test_chores_forget_full_buckets_also_beside_paused_keys(
-    chore, publish_under, serve, run, keys, limit, client, promote
-):
+def test_tidy_forgets_full_buckets(publish_under, serve, run, keys, limit, client):
     limit(key_rate_us=1000, key_burst=5)
     for number in range(200):
         publish_under(f"tenant-{number:03}", f"m{number}")
     serve(200)
-    for number in range(120 if chore == "promote" else 0):
-        run(t.sleep(keys, f"tenant-{number:03}", for_ms=None, clock=NOON))
-    make = promote if chore == "promote" else lambda ms: run(t.tidy(keys, clock=micros(ms=ms)))
 
-    make(0)
+    run(t.tidy(keys, clock=NOON))
     assert client.zcard(keys.rates) == 200
-    for _ in range(3):
-        make(2)
+    run(t.tidy(keys, clock=micros(ms=2)))
     assert client.zcard(keys.rates) == 0
 
 

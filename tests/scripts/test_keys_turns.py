@@ -133,7 +133,7 @@ def test_a_drained_queue_keeps_nothing_of_its_keys(fill, drain, limit, client, k
             fill(f"tenant-{number}", 5)
         assert len([*drain(200)]) == 2000
         while client.zcard(keys.rates):
-            run(t.promote(keys, clock=NOON + 10**9))
+            run(t.tidy(keys, clock=NOON + 10**9))
         client.delete(keys.lane("filler"), keys.lane("worker"))
         used.append(client.info("memory")["used_memory_dataset"])
 

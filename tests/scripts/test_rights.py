@@ -172,7 +172,7 @@ UNREACHED = {
     "check": "dedup:SET errors:HMGET pending:ZADD pending:ZRANGE ready:LPUSH retry:LREM",
     "claim": (
         "asleep:ZADD asleep:ZMSCORE held:ZREM line:EXISTS line:LPUSH pending:ZADD rates:ZRANGEBYSCORE rates:ZREM "
-        "ready:LPUSH retry:EXISTS retry:LPUSH ring:EXISTS ring:ZADD wake:LTRIM"
+        "ready:LPUSH retry:EXISTS retry:LPUSH ring:EXISTS wake:LTRIM"
     ),
     "depart": (
         "dead:XDEL dead:XRANGE ends:XADD errors:HDEL errors:HMGET retry:LRANGE retry:LTRIM totals:HINCRBY unack:ZSCORE"

@@ -39,7 +39,10 @@ end
 
 -- How many messages of a key may run at once; nil: any number.
 local function places_of(key) return key ~= '' and not priorities[key] and limits_now().per_key or nil end
-local function in_order(key) return limits_now().ordered == 1 and places_of(key) == 1 end
+local function places_free(key)
+  local most = places_of(key)
+  return most and most - in_flight(key) or math.huge
+end
 local function weight_of(key)
   local weight = limits_now().weighted and tonumber(redis.call('HGET', limits, 'weight:' .. key) or '')
   return weight and weight > 0 and weight or priorities[key] or 1
@@ -95,8 +98,7 @@ local function ring_in(keys)
   local sleeps, new = redis.call('ZMSCORE', asleep, unpack(keys)), {}
   local first = redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2] or 0
   for i, key in ipairs(keys) do
-    local most = places_of(key)
-    if not sleeps[i] and redis.call('EXISTS', line .. key) == 1 and (not most or in_flight(key) < most) then
+    if not sleeps[i] and redis.call('EXISTS', line .. key) == 1 and places_free(key) > 0 then
       pair(new, string.format('%.17g', first + 1 / weight_of(key)), key)
     end
   end
@@ -130,20 +132,18 @@ end
 -- A call takes up to 500 such steps, a ms has 1,000: when 500 are taken, the next ms gives room, for 20 ms at most.
 local function enter(ids, due)
   if due <= now_down then return line_up(ids) end
-  local ms, base, rows, last, first, before = due, score(due), {}, {}, nil, nil
-  while not first do
+  local ms, rows, last, base, before, first = due, {}, {}, nil, nil, nil
+  repeat
+    base = score(ms)
     before = redis.call('ZRANGE', pending, '(' .. base .. '5', '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2]
-    first = before and before - base or -1
-    first = first < 0 and 0 or math.floor(first * 2e6 + 1.98)
-    if first >= 500 and ms < due + 19 then ms, base, first = ms + 1, score(ms + 1), nil end
-  end
-  local text, step = base, 0
+    first = before and math.max(0, math.floor((before - base) * 2e6 + 1.98)) or 0
+    ms = ms + 1
+  until first < 500 or ms > due + 19
   for _, id in ipairs(ids) do
     local key = key_of[id]
-    local n = key == '' and 0 or last[key] and last[key] + 1 or first
-    if n ~= step then text, step = n == 0 and base or base .. string.format('%04d', 5 * n), n end
-    last[key] = n
-    pair(rows, text, id)
+    local step = key == '' and 0 or last[key] and last[key] + 1 or first
+    last[key] = step
+    pair(rows, step == 0 and base or base .. string.format('%04d', 5 * step), id)
   end
   if run('ZADD', pending, rows) and not before then
     redis.call('DEL', watch)
@@ -204,9 +204,9 @@ end
 
 -- Messages wait for another delivery: they give up their places, but in order they keep them, and their key waits.
 local function stand_by(ids)
-  local free, kept = {}, {}
+  local free, kept, is_ordered = {}, {}, limits_now().ordered == 1
   for _, id in ipairs(ids) do
-    if in_order(key_of[id] or '') then pair(kept, 0, place('\2', id)) else free[#free + 1] = id end
+    if is_ordered and places_of(key_of[id] or '') then pair(kept, 0, place('\2', id)) else free[#free + 1] = id end
   end
   if run('ZADD', held, kept) then offer_places() end
   free_places(free)
@@ -222,15 +222,13 @@ local function rows_of(lengths, room)
   end
   own = own or tonumber(redis.call('ZSCORE', ring, '') or rows[1] and rows[1].pass or 0)
   while rows[at] and rows[at].pass < own do at = at + 1 end
+  -- Ready and retry are one of the lists that take turns.
+  local most = spread
   for _, list in ipairs(first == 'retry' and { ready, retry } or { retry, ready }) do
     if lengths[list] > 0 then table.insert(rows, at, { key = '', list = list, pass = own }) end
   end
-  local left, last = spread, nil
-  for k, row in ipairs(rows) do
-    if row.key ~= '' or last ~= '' then left = left - 1 end
-    last = row.key
-    if left < 0 then rows[k] = nil end
-  end
+  if at <= spread and lengths[ready] > 0 and lengths[retry] > 0 then most = spread + 1 end
+  while #rows > most do table.remove(rows) end
   return rows
 end
 
@@ -241,32 +239,24 @@ local function is_sharded()
   return n and (n ~= '1' or was ~= '1')
 end
 
--- Read the heads of the lists, and what is known of each id there.
+-- Read the heads of the lists, some 2,000 ids at most, and what is known of each id there.
 local function read_rows(rows, room)
-  local all, words, counts = {}, {}, {}
+  local all = {}
   local all_weights, more = 0, math.max(1, math.floor(2 * room / #rows))
   for _, row in ipairs(rows) do
     row.weight = weight_of(row.key)
     all_weights = all_weights + row.weight
   end
   for _, row in ipairs(rows) do
-    local most = places_of(row.key)
-    row.at, row.started, row.back = 0, 0, {}
-    row.free = most and most - in_flight(row.key) or math.huge
-    row.may, row.full = math.huge, nil
+    row.at, row.started, row.back, row.may = 0, 0, {}, math.huge
     if row.key ~= '' then row.may, row.full = bucket(row.key) end
-    row.most = math.min(row.free, row.may)
+    row.most = math.min(places_free(row.key), row.may)
     -- More than it may start: what is cancelled or put off at the head is passed over at once.
     row.reach = math.min(math.ceil(room * row.weight / all_weights), row.most) + (row.key == '' and 0 or more)
     row.ids, row.first = row.most > 0 and read('LRANGE', row.list, -row.reach, -1) or {}, #all
     for _, id in ipairs(row.ids) do all[#all + 1] = id end
   end
-  for from = 1, #all, 1000 do
-    local some = { unpack(all, from, math.min(from + 999, #all)) }
-    local its_words, its_counts = read('HMGET', lease, unpack(some)), read('HMGET', retries_left, unpack(some))
-    for i = 1, #some do words[from + i - 1], counts[from + i - 1] = its_words[i], its_counts[i] end
-  end
-  return words, counts
+  return #all > 0 and read('HMGET', lease, unpack(all)), #all > 0 and read('HMGET', retries_left, unpack(all))
 end
 
 -- Have the rows take turns by their passes until `room` messages have started; `meet` decides on a message, and says
@@ -310,8 +300,7 @@ local function leave_rows(rows, misplaced)
   end
   run('ZADD', ring, passes)
   run('ZREM', ring, out)
-  -- Ready and retry have a pass only while they wait beside keys.
-  if own and redis.call('EXISTS', ready, retry) > 0 and keys_in_ring() > 0 then
+  if own and redis.call('EXISTS', ready, retry) > 0 then
     redis.call('ZADD', ring, string.format('%.17g', own), '')
   elseif own then
     redis.call('ZREM', ring, '')

@@ -36,7 +36,7 @@ MUTANTS = (
     ),
     *(_without_receipt(verb) for verb in ("ack", "nack", "extend", "release", "snooze")),
     Mutant("claim leaves an id behind", "lua/prelude.lua", "0, -row.at - 1)", "0, -row.at)", examples=50),
-    Mutant("no heartbeat", "worker/settler.py", "        if due:\n            self._extend(due)\n", "", by=HARNESS),
+    Mutant("no heartbeat", "worker/settler.py", "        self._extend(due)\n", "", by=HARNESS),
     Mutant(
         "publish is not idempotent",
         "lua/publish.lua",

@@ -8,8 +8,8 @@ _ROWS = (
     (
         "a key has more places than its limit",
         PRELUDE,
-        "row.free = most and most - in_flight(row.key) or math.huge",
-        "row.free = math.huge",
+        "math.min(places_free(row.key), row.may)",
+        "row.may",
     ),
     ("a lease without a place", CLAIM, "-- keyed: run('ZADD', held, places)\n", ""),
     (
@@ -35,7 +35,7 @@ _ROWS = (
     (
         "an ordered message gives its place up when it fails",
         PRELUDE,
-        "if in_order(key_of[id] or '') then",
+        "if is_ordered and places_of(key_of[id] or '') then",
         "if false then",
     ),
     (
@@ -64,7 +64,7 @@ _ROWS = (
         "key_of[id] = ''",
     ),
     ("a key that gets its first message has no turn", PRELUDE, "== #some[key] then woken", "== 0 then woken"),
-    ("a key that has no place free has a turn", PRELUDE, " and (not most or in_flight(key) < most) then", " then"),
+    ("a key that has no place free has a turn", PRELUDE, " and places_free(key) > 0 then", " then"),
     (
         "a key without a line keeps its turn",
         PRELUDE,
