@@ -119,13 +119,7 @@ class Scheduler:
         now = time.monotonic()
         with self._lock:
             due = {move: at for move, at in self._due.items() if at <= now}
-        if due:
-            self._move(due)
-        with self._lock:
-            return max(0.0, min(self._due.values(), default=now + LONGEST_SLEEP_SECONDS) - time.monotonic())
-
-    def _move(self, due: dict[DueMove, float]) -> None:
-        limit = max(LEAST_MOVED, min(BATCH_LIMIT, MOVE_LIMIT // len(due)))
+        limit = max(LEAST_MOVED, min(BATCH_LIMIT, MOVE_LIMIT // max(1, len(due))))
         calls: list[Call[Any]] = []
         for move in due:
             if move.verb == "promote":
@@ -144,6 +138,8 @@ class Scheduler:
                     del self._due[move]
                 else:
                     self._due[move] = answered_at + wait
+        with self._lock:
+            return max(0.0, min(self._due.values(), default=now + LONGEST_SLEEP_SECONDS) - time.monotonic())
 
     def _seconds_until_next(self, move: DueMove, answer: Any, limit: int) -> float | None:
         """Return the seconds until `move`, which moved `limit` at most, is due again; None when nothing is."""
