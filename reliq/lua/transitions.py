@@ -23,7 +23,7 @@ from reliq.events import Event
 from reliq.keys import Keys, token
 from reliq.lua import script
 from reliq.message import CancelStatus, Claimed, Counts, Delivery, PublishStatus, RescheduleStatus
-from reliq.redis.commands import Arg, Call, id_text, read_bytes
+from reliq.redis.commands import Arg, Call, id_text, no_events, read_bytes
 from reliq.settings import BATCH_LIMIT, INLINE_BYTES, check_int
 from reliq.text import LAST_SECOND, clamp_time, clean_text, whole_number
 from reliq.wire_format import ENVELOPE_START, HEADER_LIMIT, FailureNote, claim_nonce, open_envelope, receipt_nonce
@@ -119,6 +119,23 @@ def words_of(asked: Sequence[str], ids: Sequence[str], reply: Sequence[bytes], k
     """Return the word for each id that was `asked` for, where the script was given `ids`, each of them once."""
     by_id = dict(zip(ids, words(reply, ids, known), strict=True))
     return [by_id[id] for id in asked]
+
+
+def _call(
+    name: str,
+    keys: Keys,
+    clock: int | None,
+    args: Iterable[Arg],
+    read: Callable[[Any], T],
+    happened: Callable[[T], Iterable[Event]] = no_events,
+    *,
+    ids: Iterable[str] = (),
+    chosen_ids: Iterable[str] = (),
+) -> Call[T]:
+    """Return the call of a script on a queue, with the bodies of `ids`, and the marks of ids that may be chosen."""
+    lua = script(name)
+    named = (*lua.lead(keys), *keys.msgs(ids), *map(keys.dedup, chosen_ids))
+    return Call(lua, named, (clock_arg(clock), *args), read, happened)
 
 
 # ---- publish, cancel, reschedule
@@ -229,16 +246,15 @@ def cancel(
     A cancelled id is free at once; with `tombstone_ms` a publish of it is refused for that time.
     """
     unique = once(bounded("ids", ids))
-    lua = script("cancel")
-    named = (*lua.lead(keys), *keys.msgs(unique), *map(keys.dedup, unique))
     tombstone: Arg = "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms)
-    args = (clock_arg(clock), bare_arg(keys), tombstone, *unique)
 
     def happened(answer: list[CancelStatus]) -> list[Event]:
         cancelled = tuple(id for id, word in zip(ids, answer, strict=True) if word == "cancelled")
         return [events.Cancelled(keys.name, cancelled)]
 
-    return Call(lua, named, args, lambda reply: words_of(ids, unique, reply, get_args(CancelStatus)), happened)
+    read = partial(words_of, ids, unique, known=get_args(CancelStatus))
+    args = (bare_arg(keys), tombstone, *unique)
+    return _call("cancel", keys, clock, args, read, happened, ids=unique, chosen_ids=unique)
 
 
 def reschedule(
@@ -246,10 +262,10 @@ def reschedule(
 ) -> Call[list[RescheduleStatus]]:
     """Give waiting messages another due time: `at_ms`, or `delay_ms` from now."""
     unique = once(bounded("ids", ids))
-    lua = script("reschedule")
-    named = (*lua.lead(keys), *keys.msgs(unique))
-    args = (clock_arg(clock), bare_arg(keys), "" if at_ms is None else at_ms, delay_ms, *unique)
-    return Call(lua, named, args, lambda reply: words_of(ids, unique, reply, get_args(RescheduleStatus)))
+    args = (bare_arg(keys), "" if at_ms is None else at_ms, delay_ms, *unique)
+
+    read = partial(words_of, ids, unique, known=get_args(RescheduleStatus))
+    return _call("reschedule", keys, clock, args, read, ids=unique)
 
 
 # ---- promote, claim, reclaim
@@ -329,13 +345,13 @@ def promote(keys: Keys, *, limit: int = 500, clock: int | None = None) -> Call[t
     In a queue with keys messages with a key move to their key queues, keys that slept are served again, and the wait is
     for the next message that is due, key that wakes or start that the queue's rate permits.
     """
-    lua = script("promote")
-    args = (clock_arg(clock), limit_arg(limit, least=1))
 
     def happened(answer: tuple[int, int]) -> Iterable[Event]:
         return [events.Promoted(keys.name, answer[0])] if answer[0] else ()
 
-    return Call(lua, lua.lead(keys), args, lambda reply: (int(reply[0]), int(reply[1])), happened)
+    return _call(
+        "promote", keys, clock, [limit_arg(limit, least=1)], lambda reply: (int(reply[0]), int(reply[1])), happened
+    )
 
 
 def claim(
@@ -395,8 +411,7 @@ def reclaim(
 
     Messages with a key come to the heads of their key queues. With `spare_leases` it takes only nacked and cancelled messages: a worker may be about to renew the others.
     """
-    lua = script("reclaim")
-    args = (clock_arg(clock), limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS)
+    args = (limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS)
 
     def read(reply: Sequence[Any]) -> ReclaimAnswer:
         return ReclaimAnswer(int(reply[0]), *(texts(ids) for ids in reply[1:6]))
@@ -409,7 +424,7 @@ def reclaim(
         if answer.inconsistent:
             yield events.Inconsistent(keys.name, answer.inconsistent)
 
-    return Call(lua, lua.lead(keys), args, read, happened)
+    return _call("reclaim", keys, clock, args, read, happened)
 
 
 def bodies(keys: Keys, ids: Sequence[str], *, max_body: int, clock: int | None = None) -> Call[list[FoundBody]]:
@@ -632,9 +647,7 @@ def collect(
 ) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Turn garbage into dead letters; return their ids, and those whose body was gone. One call takes 8 MiB."""
     bounded("ids", ids)
-    lua = script("collect")
-    named = (*lua.lead(keys), *keys.msgs(ids), *map(keys.dedup, ids))
-    args = (clock_arg(clock), letters_max, letters_ms, *ids)
+    args: list[Arg] = [letters_max, letters_ms, *ids]
 
     def happened(answer: tuple[tuple[str, ...], tuple[str, ...]]) -> Iterable[Event]:
         collected, expired = answer
@@ -643,7 +656,10 @@ def collect(
         if expired:
             yield events.Expired(keys.name, expired)
 
-    return Call(lua, named, args, lambda reply: (texts(reply[0]), texts(reply[1])), happened)
+    def read(reply: Sequence[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return texts(reply[0]), texts(reply[1])
+
+    return _call("collect", keys, clock, args, read, happened, ids=ids, chosen_ids=ids)
 
 
 def redrive(
@@ -661,16 +677,15 @@ def redrive(
     All are `stale` when the shard knows a later map than that of `fence`, or is closed.
     """
     ids = [id for _, id, _ in bounded("letters", letters)]
-    lua = script("redrive")
-    args: list[Arg] = [clock_arg(clock), bare_arg(keys), delay_ms, ttl_ms, "" if keys.bare else fence]
+    args: list[Arg] = [bare_arg(keys), delay_ms, ttl_ms, "" if keys.bare else fence]
     args += chain.from_iterable(letters)
 
     def happened(answer: list[RedriveStatus]) -> list[Event]:
         redriven = tuple(id for id, word in zip(ids, answer, strict=True) if word == "redriven")
         return [events.Redriven(keys.name, redriven)]
 
-    named = (*lua.lead(keys), *keys.msgs(ids))
-    return Call(lua, named, args, lambda reply: words(reply, letters, get_args(RedriveStatus)), happened)
+    read = partial(words, asked=letters, known=get_args(RedriveStatus))
+    return _call("redrive", keys, clock, args, read, happened, ids=ids)
 
 
 def purge(
@@ -688,10 +703,12 @@ def purge(
     A chosen id stays taken for its `dedup`, as after any end, unless `free_ids`.
     """
     ids = once(bounded("ids", ids))
-    lua = script("purge")
-    named = (*lua.lead(keys), *keys.msgs(ids), *map(keys.dedup, () if free_ids else ids))
-    args = (clock_arg(clock), state, line, *ids)
-    return Call(lua, named, args, int, lambda count: [events.Purged(keys.name, count)] if count else ())
+
+    def happened(count: int) -> Iterable[Event]:
+        return [events.Purged(keys.name, count)] if count else ()
+
+    chosen_ids = () if free_ids else ids
+    return _call("purge", keys, clock, (state, line, *ids), int, happened, ids=ids, chosen_ids=chosen_ids)
 
 
 def forget(keys: Keys, *, letters: bool, look: bool = False, clock: int | None = None) -> Call[tuple[int, int]]:
@@ -700,15 +717,12 @@ def forget(keys: Keys, *, letters: bool, look: bool = False, clock: int | None =
 
     With `look` it is not removed.
     """
-    lua = script("forget")
-    args = (clock_arg(clock), int(letters), int(look))
-    return Call(lua, lua.lead(keys), args, lambda reply: (int(reply[0]), int(reply[1])))
+    return _call("forget", keys, clock, (int(letters), int(look)), lambda reply: (int(reply[0]), int(reply[1])))
 
 
 def counts(keys: Keys, *, clock: int | None = None) -> Call[Counts]:
     """Count the queue's messages by place, and every total, at one moment."""
-    lua = script("counts")
-    return Call(lua, lua.lead(keys), (clock_arg(clock), *TOTAL_KINDS), _counts)
+    return _call("counts", keys, clock, TOTAL_KINDS, _counts)
 
 
 def _counts(reply: list[Any]) -> Counts:
@@ -730,12 +744,11 @@ def tidy(
     keys: Keys, *, cursor: int = 0, lease_cursor: int = 0, clock: int | None = None
 ) -> Call[tuple[int, int, int, int]]:
     """Check a piece of unack and lease; return the next cursors, deadlines pulled back, words removed."""
-    lua = script("tidy")
 
     def read(reply: Sequence[Any]) -> tuple[int, int, int, int]:
         return int(reply[0]), int(reply[1]), int(reply[2]), int(reply[3])
 
-    return Call(lua, lua.lead(keys), (clock_arg(clock), cursor, lease_cursor), read)
+    return _call("tidy", keys, clock, (cursor, lease_cursor), read)
 
 
 # ---- limits and key queues
@@ -750,14 +763,12 @@ def limit(keys: Keys, fields: Mapping[str, str], *, declared: str = "", clock: i
         declared: the text of a declaration: its fields take the place of all others, unless the declaration that was
             written last is the same. Empty: the fields alone are written.
     """
-    lua = script("limit")
-    return Call(lua, lua.lead(keys), (clock_arg(clock), declared, *chain.from_iterable(fields.items())), bool)
+    return _call("limit", keys, clock, (declared, *chain.from_iterable(fields.items())), bool)
 
 
 def sleep(keys: Keys, key: str, *, for_ms: int | None, clock: int | None = None) -> Call[bool]:
     """Have one key not served for so many ms, None until it is woken; 0 wakes it. Return whether it slept before."""
-    lua = script("sleep")
-    return Call(lua, lua.lead(keys), (clock_arg(clock), key, "" if for_ms is None else for_ms), bool)
+    return _call("sleep", keys, clock, (key, "" if for_ms is None else for_ms), bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -816,9 +827,7 @@ def key_queues(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int
     place, and those of 200 messages that are alive, drawn at random: all keys of a queue that has few, and of one that
     has many those with a share of what waits.
     """
-    bounded("keys", of)
-    lua = script("key_queues")
-    return Call(lua, lua.lead(keys), (clock_arg(clock), most, *of), _key_queues)
+    return _call("key_queues", keys, clock, (most, *bounded("keys", of)), _key_queues)
 
 
 def _key_queues(reply: list[Any]) -> KeyQueues:
@@ -862,13 +871,11 @@ def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None 
 
     The others are the `most` that sleep longest, and the keys of `most` places that are taken, drawn at random.
     """
-    bounded("keys", of)
-    lua = script("held_up")
 
     def read(reply: list[bytes]) -> dict[str, str]:
         return dict(zip(texts(reply[::2]), texts(reply[1::2]), strict=True))
 
-    return Call(lua, lua.lead(keys), (clock_arg(clock), most, *of), read)
+    return _call("held_up", keys, clock, (most, *bounded("keys", of)), read)
 
 
 # ---- periodic entries
@@ -925,7 +932,7 @@ def register(
         newest: whether they take the place of other schedules, as those of a process that starts do; else only of a
             schedule that no process has registered for half a minute. An entry that is None in the answer has another.
     """
-    args = (clock_arg(clock), "1" if newest else "", *chain.from_iterable(bounded("entries", entries)))
+    args = ("1" if newest else "", *chain.from_iterable(bounded("entries", entries)))
 
     def read(reply: list[Any]) -> tuple[int, list[InForce | None]]:
         in_force: list[InForce | None] = []
@@ -936,7 +943,7 @@ def register(
             in_force.append(InForce(int(last), asked_ms) if last else None)
         return int(reply[0]), in_force
 
-    return Call(script("register"), (keys.cron,), args, read)
+    return _call("register", keys, clock, args, read)
 
 
 def tick(keys: Keys, tick: Tick, *, ttl_ms: int, retries: int, clock: int | None = None) -> Call[TickStatus]:
@@ -949,11 +956,9 @@ def tick(keys: Keys, tick: Tick, *, ttl_ms: int, retries: int, clock: int | None
         `unknown` when none is.
     """
     asked: Arg = "" if tick.asked is None else tick.asked
-    args: list[Arg] = [clock_arg(clock), tick.entry, tick.schedule, tick.since, tick.at, asked, tick.overlap]
+    args: list[Arg] = [tick.entry, tick.schedule, tick.since, tick.at, asked, tick.overlap]
     args += [tick.missed, tick.due_ms, span("ttl_ms", ttl_ms), retries, "" if keys.bare else ENVELOPE_START]
     args += tick.message or ()
-    lua = script("tick")
-    named = (*lua.lead(keys), *([keys.msg(tick.message[0])] if tick.message else ()))
 
     def read(reply: bytes) -> TickStatus:
         [word] = words([reply], [tick], get_args(TickStatus))
@@ -966,7 +971,7 @@ def tick(keys: Keys, tick: Tick, *, ttl_ms: int, retries: int, clock: int | None
             missed = 0 if answer == "paused" else tick.missed
             yield events.Ticked(keys.name, tick.entry, tick.at, cast("events.TickOutcome", answer), missed)
 
-    return Call(lua, named, args, read, happened)
+    return _call("tick", keys, clock, args, read, happened, ids=tick.message[:1] if tick.message else ())
 
 
 # ---- the shards of a queue
@@ -1011,10 +1016,10 @@ def ask(
         closing: whether the shard takes no message at all from now on.
         replace: whether an id is free that is still taken after its end.
     """
-    lua = script("ask")
-    named = (*lua.lead(keys), *map(keys.dedup, bounded("ids", ids)))
-    args = (clock_arg(clock), fence, "1" if closing else "", "1" if replace else "", *ids)
-    return Call(lua, named, args, lambda reply: words(reply, ids, get_args(AskStatus)))
+    args = (fence, "1" if closing else "", "1" if replace else "", *bounded("ids", ids))
+
+    read = partial(words, asked=ids, known=get_args(AskStatus))
+    return _call("ask", keys, clock, args, read, chosen_ids=ids)
 
 
 def remap(keys: Keys, before: bytes, after: bytes, *, clock: int | None = None) -> Call[bytes]:
@@ -1023,8 +1028,7 @@ def remap(keys: Keys, before: bytes, after: bytes, *, clock: int | None = None) 
 
     It is REMAP_KEYED, and nothing is written, when a queue with keys or limits would have several shards.
     """
-    first = keys.of_shard(0)
-    return Call(script("remap"), (first.map, first.limits), (clock_arg(clock), before, after), read_bytes)
+    return _call("remap", keys.of_shard(0), clock, (before, after), read_bytes)
 
 
 def depart(keys: Keys, ids: Sequence[str], *, state: LeavingState, clock: int | None = None) -> Call[MigrationBatch]:
@@ -1034,8 +1038,7 @@ def depart(keys: Keys, ids: Sequence[str], *, state: LeavingState, clock: int | 
     While one is, nothing else is held: first it must be over. From a list only the oldest ids go, in order.
     """
     ids = once(bounded("ids", ids))
-    lua = script("depart")
-    return Call(lua, (*lua.lead(keys), *keys.msgs(ids)), (clock_arg(clock), state, *ids), _departure)
+    return _call("depart", keys, clock, (state, *ids), _departure, ids=ids)
 
 
 def _departure(reply: Sequence[Any]) -> MigrationBatch:
@@ -1049,12 +1052,12 @@ def arrive(
     keys: Keys, departure: MigrationBatch, names: Sequence[str], *, origin: int, clock: int | None = None
 ) -> Call[list[ArriveStatus]]:
     """Have those of a departure from the shard `origin` in this one; made again, it answers the same."""
-    lua = script("arrive")
-    args: list[Arg] = [clock_arg(clock), origin, departure.number]
+    args: list[Arg] = [origin, departure.number]
     for name in names:
         args += (name, departure.records[name])
-    named = (*lua.lead(keys), *keys.msgs(names))
-    return Call(lua, named, args, lambda reply: words(reply, names, get_args(ArriveStatus)))
+
+    read = partial(words, asked=names, known=get_args(ArriveStatus))
+    return _call("arrive", keys, clock, args, read, ids=names)
 
 
 def leave(
@@ -1066,11 +1069,10 @@ def leave(
     Returns:
         The ids that were cancelled meanwhile: the other shard has them.
     """
-    lua = script("leave")
-    args: list[Arg] = [clock_arg(clock), departure.number]
+    args: list[Arg] = [departure.number]
     for name in departure.records:
         args += (name, "1" if name in staying else "")
-    return Call(lua, (*lua.lead(keys), *keys.msgs(departure.records)), args, texts)
+    return _call("leave", keys, clock, args, texts, ids=departure.records)
 
 
 # ---- call numbers
