@@ -154,6 +154,10 @@ class CallNumber:
     lane: str
     number: int
 
+    def next(self) -> "CallNumber":
+        """Return the number of the lane's next call."""
+        return CallNumber(self.lane, self.number + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class PublishAnswer:
@@ -1094,23 +1098,6 @@ class Message(NamedTuple):
 Messages = tuple[Message, ...]
 
 
-@dataclass(slots=True)
-class CallSequence:
-    """A name and the number of its last call."""
-
-    name: str
-    number: int = 0
-
-    def next(self) -> CallNumber:
-        """Return the number of a new call."""
-        self.number += 1
-        return CallNumber(self.name, self.number)
-
-    def same(self) -> CallNumber:
-        """Return the number of the last call, to make it again."""
-        return CallNumber(self.name, self.number)
-
-
 class CallSequences:
     """
     The lanes of one client in this process; a fork starts with none.
@@ -1122,9 +1109,9 @@ class CallSequences:
     def __init__(self) -> None:
         self._start_over()
 
-    def take(self, messages: Messages = ()) -> tuple[CallSequence, CallNumber]:
+    def take(self, messages: Messages = ()) -> CallNumber:
         """
-        Return a lane and the call number for publishing `messages`: the old one if that call's outcome is unknown.
+        Return the call number for publishing `messages`: the old one if that call's outcome is unknown.
 
         Any other call with one of their ids ends the old one: what is published from now on is something else.
         """
@@ -1132,25 +1119,27 @@ class CallSequences:
             self._start_over()
         with self._lock:
             if messages in self.parked:
-                lane, since = self.parked[messages]
+                call_number, since = self.parked[messages]
                 self._forget(messages)
                 if time.monotonic() - since < PARKED_SECONDS:
-                    return lane, lane.same()
+                    return call_number
             if messages:
                 self._end(message.id for message in messages)
-            lane = self._free.pop() if self._free else self._new()
-            return lane, lane.next()
+            if self._free:
+                return self._free.pop().next()
+            self._made += 1
+            return CallNumber(f"{self._client}{self._made}", 1)
 
-    def give_back(self, lane: CallSequence) -> None:
-        """Note that the call has its answer: the lane is free."""
+    def give_back(self, call_number: CallNumber) -> None:
+        """Note that the call has its answer: its lane is free."""
         with self._lock:
-            self._free.append(lane)
+            self._free.append(call_number)
 
-    def park(self, lane: CallSequence, messages: Messages) -> None:
+    def park(self, call_number: CallNumber, messages: Messages) -> None:
         """Note that the call's outcome is unknown: its number is kept for when `messages` are published again."""
         with self._lock:
             self._end(message.id for message in messages)
-            self.parked[messages] = lane, time.monotonic()
+            self.parked[messages] = call_number, time.monotonic()
             self._by_id.update((message.id, messages) for message in messages)
             if len(self.parked) > PARKED_LIMIT:
                 self._forget(next(iter(self.parked)))
@@ -1172,15 +1161,11 @@ class CallSequences:
         for message in messages:
             self._by_id.pop(message.id, None)
 
-    def _new(self) -> CallSequence:
-        self._made += 1
-        return CallSequence(f"{self._client}{self._made}")
-
     def _start_over(self) -> None:
         self._lock = threading.Lock()  # the parent may have held the old one at the fork
         self._pid = os.getpid()
         self._client = token()
         self._made = 0
-        self._free: list[CallSequence] = []
-        self.parked: OrderedDict[Messages, tuple[CallSequence, float]] = OrderedDict()
+        self._free: list[CallNumber] = []
+        self.parked: OrderedDict[Messages, tuple[CallNumber, float]] = OrderedDict()
         self._by_id: dict[str, Messages] = {}

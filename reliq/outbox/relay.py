@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from reliq.events import Observer
-    from reliq.lua.transitions import CallSequence
     from reliq.message import Duration
     from reliq.redis.commands import Call
     from reliq.redis.url import Target
@@ -141,7 +140,7 @@ class RelayCall:
         batch: the messages of those rows whose ids are not taken at their old home, by the numbers of the rows.
         terms: of the messages, with the delay that was left when the rows were taken.
         again: whether the rows, or a call with their number, may have been sent before.
-        lane: of this relay, when the call is its own.
+        is_first: whether this relay has begun the call, in a lane of its own.
         outcome: `sent`: the call has its answer; `given up`: a shard has refused it by a later map, and the rows are to be
             taken anew; `failed`: Redis has refused or not confirmed it; empty: it is to be made, or made again because
             Redis was away.
@@ -155,7 +154,7 @@ class RelayCall:
     durability: Durability
     again: bool
     number: CallNumber
-    lane: CallSequence | None = None
+    is_first: bool = False
     outcome: Literal["", "sent", "given up", "failed"] = ""
     taken_at: float = field(default_factory=time.monotonic)
 
@@ -338,8 +337,8 @@ class RowPublisher:
     def _end(self, call: RelayCall, outcome: Literal["sent", "given up", "failed"]) -> None:
         """Note the outcome of a call; a failed call, which is made again, keeps its lane."""
         call.outcome = outcome
-        if call.lane and outcome != "failed":
-            self.lanes.give_back(call.lane)
+        if call.is_first and outcome != "failed":
+            self.lanes.give_back(call.number)
 
 
 class OutboxMover:
@@ -478,7 +477,7 @@ class OutboxMover:
         again = [seq for call in given_up if call.again for seq in call.seqs]
         self.store.give_up([call.number_text for call in given_up], again)
         # A queue that failed and works again: its first success is a call that was made again, which has no lane here.
-        recovered = {call.queue for call in sent if not call.lane} - {call.queue for call in failed}
+        recovered = {call.queue for call in sent if not call.is_first} - {call.queue for call in failed}
         if recovered:
             self.store.hurry(sorted(recovered))
             self._due["overdue"] = 0.0
@@ -542,8 +541,10 @@ class OutboxMover:
                 for seqs in chunked_by_size(batch.places, sizes.__getitem__, READ_BYTES, BATCH_LIMIT):
                     part = batch._replace(places=seqs, orders=[messages[seq] for seq in seqs])
                     call_terms = part.orders[0].terms
-                    lane, number = self.redis.lanes.take()
-                    calls.append(RelayCall(queue, seqs, part, call_terms, terms.confirmation, again, number, lane))
+                    number = self.redis.lanes.take()
+                    calls.append(
+                        RelayCall(queue, seqs, part, call_terms, terms.confirmation, again, number, is_first=True)
+                    )
         return calls
 
     def _look_after(self) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from reliq.events import Observer
     from reliq.keys import Keys
-    from reliq.lua.transitions import AskStatus, CallSequence, CallSequences, PublishAnswer
+    from reliq.lua.transitions import AskStatus, CallNumber, CallSequences, PublishAnswer
     from reliq.publish.messages import PreparedMessage, Writer
     from reliq.redis.client import AsyncClient, Clients
     from reliq.redis.commands import Call, Command, Request, T
@@ -420,7 +420,7 @@ class Sender:
         Returns:
             Its receipts, empty when a later map binds; None when another shard may have it.
         """
-        lane, call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
+        call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
         call = part.call(part.orders[0].terms, call_number)
         confirmations = NOT_ASKED
         began = time.monotonic()
@@ -435,10 +435,10 @@ class Sender:
             else:
                 answer = await self._clients.blocking().driven.run(call, for_seconds=PUBLISH_SECONDS)
         except BaseException as error:
-            if self._failed(part, lane, error, confirmed, began):
+            if self._failed(part, call_number, error, confirmed, began):
                 return None
             raise
-        self._lanes.give_back(lane)
+        self._lanes.give_back(call_number)
         done = receipts(part.orders, answer, confirmations)
         if self._watching and done:
             self._notify_ended(began, Counter(receipt.status for receipt in done))
@@ -465,7 +465,9 @@ class Sender:
         if not isinstance(error, ConfigurationError):
             raise self._writer.failed(orders, error, confirmed, unsent=True) from error
 
-    def _failed(self, part: ShardBatch, lane: CallSequence, error: BaseException, confirmed: int, began: float) -> bool:
+    def _failed(
+        self, part: ShardBatch, call_number: CallNumber, error: BaseException, confirmed: int, began: float
+    ) -> bool:
         """
         Return whether a part may go to another shard, because its own could not be reached.
 
@@ -476,13 +478,13 @@ class Sender:
         failure = self._writer.failed(orders, error, confirmed) if isinstance(error, ReliqError) else None
         is_refused = isinstance(error, ConfigurationError) or (failure and failure.outcome == "refused")
         if is_refused and isinstance(error, RedisUnavailableError) and part.may_detour:
-            self._lanes.give_back(lane)
+            self._lanes.give_back(call_number)
             return True
         self._notify_ended(began, {"refused" if is_refused else "unknown": len(orders)})
         if is_refused:
-            self._lanes.give_back(lane)
+            self._lanes.give_back(call_number)
         elif not orders[0].terms.replace:  # a replacing publish is made now, whatever was before
-            self._lanes.park(lane, self._writer.known_by(orders))
+            self._lanes.park(call_number, self._writer.known_by(orders))
         if failure and not isinstance(error, ConfigurationError):
             raise failure from error
         return False

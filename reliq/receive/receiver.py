@@ -450,7 +450,7 @@ class LeaseBatch(Generic[B]):
         self._is_wide = False
         self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
         self.lease_seconds = handling.lease_ms / 1000
-        self._lane, _ = receiver.lanes.take()
+        self._call_number = receiver.lanes.take()
         self.undecodable: list[Handled] = []
         self.jobs: list[Received[B]] = []
         self._held: list[Settlement] = []  # what was claimed; then what the jobs are of, in their order
@@ -494,7 +494,10 @@ class LeaseBatch(Generic[B]):
         if limits_call is not None:
             return [limits_call]
         self._watcher = watcher = self.listener.watcher
-        looks = [take.look(self._lane.next(), spare_leases=spares(take.keys), watcher=watcher) for take in takes]
+        looks = []
+        for take in takes:
+            looks.append(take.look(self._call_number, spare_leases=spares(take.keys), watcher=watcher))
+            self._call_number = self._call_number.next()
         return [call for look in looks for call in look]
 
     @contextmanager
@@ -555,7 +558,7 @@ class LeaseBatch(Generic[B]):
 
     def over(self) -> None:
         """Note that the last look has its answer: its lane is free."""
-        self._receiver.lanes.give_back(self._lane)
+        self._receiver.lanes.give_back(self._call_number)
 
     def reader(self) -> BodyReader[Settlement]:
         """Return what reads the bodies of what was claimed."""

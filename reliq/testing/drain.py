@@ -232,7 +232,7 @@ class Drain:
         self._travel = travel
         self._fail_fast = fail_fast
         self._most = most
-        self._lane, _ = CallSequences().take()
+        self._call_number = CallSequences().take()
         self._by_queue: Counter[str] = Counter()
         self._ticks = Ticks(client, consumer.periodic)
         if consumer.periodic:
@@ -274,7 +274,8 @@ class Drain:
         settings = handler.queue.settings
         spread = 1 if handler.settings.batch_by_key else None
         claim = ClaimRound(keys, handler.batch, LONG_LEASE_MS, spread)
-        claim.looked(self._run_all(claim.look(self._lane.next())))
+        self._call_number = self._call_number.next()
+        claim.looked(self._run_all(claim.look(self._call_number)))
         self._bury(handler, keys, claim.buried)
         waits += claim.next_in_ms
         held = deliveries_of(claim.claimed, handler, time.monotonic())

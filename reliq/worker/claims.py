@@ -383,7 +383,7 @@ class QueueClaims:
         self.looked(answer)
         if not limit:
             return
-        self._number = CallNumber(self._number.lane, self._number.number + 1)
+        self._number = self._number.next()
         self._careful = answer.keyed or (answer.behind > 0 and len(claimed) < limit)  # some were passed over
         for message in claimed:
             self._careful = self._careful or message.deaths > 0 or message.left <= 0

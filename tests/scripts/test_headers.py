@@ -139,6 +139,7 @@ def test_there_is_one_transition_for_each_script():
         name
         for name, function in inspect.getmembers(t, inspect.isfunction)
         if function.__module__ == t.__name__
+        and not name.startswith("_")
         and str(function.__annotations__.get("return")).startswith("reliq.redis.commands.Call")
     }
 

@@ -128,55 +128,55 @@ def test_forked_child_makes_other_ids_and_tokens(fork):
 
 def test_forked_child_publishes_in_lanes_of_its_own():
     lanes = CallSequences()
-    lane, turn = lanes.take(A)
-    lanes.park(lane, A)
+    turn = lanes.take(A)
+    lanes.park(turn, A)
 
     reading, writing = os.pipe()
     if not (child := os.fork()):
-        os.write(writing, lanes.take(A)[1].lane.encode())
+        os.write(writing, lanes.take(A).lane.encode())
         os._exit(0)
     os.close(writing)
     os.waitpid(child, 0)
 
     with os.fdopen(reading, "rb") as answer:
         assert answer.read().decode() not in ("", turn.lane)
-    assert lanes.take(A)[1] == turn
+    assert lanes.take(A) == turn
 
 
 def test_lane_serves_a_call_at_a_time_and_counts():
     lanes = CallSequences()
-    one, first = lanes.take(A)
-    two, other = lanes.take(B)
-    lanes.give_back(one)
-    _, third = lanes.take(C)
+    first = lanes.take(A)
+    other = lanes.take(B)
+    lanes.give_back(first)
+    third = lanes.take(C)
     assert first.lane != other.lane
     assert (third.lane, third.number) == (first.lane, first.number + 1)
 
-    lanes.park(two, B)
-    assert lanes.take(C)[1].lane != other.lane
-    assert lanes.take(B)[1] == other, "a publish that gave up gets its number again"
+    lanes.park(other, B)
+    assert lanes.take(C).lane != other.lane
+    assert lanes.take(B) == other, "a publish that gave up gets its number again"
 
 
 @pytest.mark.parametrize("other", [A, B, (Message("a", 2), *B), (*B, *A)], ids=["first", "second", "body", "order"])
 def test_other_publish_of_an_id_ends_a_publish_that_gave_up(other):
     lanes = CallSequences()
-    lane, turn = lanes.take(A + B)
-    lanes.park(lane, A + B)
+    turn = lanes.take(A + B)
+    lanes.park(turn, A + B)
 
-    assert lanes.take(other)[1].lane != turn.lane
+    assert lanes.take(other).lane != turn.lane
     assert not lanes.parked
-    assert lanes.take(A + B)[1] != turn
+    assert lanes.take(A + B) != turn
 
 
 def test_publishes_that_gave_up_are_forgotten_by_number_and_age(monkeypatch):
     lanes = CallSequences()
     for n in range(PARKED_LIMIT + 5):
-        lane, turn = lanes.take((Message(f"{n}", 1),))
-        lanes.park(lane, (Message(f"{n}", 1),))
+        turn = lanes.take((Message(f"{n}", 1),))
+        lanes.park(turn, (Message(f"{n}", 1),))
     assert len(lanes.parked) == len(lanes._by_id) == PARKED_LIMIT
 
     monkeypatch.setattr("reliq.lua.transitions.PARKED_SECONDS", 0)  # before Redis forgets them
-    assert lanes.take((Message(f"{n}", 1),))[1].lane != turn.lane
+    assert lanes.take((Message(f"{n}", 1),)).lane != turn.lane
 
 
 @pytest.mark.parametrize(
