@@ -1,4 +1,4 @@
-"""Dead letters that are published again: by one script where their ids are at home, and else in three steps."""
+"""The public `Queue`: messages and dead letters are published, received and controlled, blocking or in async code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, Unpack, overload
 
 from reliq.codec import Codec
 from reliq.errors import ConfigurationError, RedisUnavailableError
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
     from reliq.events import Observer
-    from reliq.lua.transitions import AskStatus, PublishAnswer, RedriveStatus
     from reliq.message import (
         BulkResult,
         CancelStatus,
@@ -75,126 +74,6 @@ if TYPE_CHECKING:
 LETTER_BYTES = 8 * MIB
 
 _LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
-
-
-class Way(NamedTuple):
-    """
-    The way of a letter to the shard where its id is at home now.
-
-    Each step may be the last before the process dies. Made again within ten minutes, the publish adds nothing: it has
-    the number of its letter.
-    """
-
-    letter: Letter
-    ask: Call[list[AskStatus]]
-    look: Command[list[Letter]]
-    publish: Call[PublishAnswer]
-    delete: Command[int]
-
-
-class Redriving:
-    """
-    Letters of a queue on their way back into it.
-
-    Attributes:
-        left: those of which Redis has said nothing yet, or that they must go by a later map.
-        redriven: how many are published again.
-
-    Raises:
-        ConfigurationError: something is no letter, or they are too many for one call.
-    """
-
-    def __init__(self, shards: Shards, settings: QueueSettings, letters: Sequence[Letter], delay: Duration) -> None:
-        if not isinstance(letters, list | tuple) or not all(isinstance(one, Letter) for one in letters):
-            raise ConfigurationError(
-                f"letters must be a list of dead letters, as `letters()` returns them, not {type(letters).__name__}"
-            )
-        check_int("number of letters", len(letters), most=BATCH_LIMIT)
-        self._shards = shards
-        self._retries = settings.retries
-        self._ttl_ms = milliseconds(settings.ttl)
-        self._delay_ms = milliseconds(seconds("delay", delay))
-        self.left = list(letters)
-        self.redriven = 0
-
-    def calls(self) -> list[tuple[Call[list[RedriveStatus]], list[Letter]]]:
-        """Return the calls for the letters that are at home where they lie, each with its letters."""
-        at_home: dict[int, list[Letter]] = {}
-        for one in self.left:
-            if self._home(one) == one.shard:
-                at_home.setdefault(one.shard, []).append(one)
-        return [(self._call(some), some) for letters in at_home.values() for some in by_bytes(letters)]
-
-    def note_answers(self, letters: Sequence[Letter], answers: list[RedriveStatus]) -> None:
-        """Note what a shard has answered about its letters."""
-        self.redriven += answers.count("redriven")
-        done = {id(one) for one, answer in zip(letters, answers, strict=True) if answer != "stale"}
-        self.left = [one for one in self.left if id(one) not in done]
-
-    def ways(self) -> Iterator[Way]:
-        """Yield the way of each letter whose id has another home than the shard where it lies."""
-        for one in [one for one in self.left if self._home(one) != one.shard]:
-            yield self._way(one)
-
-    def may_go(self, way: Way, answers: list[AskStatus], found: list[Letter]) -> bool:
-        """Return whether a letter may be published at home, as the shard has answered where it lies, if it still does."""
-        is_free = answers == ["free"] and [one.id for one in found] == [way.letter.id]
-        if not is_free and answers != ["stale"]:
-            self.left = [one for one in self.left if one is not way.letter]
-        return is_free
-
-    def is_there(self, way: Way, answer: PublishAnswer) -> bool:
-        """Return whether a letter is published at home, and is to be deleted where it lies."""
-        if answer.is_stale:
-            return False
-        self.left = [one for one in self.left if one is not way.letter]
-        return not answer.refused
-
-    def deleted(self, count: int) -> None:
-        """Note that a letter is deleted where it lay; 0: somebody else has done it."""
-        self.redriven += count
-
-    def _home(self, letter: Letter) -> int:
-        return home(letter.id, self._shards.map.n)
-
-    def _left(self, letter: Letter) -> int:
-        return self._retries if letter.header.retries is None else letter.header.retries
-
-    def _call(self, letters: Sequence[Letter]) -> Call[list[RedriveStatus]]:
-        rows = [(one.letter, one.id, self._left(one)) for one in letters]
-        keys = self._shards.keys(letters[0].shard)
-        fence = self._shards.map.fence
-        return transitions.redrive(keys, rows, ttl_ms=self._ttl_ms, delay_ms=self._delay_ms, fence=fence)
-
-    def _way(self, letter: Letter) -> Way:
-        old = self._shards.keys(letter.shard)
-        new = self._shards.keys(self._home(letter))
-        fence = self._shards.map.fence
-        header = letter.header
-        left = self._left(letter)
-        start = envelope_rest(
-            left,
-            header.enqueued,
-            header.window_ms,
-            header.headers,
-            header.incarnation,
-            header.line or "",
-            header.origin,
-        )
-        publish = transitions.publish(
-            new,
-            [(letter.id, start + letter.payload)],
-            transitions.CallNumber(f"letter-{letter.letter}.{letter.shard}", 1),
-            ttl_ms=self._ttl_ms,
-            retries=left,
-            delay_ms=self._delay_ms,
-            window_ms=header.window_ms or 0,
-            replace=True,
-            fence=fence,
-        )
-        ask = transitions.ask(old, [letter.id], fence=fence, replace=True)
-        look = commands.letters_between(old, letter.letter, letter.letter, count=1)
-        return Way(letter, ask, look, publish, commands.delete_letters(old, [letter.letter]))
 
 
 def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
@@ -732,18 +611,96 @@ class Queue(Generic[B]):
         return first_letters(letters, limit)
 
     async def _redrive(self, driver: Driver, letters: Sequence[Letter], delay: Duration) -> int:
-        redriving = Redriving(self.known_shards, self.settings, letters, delay)
-        await self.known_shards.refresh(driver)
-        while redriving.left:
-            for call, some in redriving.calls():
-                redriving.note_answers(some, await self._ask(driver, call))
-            for way in redriving.ways():
-                is_free = redriving.may_go(way, await self._ask(driver, way.ask), await self._ask(driver, way.look))
-                if is_free and redriving.is_there(way, await self._ask(driver, way.publish)):
-                    redriving.deleted(await self._ask(driver, way.delete))
-            if redriving.left:
-                await self.known_shards.read(driver, for_seconds=PUBLISH_SECONDS)
-        return redriving.redriven
+        if not isinstance(letters, list | tuple) or not all(isinstance(one, Letter) for one in letters):
+            raise ConfigurationError(
+                f"letters must be a list of dead letters, as `letters()` returns them, not {type(letters).__name__}"
+            )
+        check_int("number of letters", len(letters), most=BATCH_LIMIT)
+        delay_ms = milliseconds(seconds("delay", delay))
+        shards = self.known_shards
+        await shards.refresh(driver)
+        redriven = 0
+        left = list(letters)
+        while left:
+            stale: list[Letter] = []  # they must go by a later map
+            elsewhere: list[Letter] = []
+            at_home: dict[int, list[Letter]] = {}
+            for letter in left:
+                is_home = home(letter.id, shards.map.n) == letter.shard
+                (at_home.setdefault(letter.shard, []) if is_home else elsewhere).append(letter)
+            for some in [some for of_shard in at_home.values() for some in by_bytes(of_shard)]:
+                call = transitions.redrive(
+                    shards.keys(some[0].shard),
+                    [(letter.letter, letter.id, self._retries_of(letter)) for letter in some],
+                    ttl_ms=milliseconds(self.settings.ttl),
+                    delay_ms=delay_ms,
+                    fence=shards.map.fence,
+                )
+                answers = await self._ask(driver, call)
+                redriven += answers.count("redriven")
+                stale += [letter for letter, answer in zip(some, answers, strict=True) if answer == "stale"]
+            for letter in elsewhere:
+                deleted = await self._redrive_elsewhere(driver, letter, delay_ms)
+                redriven += deleted or 0
+                if deleted is None:
+                    stale.append(letter)
+            left = stale
+            if left:
+                await shards.read(driver, for_seconds=PUBLISH_SECONDS)
+        return redriven
+
+    async def _redrive_elsewhere(self, driver: Driver, letter: Letter, delay_ms: int) -> int | None:
+        """
+        Publish a letter whose id has another home than the shard where it lies, and delete it there.
+
+        Each step may be the last before the process dies. Made again within ten minutes, the publish adds nothing: it has
+        the number of its letter.
+
+        Returns:
+            how many letters were deleted; None when it must go by a later map.
+        """
+        shards = self.known_shards
+        old = shards.keys(letter.shard)
+        new = shards.keys(home(letter.id, shards.map.n))
+        fence = shards.map.fence
+        answers = await self._ask(driver, transitions.ask(old, [letter.id], fence=fence, replace=True))
+        look = commands.letters_between(old, letter.letter, letter.letter, count=1)
+        found = await self._ask(driver, look)
+        if answers == ["stale"]:
+            return None
+        if answers != ["free"] or [one.id for one in found] != [letter.id]:
+            return 0
+        header = letter.header
+        retries = self._retries_of(letter)
+        start = envelope_rest(
+            retries,
+            header.enqueued,
+            header.window_ms,
+            header.headers,
+            header.incarnation,
+            header.line or "",
+            header.origin,
+        )
+        publish = transitions.publish(
+            new,
+            [(letter.id, start + letter.payload)],
+            transitions.CallNumber(f"letter-{letter.letter}.{letter.shard}", 1),
+            ttl_ms=milliseconds(self.settings.ttl),
+            retries=retries,
+            delay_ms=delay_ms,
+            window_ms=header.window_ms or 0,
+            replace=True,
+            fence=fence,
+        )
+        answer = await self._ask(driver, publish)
+        if answer.is_stale:
+            return None
+        if answer.refused:
+            return 0
+        return await self._ask(driver, commands.delete_letters(old, [letter.letter]))
+
+    def _retries_of(self, letter: Letter) -> int:
+        return self.settings.retries if letter.header.retries is None else letter.header.retries
 
     async def _at_home(self, driver: Driver, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
         """Make a call about a message at its home; while nobody knows it, where that was, and by the map as it is now."""
