@@ -1,4 +1,4 @@
-"""Requests of one round trip and their replies, of which some may come from a further try."""
+"""The clients that make the calls of a queue, and make them again until Redis has answered."""
 
 import asyncio
 import time
@@ -19,47 +19,6 @@ from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS, Connection
 from reliq.redis.url import Target
 from reliq.redis.wakeups import WakeTokens
 from reliq.settings import RECONNECT, seconds_after
-
-
-class PartialReplies:
-    """
-    The replies to `requests`, each in its place.
-
-    One of several servers may fail and the others answer: a further try makes the failed requests alone, of those only
-    the sent ones when `once_sent` is true.
-
-    Attributes:
-        replies: empty until there was a round trip.
-        left: the places whose servers failed.
-    """
-
-    def __init__(self, requests: Sequence[Request[Any]], *, once_sent: bool = False) -> None:
-        self._requests = requests
-        self._once_sent = once_sent
-        self.replies: list[Any] = []
-        self.left: Sequence[int] = range(len(requests))
-
-    @property
-    def requests(self) -> list[Request[Any]]:
-        """The requests to be made."""
-        return [self._requests[at] for at in self.left]
-
-    def put(self, replies: list[Any]) -> None:
-        """Take the replies to the requests that were left."""
-        self.replies = self.replies or [None] * len(self._requests)
-        for at, reply in zip(self.left, replies, strict=True):
-            # Whether a request ran is not known of its last try alone.
-            if not (isinstance(reply, NotSentError) and is_failure(self.replies[at])):
-                self.replies[at] = reply
-        done = (NotSentError,) if self._once_sent else ()
-        self.left = [at for at in self.left if is_failure(self.replies[at]) and not isinstance(self.replies[at], done)]
-
-    def check(self) -> None:
-        """Raise RedisUnavailableError when there are places left."""
-        if self.left:
-            error = translated(self._requests[self.left[0]], self.replies[self.left[0]])
-            if isinstance(error, RedisUnavailableError):
-                raise error
 
 
 class Tries:
@@ -160,13 +119,30 @@ class AnyClient:
             return []
         if not for_seconds:
             return await self._answers(requests, await self._exchange(requests))
-        made = PartialReplies(requests, once_sent=once_sent)
+        replies: list[Any] = []  # empty until there was a round trip
+        left: Sequence[int] = range(len(requests))  # the places whose servers failed: a further try is for them alone
+
+        async def fill(requests: Sequence[Request[Any]]) -> None:
+            nonlocal left
+            made = await self._exchange([requests[at] for at in left])
+            replies.extend([None] * (len(requests) - len(replies)))
+            for at, reply in zip(left, made, strict=True):
+                # Whether a request ran is not known of its last try alone.
+                if not (isinstance(reply, NotSentError) and is_failure(replies[at])):
+                    replies[at] = reply
+            done = (NotSentError,) if once_sent else ()
+            left = [at for at in left if is_failure(replies[at]) and not isinstance(replies[at], done)]
+            if left:
+                error = translated(requests[left[0]], replies[left[0]])
+                if isinstance(error, RedisUnavailableError):
+                    raise error
+
         try:
-            await self._try(self._fill, made, for_seconds)
+            await self._try(fill, requests, for_seconds)
         except RedisUnavailableError:
-            if not made.replies:
+            if not replies:
                 raise
-        return await self._answers(requests, made.replies)
+        return await self._answers(requests, replies)
 
     async def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
         """
@@ -216,10 +192,6 @@ class AnyClient:
             return answer, await self._answer(wait, replies[1])
         except ReliqError as error:
             return answer, error
-
-    async def _fill(self, made: PartialReplies) -> None:
-        made.put(await self._exchange(made.requests))
-        made.check()
 
     async def _try(self, make: Callable[[S], Awaitable[T]], asked: S, for_seconds: float) -> T:
         """Return what `make(asked)` does, tried again until `for_seconds` are over while Redis is away."""
