@@ -112,6 +112,7 @@ def acl_rule(
     uses = {use for role in known for use in uses_of(role)}
     alone = {command for command, key in uses if not key} | ({"SELECT"} if select else set())
     alone |= IN_CLUSTER if in_cluster else set()
+    alone |= {"PING"} if "consumer" in known else set()  # who waits for messages sees first whether the server answers
     declared = {key for script in scripts for key in (*script.keys, *script.tail_keys)}
     runs_scripts = ("EVALSHA",) if without_eval else SCRIPT_COMMANDS
     for_scripts = {(command, key) for command in runs_scripts for key in declared}

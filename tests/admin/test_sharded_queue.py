@@ -14,7 +14,7 @@ from reliq.keys import Keys, home, new_id
 from reliq.lua import transitions
 from reliq.metrics import names
 from reliq.metrics.queues import QueueCollector
-from reliq.metrics.snapshot import SnapshotReader
+from reliq.metrics.snapshot import MAPS_SECONDS, SnapshotReader
 from reliq.redis import commands
 from reliq.redis.client import Client
 from reliq.redis.commands import RunningJob
@@ -331,7 +331,8 @@ def test_exporter_sums_the_shards_and_notices_new_shards(filled, url, map_is, mo
     assert ready() == {("q", "ready"): 3 * SHARDS}
     map_is(2)
     assert ready() == {("q", "ready"): 3 * SHARDS}
-    monkeypatch.setattr("reliq.metrics.snapshot.MAPS_SECONDS", 0)
+    later = time.monotonic() + MAPS_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     assert ready() == {("q", "ready"): 6}
 
 

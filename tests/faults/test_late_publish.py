@@ -6,6 +6,7 @@ import pytest
 from broken import stopped
 
 from reliq import PublishFailed
+from reliq.lua.transitions import CallNumber
 
 
 def test_a_publish_still_in_a_socket_buffer_meets_its_cancel(queue_at, server):
@@ -37,8 +38,7 @@ def test_a_stale_answer_leaves_a_publish_unknown(queue_at, server):
     queue = queue_at(server.url)
     for number in range(3):
         queue.publish(str(number))
-    [lane] = queue._lanes._free
-    lane.number = 1
+    queue._lanes._free = [CallNumber(lane.lane, 1) for lane in queue._lanes._free]
 
     with pytest.raises(PublishFailed) as failure:
         queue.publish("again", id="again")
