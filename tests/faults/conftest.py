@@ -44,6 +44,7 @@ def admin(server):
 def faulty(server, monkeypatch):
     """The handlers of the workers, and their queues, on the test's own server."""
     monkeypatch.setenv("RELIQ_URL", server.url)
+    monkeypatch.setattr("reliq.redis.server.epoch", object())  # the queues of `jobs` have read an earlier one
     monkeypatch.syspath_prepend(str(HERE))
     import faulty
 
