@@ -165,6 +165,7 @@ class ShardBatch(NamedTuple):
         remember_ms: int = transitions.REMEMBER_MS,
     ) -> Call[transitions.PublishAnswer]:
         """Return the call that publishes the messages on these terms."""
+        lines = [order.line for order in self.orders]
         return transitions.publish(
             self.keys,
             [(order.id, order.value) for order in self.orders],
@@ -177,7 +178,7 @@ class ShardBatch(NamedTuple):
             replace=terms.replace,
             bare=self.keys.bare,
             fence=self.fence,
-            message_keys=[order.line for order in self.orders] if have_keys(self.orders) else None,
+            message_keys=lines if any(lines) else None,
             remember_ms=remember_ms,
         )
 
@@ -348,11 +349,6 @@ class Writer:
         elif outgoing.dedup is not None:
             raise ConfigurationError("dedup needs an id chosen by you: publish(..., id='report-7', dedup=86400)")
         return CallTerms(*when(outgoing.delay, outgoing.at), milliseconds(ttl), retries, window, bool(outgoing.replace))
-
-
-def have_keys(orders: Iterable[PreparedMessage]) -> bool:
-    """Return whether one of the orders has a key or a priority."""
-    return any(order.line for order in orders)
 
 
 def receipts(

@@ -19,7 +19,7 @@ from reliq.errors import ConfigurationError, PublishFailed, RedisRefusedError, R
 from reliq.events import PublishEnded, Unconfirmed, notify, wanting
 from reliq.keys import of_shard
 from reliq.message import Confirmed, Receipt
-from reliq.publish.messages import NOT_ASKED, ShardBatch, by_shard, have_keys, receipts
+from reliq.publish.messages import NOT_ASKED, ShardBatch, by_shard, receipts
 from reliq.redis import commands, server as transport
 from reliq.redis.connection import ServerVersion
 from reliq.redis.driver import ASYNCIO
@@ -287,7 +287,7 @@ class Router:
             ConfigurationError: there are several shards, and one of the orders has a key.
         """
         map = self._map
-        if map.served > 1 and have_keys(self._orders):
+        if map.served > 1 and any(order.line for order in self._orders):
             check_one_shard(self._shards)
         unsent = {at: order for at, order in enumerate(self._orders) if at not in self._receipts}
         return by_shard(unsent, self._shards, map, may_detour=map.n > 1 and self._detours > 0)
@@ -373,7 +373,7 @@ class Sender:
             map.n == map.was == 1 and time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
         )
         if is_whole:
-            fence = "" if orders[0].is_generated else map.fence
+            fence = "" if orders[0].terms.window_ms is None else map.fence
             part = ShardBatch(orders, range(len(orders)), self._shards.first, fence)
             done = await self._call(driver, part, confirmed, durability)
         if not done:
