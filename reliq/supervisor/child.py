@@ -99,9 +99,10 @@ class Folder:
             is_there = False
         if not is_there:
             Path(tempfile.gettempdir()).mkdir(parents=True, exist_ok=True)
+            before = self._lock
+            self._make()  # when it fails, the lock is closed by the next try, once
             with suppress(OSError):
-                os.close(self._lock)
-            self._make()
+                os.close(before)
         (self.path / within).mkdir(mode=0o700, exist_ok=True)
 
     def _make(self) -> None:

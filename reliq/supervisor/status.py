@@ -245,6 +245,7 @@ class ProcessStatusView:
 
     def __init__(self, path: Path, queues: Sequence[str], concurrency: int) -> None:
         size = board_bytes(concurrency, len(queues))
+        path.unlink(missing_ok=True)  # a board that is read still keeps its file: one that shrinks kills its readers
         path.write_bytes(bytes(size))  # a page that a full disk has no room for kills each process that writes to it
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), size)

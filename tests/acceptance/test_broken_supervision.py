@@ -13,6 +13,7 @@ import venv
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import psutil
@@ -112,6 +113,22 @@ def test_folder_that_another_user_made_anew_is_not_used(tmp_path, monkeypatch):
     assert folder.path != first
     assert list(first.iterdir()) == []
     folder.remove()
+
+
+def test_folder_that_cannot_be_made_anew_closes_nothing_but_its_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = Folder()
+    shutil.rmtree(folder.path)
+    monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=OSError("no space")))
+    others = []
+    for _ in range(2):
+        with pytest.raises(OSError, match="no space"):
+            folder.restore("metrics")
+        others += os.pipe()
+
+    assert [os.fstat(descriptor) for descriptor in others]
+    for descriptor in others:
+        os.close(descriptor)
 
 
 def test_processes_that_leave_keep_their_worker_running_without_its_folder(folder_of, worker, jobs, client):

@@ -163,6 +163,27 @@ def test_messages_that_expire_or_are_cancelled_spend_no_rate(
     assert serve(clock=micros(ms=1005)) == {}
 
 
+def test_a_start_that_is_given_back_has_somebody_wait_for_the_sooner_time(publish_under, run, keys, limit, token):
+    """One of two starts is older: it gives back less than one permit to the other's key, which sleeps on for less."""
+
+    def claim(number, ms):
+        call = t.CallNumber("w", number)
+        return run(t.claim(keys, call, limit=10, lease_ms=HOUR_MS, watcher="me", clock=micros(ms=ms)))
+
+    limit(key_rate_us=10**7, key_burst=1)
+    publish_under("b", "b1")
+    gone = claim(1, 0).claimed
+    publish_under("a", "a1", "a2")
+    gone += claim(2, 3000).claimed
+    claim(3, 3000)
+    token()
+
+    run(t.ack(keys, [(one, None) for one in gone], kind="expired", clock=micros(ms=3000)))
+
+    assert token()
+    assert claim(4, 3000).promote_in_ms == 3000
+
+
 @pytest.mark.parametrize("rate", ["", 1000], ids=["no rate", "another rate"])
 def test_limits_changed_twice_reach_thousands_of_sleeping_keys(
     rate, publish_under, serve, run, keys, limit, client, promote

@@ -143,6 +143,21 @@ def test_a_drained_queue_keeps_nothing_of_its_keys(fill, drain, limit, client, k
     assert used[1] - used[0] < 60_000
 
 
+def test_keys_share_after_a_purge_of_all_that_had_no_key(fill, serve, limit, run, keys, client):
+    limit(concurrency=100_000)
+    fill("", 10, "plain")
+    serve(5)
+    run(t.purge(keys, [f"plain.{at}" for at in range(5, 10)], state="ready", clock=NOON))
+    fill("a", 400)
+    serve(100)
+    fill("b", 90)
+
+    shares = Counter(one.key for one in serve(50).values())
+
+    assert shares["a"] >= 20
+    assert client.zscore(keys.ring, "") is None
+
+
 @pytest.mark.foreign_hands
 def test_a_message_of_a_line_whose_count_is_gone_has_a_place_of_its_key(publish_under, serve, limit, client, keys):
     limit(per_key=1)

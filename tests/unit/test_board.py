@@ -28,6 +28,17 @@ def sides(tmp_path):
     return board, view, begin
 
 
+def test_board_that_is_made_anew_leaves_the_one_that_is_read_as_it_was(tmp_path):
+    """A process that could not be forked is started again under its number: the file must not shrink under its reader."""
+    before = ProcessStatusView(tmp_path / "board", ["q"], 1)
+    claimed_at = before.pulse._read().claimed_at
+
+    after = ProcessStatusView(tmp_path / "board", ["q"], 1)
+    after.pulse.beat()
+
+    assert before.pulse._read().claimed_at == claimed_at < after.pulse._read().claimed_at
+
+
 def test_board_has_the_running_calls_with_their_extended_timeouts(sides, monkeypatch):
     board, view, begin = sides
     begin("ended")

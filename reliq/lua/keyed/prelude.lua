@@ -300,10 +300,11 @@ local function leave_rows(rows, misplaced)
   end
   run('ZADD', ring, passes)
   run('ZREM', ring, out)
-  if own and redis.call('EXISTS', ready, retry) > 0 then
-    redis.call('ZADD', ring, string.format('%.17g', own), '')
-  elseif own then
+  -- Also after a purge: new keys begin at the least pass of the ring.
+  if redis.call('EXISTS', ready, retry) == 0 then
     redis.call('ZREM', ring, '')
+  elseif own then
+    redis.call('ZADD', ring, string.format('%.17g', own), '')
   end
 end
 
@@ -397,7 +398,9 @@ local function give_back(ids, more)
     end
   end
   run('ZADD', rates, buckets)
-  review(throttled)
+  -- The next claim has those sleep again of which the rate permits none, and watches for that sooner time.
+  run('ZREM', asleep, throttled)
+  ring_in(throttled)
   if #buckets > 0 and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
 end
 
