@@ -245,10 +245,11 @@ class ProcessStatusView:
 
     def __init__(self, path: Path, queues: Sequence[str], concurrency: int) -> None:
         size = board_bytes(concurrency, len(queues))
-        path.unlink(missing_ok=True)  # a board that is read still keeps its file: one that shrinks kills its readers
-        path.write_bytes(bytes(size))  # a page that a full disk has no room for kills each process that writes to it
-        with path.open("r+b") as file:
+        fresh = path.with_suffix(".new")  # a board that is still read keeps its file: one that shrinks kills its readers
+        fresh.write_bytes(bytes(size))  # a page that a full disk has no room for kills each process that writes to it
+        with fresh.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), size)
+        fresh.replace(path)
         self.pulse = Pulse(self._memory, _PULSE_AT)
         self._queues = sorted(queues)
         self._concurrency = concurrency

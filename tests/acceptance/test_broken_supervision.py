@@ -329,7 +329,7 @@ def test_supervisor_looks_on_while_the_recovery_of_dead_processes_is_blocked(sup
 
 
 def test_worker_without_room_for_its_files_says_so_at_its_start(supervisor):
-    (supervisor.folder / "board-0").symlink_to("/dev/full")
+    (supervisor.folder / "board-0.new").symlink_to("/dev/full")
 
     with pytest.raises(ConfigurationError, match=r"needs \d+ KiB for temporary files in .*; free space there"):
         supervisor.run()
