@@ -245,7 +245,8 @@ class ProcessStatusView:
 
     def __init__(self, path: Path, queues: Sequence[str], concurrency: int) -> None:
         size = board_bytes(concurrency, len(queues))
-        fresh = path.with_suffix(".new")  # a board that is still read keeps its file: one that shrinks kills its readers
+        # A process that still maps the old file would be killed if that file shrank, so the new file replaces it.
+        fresh = path.with_suffix(".new")
         fresh.write_bytes(bytes(size))  # a page that a full disk has no room for kills each process that writes to it
         with fresh.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), size)
