@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from reliq.admin import bulk, calls, messages
 from reliq.admin.acl import acl_roles, acl_rule, load_scripts
@@ -41,15 +41,14 @@ from reliq.admin.queues import (
     with_rates,
 )
 from reliq.admin.resharding import PendingMigration, ShardChange, shards_of
-from reliq.admin.session import Sessions
+from reliq.admin.session import AdminBase
 from reliq.admin.show import FinishedMessage, MessageView, Timeline, check_ends, ends_of, story_of, view_of
 from reliq.admin.workers import Running, WorkerView, running_in, workers_alive
 from reliq.errors import BodyError, ConfigurationError
-from reliq.keys import Keys, Layout, check_id, run_id
+from reliq.keys import check_id, run_id
 from reliq.lua import transitions
 from reliq.message import Counts
 from reliq.metrics.crons import UNSERVED_SECONDS
-from reliq.metrics.snapshot import ShardMaps
 from reliq.queue import pause_by, pausing, rescheduling
 from reliq.redis import commands
 from reliq.redis.commands import answered, of_every_shard
@@ -71,7 +70,6 @@ if TYPE_CHECKING:
     from reliq.lua.transitions import KeyQueue
     from reliq.message import CancelStatus, Duration, Letter, Pause, PublishOptions, Receipt, RescheduleStatus
     from reliq.redis.commands import Call, StackReport, Worker
-    from reliq.redis.url import Target
     from reliq.settings import Limits
 
 #: A run that was asked for is polled this often until a worker has published it.
@@ -82,7 +80,7 @@ STACK_POLL_SECONDS = 0.2
 TICKS_TOGETHER = 100_000
 
 
-class ReadOnlyAdmin:
+class ReadOnlyAdmin(AdminBase):
     """
     An operator's view of the queues of one Redis, which changes nothing there.
 
@@ -97,30 +95,6 @@ class ReadOnlyAdmin:
     Raises:
         ConfigurationError: no Redis is named, or reliq cannot use it.
     """
-
-    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ, shard: int | None = None) -> None:
-        self._redis = Sessions(url, layout, shard)
-
-    @property
-    def place(self) -> str:
-        """The URL without its password, or the kind of client."""
-        return self._redis.connection.name
-
-    def redis_keys(self, queue: str) -> Keys:
-        """Return the Redis keys of a queue; raise ConfigurationError for a name that is not allowed."""
-        return self._redis.keys(queue)
-
-    def in_layout(self, layout: Layout) -> Self:
-        """Return the same admin for queues whose keys are spelled in another layout."""
-        return type(self)(self._redis.target, layout=layout, shard=self._redis.shard)
-
-    def in_shard(self, shard: int | None) -> Self:
-        """Return the same admin for one shard of its queues; None for all shards as one queue."""
-        return type(self)(self._redis.target, layout=self._redis.layout, shard=shard)
-
-    def close(self) -> None:
-        """Close the connections; the next call opens them again."""
-        self._redis.connection.close()
 
     def queues(self, names: Sequence[str] = (), *, scan: bool = False, interval: Duration = 0.5) -> Overview:
         """
@@ -332,15 +306,6 @@ class ReadOnlyAdmin:
     def paused(self, queue: str) -> Pause | None:
         """Return who paused a queue, when and why; None when it is not paused."""
         return self._redis.session().run(calls.paused(self.redis_keys(queue)))
-
-    def _named(self, names: Sequence[str]) -> list[Keys]:
-        """Return the keys of the queues named, each of which must be known; none of all queues."""
-        if self._redis.shard is not None and not names:
-            raise ConfigurationError("name the queue whose shard is meant")
-        return [self._redis.queue(name).keys for name in names]
-
-    def _maps(self) -> ShardMaps:
-        return ShardMaps(whole=self._redis.shard is None)
 
 
 class Admin(ReadOnlyAdmin):

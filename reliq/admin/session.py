@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from reliq.admin import calls
 from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
 from reliq.keys import SHARDS_LIMIT, Keys, Layout, check_layout, home, is_name
-from reliq.metrics.snapshot import map_error
+from reliq.metrics.snapshot import ShardMaps, map_error
 from reliq.queue import Queue
 from reliq.redis import commands
 from reliq.redis.client import Client
@@ -272,6 +272,43 @@ class Sessions:
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}; messages go only to a queue that was used before") from None
         return session
+
+
+class AdminBase:
+    """What the parts of `Admin` share: the way to one Redis, and which of its queues are meant."""
+
+    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ, shard: int | None = None) -> None:
+        self._redis = Sessions(url, layout, shard)
+
+    @property
+    def place(self) -> str:
+        """The URL without its password, or the kind of client."""
+        return self._redis.connection.name
+
+    def redis_keys(self, queue: str) -> Keys:
+        """Return the Redis keys of a queue; raise ConfigurationError for a name that is not allowed."""
+        return self._redis.keys(queue)
+
+    def in_layout(self, layout: Layout) -> Self:
+        """Return the same admin for queues whose keys are spelled in another layout."""
+        return type(self)(self._redis.target, layout=layout, shard=self._redis.shard)
+
+    def in_shard(self, shard: int | None) -> Self:
+        """Return the same admin for one shard of its queues; None for all shards as one queue."""
+        return type(self)(self._redis.target, layout=self._redis.layout, shard=shard)
+
+    def close(self) -> None:
+        """Close the connections; the next call opens them again."""
+        self._redis.connection.close()
+
+    def _named(self, names: Sequence[str]) -> list[Keys]:
+        """Return the keys of the queues named, each of which must be known; none of all queues."""
+        if self._redis.shard is not None and not names:
+            raise ConfigurationError("name the queue whose shard is meant")
+        return [self._redis.queue(name).keys for name in names]
+
+    def _maps(self) -> ShardMaps:
+        return ShardMaps(whole=self._redis.shard is None)
 
 
 def _number_of(shards: int) -> str:
