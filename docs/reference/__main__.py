@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from reliq.cli.app import SUMMARIES, WORKER, Commands
-from reliq.cli.settings import spelled, variable
+from reliq.cli.lazy import SHARED, is_shared
+from reliq.cli.settings import settings_of, spelled, variable
 
 HERE = Path(__file__).parent
 
@@ -33,7 +34,7 @@ setting is taken from the first of these places that has it:
    repository; a name there that is no setting is refused;
 4. the default.
 
-`reliq config` shows the settings in force and where each comes from; it also names variables that look misspelled.
+`reliq worker --show-settings` shows the settings in force and where each comes from; it also names variables that look misspelled.
 Passwords are left out. Queues and handlers are set in code: [Publishing](../publishing.md#options),
 [Handlers](../handlers.md#options), [Keys](../keys.md#limits).
 
@@ -84,6 +85,8 @@ def _default(option: Any) -> str:
 def _format_command(usage: str, command: Any) -> str:
     """Return the section of one command; examples of its help text are code."""
     options = [option for option in command.params if not option.hidden]
+    shared = [f"`{SHARED[option.name][0]}`" for option in options if is_shared(option)]
+    options = [option for option in options if not is_shared(option)]
     arguments = [_spelling(option) for option in options if option.param_type_name == "argument"]
     text = re.sub(r"^Example: (.+)$", r"Example: `\1`", (command.help or "").strip(), flags=re.MULTILINE)
     rows = [f"### {usage}", "", f"`{' '.join([usage, *arguments])}`", "", text.replace("\\[", "["), ""]
@@ -93,12 +96,15 @@ def _format_command(usage: str, command: Any) -> str:
             default = f" Default: {_default(option)}." if _default(option) else ""
             rows.append(f"| `{_cell(_spelling(option))}` | {_cell(option.help or '')}{default} |")
         rows.append("")
+    if shared:
+        rows += [f"Options of most commands: {', '.join(shared)}.", ""]
     return "\n".join(rows)
 
 
 def cli() -> str:
     """Return the page of commands."""
-    parts = [CLI.rstrip(), ""]
+    parts = [CLI.rstrip(), "", "## Options of most commands", "", "| option | what it is |", "| --- | --- |"]
+    parts += [*(f"| `{option}` | {text} |" for option, text in SHARED.values()), ""]
     for panel, names in SUMMARIES.items():
         parts += [f"## {panel}", ""]
         for name in names:
@@ -110,10 +116,11 @@ def cli() -> str:
 
 def settings() -> str:
     """Return the page of settings."""
+    worker = Commands.load(WORKER)
     rows = [
         f"| `{spelled(option.name)}` | `{variable(option.name)}` | {_default(option)} | {_cell(option.help)} |"
-        for option in Commands.load(WORKER).params
-        if not option.hidden
+        for option in worker.params
+        if option.name in settings_of(worker)
     ]
     head = ["| in `pyproject.toml` | in the environment | default | what it is |", "| --- | --- | --- | --- |"]
     return SETTINGS + "\n".join(["## Settings of the worker", "", *head, *rows, ""]) + OTHERS

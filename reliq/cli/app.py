@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from reliq import distribution
-from reliq.cli.lazy import CommandInfo, LazyGroup, options_of
+from reliq.cli.lazy import SHARED, CommandInfo, LazyGroup
 from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
 from reliq.cli.settings import FOUND, URL, settings_found
 from reliq.errors import EXIT_CONFIG, BodyError, ConfigurationError, RedisUnavailableError, ReliqError
@@ -54,7 +54,7 @@ SUMMARIES = {
         "shards": "Show the shards of a queue, or change how many there are while it is in use.",
         "forget": "Remove queues with nothing in them: their names from the registry, their totals and ends.",
         "dead": "The dead letters of a queue: list, show, redrive, purge.",
-        "outbox": "The tables of `publish_in` and `job.once`: print their SQL, clean them, retry refused rows.",
+        "outbox": "The tables of `publish_in` and `job.once`: print their SQL, list and retry refused rows, delete old rows.",
         "cron": "Periodic entries: list, run, pause, resume, forget.",
     },
     "Check": {
@@ -63,7 +63,6 @@ SUMMARIES = {
         "check": "Look at every message of a queue for what contradicts the model, beside those who use it.",
         "doctor": "Say whether a Redis is fit for queues, what each finding means, and how to mend it.",
         "acl": "Print the least Redis ACL rule for a role; passwords, and whether the user is on, stay as they are.",
-        "config": "Show the settings of `reliq worker`, and where each of them comes from.",
         "scripts": "Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`.",
     },
     "Measure": {
@@ -78,7 +77,6 @@ MODULES = {
     "messages": "list show cancel purge move publish",
     "queues": "queues ends pause resume forget account workers running",
     "serve": "relay outbox exporter health web",
-    "worker": "worker config",
 }
 #: Commands whose function has another name.
 FUNCTIONS = {"list": "list_messages"}
@@ -102,6 +100,7 @@ class Commands(LazyGroup):
 app = typer.Typer(
     cls=Commands,
     help="reliq: a reliable, at-least-once job queue on the Redis you already run.",
+    epilog="Most commands take:\n\n" + "\n\n".join(f"{option}  {text}" for option, text in SHARED.values()),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -116,8 +115,8 @@ def root(
     if version:
         say(f"reliq {distribution.VERSION}")
         raise typer.Exit
-    if ctx.invoked_subcommand in (WORKER, "config"):
-        settings = ctx.meta[FOUND] = settings_found(options_of(Commands.load(WORKER)))
+    if ctx.invoked_subcommand == WORKER:
+        settings = ctx.meta[FOUND] = settings_found(Commands.load(WORKER))
         ctx.default_map = {WORKER: {name: setting.value for name, setting in settings.items() if name != URL}}
 
 

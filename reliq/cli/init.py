@@ -23,7 +23,7 @@ dependencies = ["{distribution.NAME}"]
 [dependency-groups]
 dev = ["{distribution.NAME}[reload,testing]", "pytest"]
 
-[tool.reliq] # the settings of `reliq worker`; `reliq config` shows them
+[tool.reliq] # the settings of `reliq worker`; `reliq worker --show-settings` shows them
 consumer = "app.jobs:consumer"
 concurrency = 16
 

@@ -12,6 +12,17 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+#: Options that most commands take: name -> its spelling and help. The help of a command names them in one line.
+SHARED = {
+    "url": ("--url URL", "The Redis, when RELIQ_URL does not name it."),
+    "json": ("--json", "Print JSON, for scripts."),
+    "layout": (
+        "--layout LAYOUT",
+        "How the queue's keys are spelled: reliq, or as in Go: hdt3213, hdt3213:tag, hdt3213:prefix=P.",
+    ),
+    "shard": ("--shard K", "Of a sharded queue, this shard alone."),
+}
+
 
 class CommandInfo(NamedTuple):
     """
@@ -30,9 +41,9 @@ class CommandInfo(NamedTuple):
     attribute: str
 
 
-def options_of(command: Any) -> dict[str, bool]:
-    """Return the names of a command's arguments and options, each with whether it may be given again."""
-    return {str(option.name): bool(getattr(option, "multiple", False)) for option in command.params}
+def is_shared(option: Any) -> bool:
+    """Report whether an option is the shared one of its name."""
+    return option.name in SHARED and option.help == SHARED[option.name][1]
 
 
 def in_paragraphs(text: str) -> str:
@@ -40,22 +51,30 @@ def in_paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")).replace("[", r"\[")
 
 
-class _PlainFlags:
-    """A command or a group whose help shows no type beside a flag, which takes no value."""
+class _ShortHelp:
+    """A command or a group whose help shows no type beside a flag, and its shared options in one line."""
+
+    epilog: str | None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
+        shared = []
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
             if getattr(parameter, "is_flag", False):
                 parameter.metavar = ""
+            if is_shared(parameter):
+                parameter.hidden = True
+                shared.append(SHARED[parameter.name][0])
+        if shared:
+            self.epilog = f"It also takes {', '.join(shared)}: see reliq --help."
         super().format_help(ctx, formatter)  # type: ignore[misc]
 
 
-class PlainCommand(_PlainFlags, TyperCommand):
+class ShortCommand(_ShortHelp, TyperCommand):
     """A command."""
 
 
-class PlainGroup(_PlainFlags, TyperGroup):
+class ShortGroup(_ShortHelp, TyperGroup):
     """A group of commands, which are all loaded."""
 
 
@@ -65,7 +84,7 @@ class OptionsOf(NamedTuple):
     make: Callable[..., Any]
 
 
-def with_options(function: Callable[..., None]) -> Callable[..., None]:
+def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command that takes the options of each parameter that is annotated with `OptionsOf` in its place."""
     made: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     options: list[Parameter] = []
@@ -75,25 +94,27 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
         options += own.values()
         if marks:
             made[parameter.name] = (marks[0].make, list(own))
+    if not made:
+        return function
 
-    def run(**given: Any) -> None:
+    def run(**given: Any) -> Any:
         values = {name: make(**{option: given.pop(option) for option in names}) for name, (make, names) in made.items()}
-        function(**given, **values)
+        return function(**given, **values)
 
     run.__doc__ = function.__doc__
     run.__annotations__ = {option.name: option.annotation for option in options}
     run.__signature__ = Signature([option.replace(kind=Parameter.KEYWORD_ONLY) for option in options])  # type: ignore[attr-defined]
-    return run if made else function
+    return run
 
 
 def command_of(name: str, function: Callable[..., None]) -> Any:
     """Return the command that a function is, with its docstring as its help."""
     alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=PlainCommand, help=in_paragraphs(getdoc(function) or ""))(with_options(function))
+    alone.command(name, cls=ShortCommand, help=in_paragraphs(getdoc(function) or ""))(with_options(function))
     return typer.main.get_command(alone)
 
 
-class LazyGroup(PlainGroup):
+class LazyGroup(ShortGroup):
     """A group that knows its commands by their places; `places` are set by a subclass."""
 
     places: Mapping[str, CommandInfo]
@@ -112,9 +133,9 @@ class LazyGroup(PlainGroup):
         group = getattr(import_module(f"reliq.cli.{place.module}"), place.attribute)
         if not isinstance(group, typer.Typer):
             return command_of(name, group)
-        group.info.cls = PlainGroup
+        group.info.cls = ShortGroup
         for command in group.registered_commands:
-            command.cls = PlainCommand
+            command.cls = ShortCommand
             command.help = in_paragraphs(getdoc(command.callback) or "")
             command.name = command.name or getattr(command.callback, "__name__", "")
             command.callback = with_options(command.callback) if command.callback else None

@@ -15,7 +15,7 @@ import typer
 import reliq.admin
 from reliq.admin import Filter, LetterFilter
 from reliq.admin.filters import duration, headers_of
-from reliq.cli.lazy import OptionsOf
+from reliq.cli.lazy import SHARED, OptionsOf
 from reliq.cli.output import complain
 from reliq.cli.settings import take_url
 from reliq.keys import Keys, Layout
@@ -38,9 +38,12 @@ _COMPLETABLE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 DEFAULT_LAYOUT = str(Layout.RELIQ)
 
 
-def state_option(words: Sequence[str]) -> Callable[[], list[str]]:
+def words(known: Sequence[str]) -> Callable[[], list[str]]:
     """Return a function that completes an option's value from these words."""
-    return lambda: list(words)
+    return lambda: list(known)
+
+
+state_option = words
 
 
 def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -67,10 +70,10 @@ def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-Url = Annotated[
-    str | None,
-    typer.Option(help="The Redis, when RELIQ_URL does not name it.", callback=take_url),
-]
+Url = Annotated[str | None, typer.Option(help=SHARED["url"][1], callback=take_url)]
+Json = Annotated[bool, typer.Option("--json", help=SHARED["json"][1])]
+LayoutText = Annotated[str, typer.Option("--layout", help=SHARED["layout"][1])]
+Shard = Annotated[int | None, typer.Option("--shard", metavar="K", help=SHARED["shard"][1])]
 Database = Annotated[
     str,
     typer.Option(
@@ -79,24 +82,31 @@ Database = Annotated[
     ),
 ]
 Prefix = Annotated[str, typer.Option(help="The beginning of the tables' names; SCHEMA.PREFIX names a schema too.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-LayoutText = Annotated[
-    str,
-    typer.Option(
-        "--layout",
-        help="How the queue's keys are spelled: reliq, or as in Go: hdt3213, hdt3213:tag, hdt3213:prefix=P.",
-    ),
-]
-Shard = Annotated[int | None, typer.Option("--shard", metavar="K", help="Of a sharded queue, this shard alone.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-All = Annotated[bool, typer.Option("--all", help="All of them; asks before it acts.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many are meant.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count the chosen messages.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", autocompletion=queue_names)]
+QueueNames = Annotated[
+    list[str] | None, typer.Argument(metavar="QUEUE", help="Only these queues.", autocompletion=queue_names)
+]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Message ids, for example order-42.")]
 Headers = Annotated[
     list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="Only with this header; may be given again.")
 ]
 Match = Annotated[str, typer.Option(metavar="TEXT", help="Only with this text in the body.")]
-Key = Annotated[str, typer.Option("--key", metavar="KEY", help="Only of this key.")]
+Key = Annotated[str, typer.Option("--key", metavar="KEY", help="Only messages of this key.")]
+Reason = Annotated[
+    str,
+    typer.Option(help=f"Only dead for this reason: {', '.join(DEATH_REASONS)}.", autocompletion=words(DEATH_REASONS)),
+]
+Raised = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE", help="Only dead by this exception and place, as `list --group` prints it; '' for none."
+    ),
+]
+ErrorText = Annotated[str, typer.Option(metavar="TEXT", help="Only dead with this text in the last error.")]
+OlderThan = Annotated[str | None, typer.Option(metavar="TIME", help="Only ended longer ago: 30s, 10m, 2h, 1d.")]
+NewerThan = Annotated[str | None, typer.Option(metavar="TIME", help="Only ended within: 30s, 10m, 2h, 1d.")]
 MetricsPort = Annotated[int | None, typer.Option(help="Serve /metrics, /live and /ready on this port.")]
 MetricsHost = Annotated[str, typer.Option(help="The address to serve them on.")]
 
@@ -116,29 +126,18 @@ def _filter(header: Headers = None, match: Match = "", key: Key = "") -> Filter:
     return Filter(headers=headers_of(header), match=match, key=key)
 
 
-def _letter_filter(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Of messages.")] = None,
-    reason: Annotated[
-        str, typer.Option(help=f"Only those: {', '.join(DEATH_REASONS)}.", autocompletion=state_option(DEATH_REASONS))
-    ] = "",
-    raised: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE", help="Only of this exception and place, as `dead list --group` shows it; '' of none."
-        ),
-    ] = None,
-    error: Annotated[str, typer.Option(metavar="TEXT", help="Only with this text in the last error.")] = "",
-    older_than: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only those dead for longer: 30s, 10m, 2h, 1d.")
-    ] = None,
-    newer_than: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only those that died within: 30s, 10m, 2h, 1d.")
-    ] = None,
+def _filter_of_any_state(
+    ids: Ids = None,
     header: Headers = None,
     match: Match = "",
     key: Key = "",
+    reason: Reason = "",
+    raised: Raised = None,
+    error: ErrorText = "",
+    older_than: OlderThan = None,
+    newer_than: NewerThan = None,
 ) -> LetterFilter:
-    """Return the filter of dead letters that the options describe."""
+    """Return the filter that the options describe, for messages of any state."""
     return LetterFilter(
         headers=headers_of(header),
         match=match,
@@ -156,7 +155,9 @@ def _letter_filter(
 AdminOption = Annotated["Admin", OptionsOf(open_admin)]
 WholeQueueAdmin = Annotated["Admin", OptionsOf(open_whole_queue_admin)]
 Which = Annotated[Filter, OptionsOf(_filter)]
-WhichLetters = Annotated[LetterFilter, OptionsOf(_letter_filter)]
+WhichLetters = Annotated[LetterFilter, OptionsOf(_filter_of_any_state)]
+All = Annotated[bool, typer.Option("--all", help="All of them; asks before it acts.")]
+WhichOfAny = Annotated[LetterFilter, OptionsOf(_filter_of_any_state)]
 
 
 @contextmanager

@@ -35,8 +35,10 @@ EXIT_UNFINISHED = 3
 EXIT_INTERRUPTED = 130
 
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
-_COLUMN_GAP = "  "
-#: A long text keeps at least this many columns of a table.
+_PADDING = re.compile(" +$", re.MULTILINE)
+#: Spaces between the columns of a table.
+_GAP = 2
+#: A long text keeps at least this many columns of a terminal.
 _LEAST_WIDTH = 10
 
 
@@ -69,9 +71,9 @@ def print_json(value: Any) -> None:
     sys.stdout.write(_NOT_ASCII.sub(lambda one: json.dumps(one[0])[1:-1], text) + "\n")
 
 
-def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
-    """Print names and values, one of each in a line; nothing is cut off."""
-    say(*(f"{name:>12}  {value}" for name, value in facts))
+def facts(pairs: Iterable[tuple[str, Any]]) -> list[str]:
+    """Return names and values, one of each in a line; nothing is cut off."""
+    return [f"{name:>12}  {value}" for name, value in pairs]
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -83,77 +85,77 @@ def confirm(question: str, *, yes: bool) -> None:
     typer.confirm(printable(question), abort=True, err=True)
 
 
-def print_found(found: int, done: str, *, json: bool) -> None:
-    """Print how many a --dry-run found."""
-    print_json({"found": found}) if json else say(f"{found} would be {done}")
-
-
 def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
+    long: Collection[str] = (),
     *,
     title: str = "",
-    long: Collection[str] = (),
     stderr: bool = False,
 ) -> None:
     """
-    Print rows under their columns on standard output, or with `stderr` on standard error; a pipe gets them uncut.
+    Print rows under their columns on standard output, or with `stderr` on standard error; nothing is cut off.
 
-    On a terminal that is too narrow the columns `long` are cut; where that is not enough each row is a paragraph.
+    A pipe gets each row in one line. On a narrow terminal the cells of the columns `long` take several lines, and the other
+    cells only where that is not enough.
     """
     from rich.cells import cell_len  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.table import Column, Table  # noqa: PLC0415
 
     cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
     terminal = console(stderr=stderr)
-    excess = 0
-    if (sys.stderr if stderr else sys.stdout).isatty():
-        excess = sum(widths) + len(_COLUMN_GAP) * (len(widths) - 1) - terminal.width
-        cuttable = [at for at, column in enumerate(columns) if column in long]
-        for at in sorted(cuttable, key=lambda at: -widths[at]):
-            cut = max(0, min(excess, widths[at] - _LEAST_WIDTH))
-            widths[at] -= cut
-            excess -= cut
+    if not terminal.is_terminal:
+        terminal.width = sum(widths) + _GAP * len(widths)
+    least = [_LEAST_WIDTH if name in long else width for name, width in zip(columns, widths, strict=True)]
+    has_room = sum(least) + _GAP * (len(least) - 1) <= terminal.width
+    heads = [Column(name, overflow="fold", no_wrap=has_room and name not in long) for name in columns]
+    table = Table(*heads, box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    for row in cells:
+        table.add_row(*row)
     if title:
         say(title, stderr=stderr)
-    if excess > 0:
-        for row in cells:
-            terminal.print(Text(row[0], "bold"), soft_wrap=True)
-            say(*_paragraph(columns[1:], row[1:], terminal.width), stderr=stderr)
-        return
-    terminal.print(Text(_table_row(columns, widths), "bold"), soft_wrap=True)
-    say(*(_table_row(row, widths) for row in cells), stderr=stderr)
+    with terminal.capture() as captured:
+        terminal.print(table)
+    print(_PADDING.sub("", captured.get()), end="", file=sys.stderr if stderr else sys.stdout, flush=True)
 
 
-def _table_row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415
-
-    fitted = [
-        set_cell_size(cell if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…", width)
-        for cell, width in zip(cells, widths, strict=True)
-    ]
-    return _COLUMN_GAP.join(fitted).rstrip()
-
-
-def _paragraph(columns: Sequence[str], cells: Sequence[str], width: int) -> Iterator[str]:
-    """Yield each cell with its column, as many in a line as fit."""
-    from rich.cells import cell_len  # noqa: PLC0415
-
-    line = ""
-    for part in (f"{column} {cell}".strip() for column, cell in zip(columns, cells, strict=True) if cell):
-        if line and cell_len(line) + len(_COLUMN_GAP) + cell_len(part) > width:
-            yield line
-            line = ""
-        line += _COLUMN_GAP + part
-    yield line
-
-
-def say_age(times: Iterable[float]) -> None:
-    """Print the age of the oldest record, written at one of `times` in unix seconds, when it is over a second."""
+def age_of(times: Iterable[float]) -> list[str]:
+    """Return the age of the oldest record, written at one of `times` in unix seconds, when it is over a second."""
     age = max((time.time() - at for at in times), default=0.0)
-    if age > 1:
-        say(f"as of {format_duration(age)} ago")
+    return [f"as of {format_duration(age)} ago"] if age > 1 else []
+
+
+@contextmanager
+def show_progress(total: int | None, describe: Callable[[Any], object]) -> Iterator[Callable[[int, Any], None]]:
+    """
+    Show on stderr, when that is a terminal, how much was looked at; yield a function that a long command calls after each step.
+
+    On Ctrl-C, print the sum of the steps so far and exit with code 130.
+
+    Args:
+        total: how many there are to look at, if that is known.
+        describe: returns the sum of the steps in one line; it gets None before the first step.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    done: Any = None
+    terminal = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+    task = bar.add_task("looked at", total=total)
+
+    def step(looked: int, sum_of: Any = None) -> None:
+        nonlocal done
+        done = sum_of
+        bar.advance(task, looked)
+
+    try:
+        with bar:
+            yield step
+    except KeyboardInterrupt:
+        complain(f"interrupted: {describe(done)}; run it again to go on")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 class ProgressBar(Generic[T]):
@@ -200,3 +202,20 @@ def progress_bar(
     except KeyboardInterrupt:
         complain(f"interrupted: {summary(run.sum)}; run it again to go on")
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
+    """Print names and values, one of each in a line; nothing is cut off."""
+    say(*(f"{name:>12}  {value}" for name, value in facts))
+
+
+def print_found(found: int, done: str, *, json: bool) -> None:
+    """Print how many a --dry-run found."""
+    print_json({"found": found}) if json else say(f"{found} would be {done}")
+
+
+def say_age(times: Iterable[float]) -> None:
+    """Print the age of the oldest record, written at one of `times` in unix seconds, when it is over a second."""
+    age = max((time.time() - at for at in times), default=0.0)
+    if age > 1:
+        say(f"as of {format_duration(age)} ago")

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reliq.admin.filters import duration
+from reliq.cli.frame import Answer, Table, command
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
     Database,
-    Json,
     LayoutText,
     MetricsHost,
     MetricsPort,
@@ -28,7 +28,7 @@ from reliq.cli.options import (
     open_admin,
     report_database_errors,
 )
-from reliq.cli.output import EXIT_UNFINISHED, complain, print_json, print_table, say
+from reliq.cli.output import EXIT_UNFINISHED, complain, say
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout
 from reliq.logs import configure_logging
@@ -97,7 +97,7 @@ def relay(
             mover.close()
             if left:
                 complain(
-                    f"{pluralize(left, 'row remains', 'rows remain')}: `reliq outbox refused` lists refused rows; for others, see "
+                    f"{pluralize(left, 'row remains', 'rows remain')}: `reliq outbox retry` lists refused rows; for others, see "
                     "the errors of their queues above"
                 )
                 raise typer.Exit(EXIT_UNFINISHED)
@@ -106,7 +106,7 @@ def relay(
 
 
 outbox = typer.Typer(
-    help="The tables of `publish_in` and `job.once`: print their SQL, clean them, retry refused rows.",
+    help="The tables of `publish_in` and `job.once`: print their SQL, list and retry refused rows, delete old rows.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -136,67 +136,48 @@ def sql(
 
 
 @outbox.command()
-def refused(
+@command
+def retry(
     database: Database,
     prefix: Prefix = OUTBOX_PREFIX,
-    limit: Annotated[int, typer.Option(help="The most to show.")] = 100,
-    json: Json = False,
-) -> None:
+    every: Annotated[bool, typer.Option("--all", help="Have relays try all refused rows again.")] = False,
+    limit: Annotated[int, typer.Option(help="The most rows to list.")] = 100,
+) -> Answer:
     """
-    List the rows that relays have refused, oldest first, each with the version of reliq that refused it and why.
+    List the rows that relays have refused, oldest first, with the reason; with --all have relays try all of them again.
 
-    Exit codes: 0 done (also when there is none), 1 the database is away or refuses, 2 wrong usage.
+    Remove the reason first. A relay of a newer version by itself tries rows again that an older version refused. Exit
+    codes: 0 done (also when there is none), 1 the database is away or refuses, 2 wrong usage.
 
-    Example: reliq outbox refused --database postgresql://shop@127.0.0.1/shop
+    Example: reliq outbox retry --database postgresql://shop@127.0.0.1/shop --all
     """
     with _open_outbox(database, prefix) as store:
+        if every:
+            count = store.retry()
+            store.database.commit()
+            said = f"{pluralize(count, 'row is', 'rows are')} tried again by the next round of a relay"
+            return Answer({"retried": count}, [said])
         rows = store.refused(limit)
-    if json:
-        print_json(rows)
-    elif not rows:
-        say("no row is refused")
-    else:
-        cells = [(row.seq, row.queue, row.id, format_duration(row.age_ms / 1000), row.note) for row in rows]
-        print_table(("row", "queue", "id", "age", "why"), cells, long=("why",))
+    cells = [(row.seq, row.queue, row.id, format_duration(row.age_ms / 1000), row.note) for row in rows]
+    return Answer(rows, [Table(("row", "queue", "id", "age", "why"), cells, ("why",)) if rows else "no row is refused"])
 
 
 @outbox.command()
-def retry(database: Database, prefix: Prefix = OUTBOX_PREFIX, json: Json = False) -> None:
-    """
-    Have relays try all refused rows again, after you have removed the reason.
-
-    A relay of a newer version tries rows that an older version refused by itself. Exit codes: 0 done, 1 the database is
-    away or refuses, 2 wrong usage.
-
-    Example: reliq outbox retry --database postgresql://shop@127.0.0.1/shop
-    """
-    with _open_outbox(database, prefix) as store:
-        count = store.retry()
-        store.database.commit()
-    if json:
-        print_json({"retried": count})
-    else:
-        say(f"{pluralize(count, 'row is', 'rows are')} tried again by the next round of a relay")
-
-
-@outbox.command()
+@command
 def clean(
     database: Database,
     prefix: Prefix = OUTBOX_PREFIX,
     keep: Annotated[str, typer.Option(metavar="TIME", help="Delete rows that were sent longer ago: 10m, 1h.")] = "1h",
-    json: Json = False,
-) -> None:
+) -> Answer:
     """
-    Delete rows that were sent long ago, and those of the inbox whose messages can come no more, as a relay does.
+    Delete rows that were sent long ago, and rows of the inbox whose messages cannot come again, as a relay does.
 
     Example: reliq outbox clean --database postgresql://shop@127.0.0.1/shop
     """
     with _open_outbox(database, prefix) as store:
         sent, expired = store.clean(round(duration(keep) * 1000))
-    if json:
-        print_json({"outbox": sent, "inbox": expired})
-    else:
-        say(f"deleted {pluralize(sent, 'row')} of the outbox, {expired} of the inbox")
+    said = f"deleted {pluralize(sent, 'row')} of the outbox, {expired} of the inbox"
+    return Answer({"outbox": sent, "inbox": expired}, [said])
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import os
 import stat
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,27 +48,33 @@ def spelled(name: str) -> str:
     return name.replace("_", "-")
 
 
-def settings_found(options: Mapping[str, bool]) -> dict[str, Setting]:
+def settings_of(worker: Any) -> dict[str, bool]:
+    """Return the names of the options of `reliq worker` that are settings, each with whether it may be given again."""
+    own = [option for option in worker.params if option.name not in ("json", "show_settings")]
+    return {option.name: getattr(option, "multiple", False) for option in own}
+
+
+def settings_found(worker: Any) -> dict[str, Setting]:
     """
     Return the settings that the environment has, else the nearest pyproject.toml that has a [tool.reliq].
 
-    Args:
-        options: the names of all there are, each with whether it is a list; in a text its items have spaces between them.
+    The items of a list in the environment have spaces between them.
 
     Raises:
         ConfigurationError: the file cannot be read, or its table has something else.
     """
+    options = settings_of(worker)
     path, table = _table()
     settings = {name.replace("-", "_"): Setting(value, str(path)) for name, value in table.items()}
     if unknown := sorted(settings.keys() - options):
         near = get_close_matches(unknown[0], options, 1)
-        hint = f"is it {spelled(near[0])!r}?" if near else "`reliq config` lists those that there are"
+        hint = f"is it {spelled(near[0])!r}?" if near else "`reliq worker --show-settings` lists all settings"
         raise ConfigurationError(f"[tool.{TABLE}] of {path} has no setting {spelled(unknown[0])!r}; {hint}")
     settings |= {name: Setting(os.environ[variable(name)], variable(name)) for name in options if _is_set(name)}
-    for name, (value, origin) in settings.items():
-        if options[name] and isinstance(value, str):
-            settings[name] = Setting(value.split(), origin)
-    return settings
+    return {
+        name: Setting(value.split() if options[name] and isinstance(value, str) else value, origin)
+        for name, (value, origin) in settings.items()
+    }
 
 
 def take_url(ctx: typer.Context, url: str | None) -> str | None:
@@ -86,9 +92,9 @@ def take_url(ctx: typer.Context, url: str | None) -> str | None:
     return None
 
 
-def misspelled(names: Collection[str]) -> dict[str, str]:
+def misspelled(worker: Any) -> dict[str, str]:
     """Return the variables of the environment that are no setting, but nearly one: name -> the one that is meant."""
-    variables = [variable(name) for name in names]
+    variables = [variable(name) for name in settings_of(worker)]
     unknown = [name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name not in variables]
     near = {name: get_close_matches(name, variables, 1, cutoff=0.85) for name in unknown}
     return {name: matches[0] for name, matches in near.items() if matches}

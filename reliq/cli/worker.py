@@ -1,64 +1,26 @@
-"""`reliq worker`, and `reliq config`: the settings of the worker, and where each comes from."""
+"""`reliq worker`: its options, which are settings too, and its restart when a source changes."""
 
+import os
 import re
-from importlib import import_module
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from reliq.cli.lazy import command_of, options_of
-from reliq.cli.options import Json, queue_names
-from reliq.cli.output import print_json, print_table, say
-from reliq.cli.settings import FOUND, URL, Setting, misspelled, spelled, take_url
+from reliq.cli.frame import Answer, Table, command
+from reliq.cli.lazy import SHARED
+from reliq.cli.options import queue_names
+from reliq.cli.output import complain
+from reliq.cli.settings import ENVIRONMENT, FILE, FOUND, Setting, misspelled, settings_of, spelled, take_url, variable
+from reliq.distribution import missing
 from reliq.errors import ConfigurationError
 from reliq.logs import FORMATS, LEVELS
 from reliq.settings import WorkerSettings, check_int, check_is_one_of, seconds
 from reliq.supervisor.plan import STALL_SECONDS, ChildPlan
 from reliq.worker.health import DEFAULT_HOST
-
-
-def config(ctx: typer.Context, json: Json = False) -> None:
-    """
-    Show the settings of `reliq worker`, and where each of them comes from.
-
-    An option of the worker comes before the variable of its name, such as RELIQ_MAX_JOBS, that before the key of its
-    name in [tool.reliq] of the nearest pyproject.toml, and that before the default. Passwords are left out. Exit codes:
-    0 done, 2 a setting is not allowed.
-
-    Example: reliq config
-    """
-    rows = in_force(ctx)
-    if json:
-        print_json({name: setting._asdict() for name, setting in rows.items()})
-        return
-    print_table(("setting", "value", "from"), [(name, _text(value), origin) for name, (value, origin) in rows.items()])
-    for name, meant in misspelled([name.replace("-", "_") for name in rows]).items():
-        say(f"{name} is no setting; is {meant} meant?")
-
-
-def in_force(ctx: typer.Context) -> dict[str, Setting]:
-    """Return every setting of the worker by the name of its option, as a worker that is given no option has it."""
-    command = command_of("worker", worker)
-    settings = ctx.meta[FOUND]
-    defaults = {"consumer": "", **{name: setting.value for name, setting in settings.items()}}
-    values = command.make_context("worker", [], ctx.parent, default_map=defaults).params
-    if values[URL]:
-        from reliq.redis.url import check_url  # noqa: PLC0415  completion does not wait for it
-
-        values[URL] = " ".join(check_url(url).shown for url in values[URL].split())
-    return {
-        spelled(name): Setting(values[name], settings[name].origin if name in settings else "default")
-        for name in options_of(command)
-    }
-
-
-def _text(value: Any) -> str:
-    """Return a value as a person reads it; a list as its items."""
-    if value is None or isinstance(value, bool):
-        return {None: "", True: "true", False: "false"}[value]
-    return " ".join(value) if isinstance(value, list | tuple) else str(value)
-
 
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)i?B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -78,8 +40,12 @@ def burst_of(text: object) -> bool | Literal["delayed"]:
     return _WORDS[word]
 
 
+@command
 def worker(
-    consumer: Annotated[str, typer.Argument(metavar="CONSUMER", help="Where the Consumer is: module:name, or module.")],
+    ctx: typer.Context,
+    consumer: Annotated[
+        str, typer.Argument(metavar="CONSUMER", help="Where the Consumer is: module:name, or module.")
+    ] = "",
     processes: Annotated[int, typer.Option(help="Processes to keep running.")] = 1,
     concurrency: Annotated[int, typer.Option(help="Handlers that run at once in a process.")] = 16,
     queue: Annotated[
@@ -101,9 +67,7 @@ def worker(
     ] = STALL_SECONDS,
     max_jobs: Annotated[int | None, typer.Option(help="Replace a process after this many jobs.")] = None,
     max_memory: Annotated[str | None, typer.Option(help="Replace a process that grows over this, like 512M.")] = None,
-    url: Annotated[
-        str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.", callback=take_url)
-    ] = None,
+    url: Annotated[str | None, typer.Option(help=SHARED["url"][1], callback=take_url)] = None,
     allow_eviction: Annotated[
         bool, typer.Option("--allow-eviction", help="Start although Redis may evict messages.")
     ] = False,
@@ -122,18 +86,28 @@ def worker(
         ),
     ] = False,
     reload: Annotated[
-        bool, typer.Option("--reload", help="For development: stop and begin anew when a source file changes.")
+        bool,
+        typer.Option("--reload", help="For development: restart when a source file of the working folder changes."),
     ] = False,
-) -> None:
+    show_settings: Annotated[
+        bool, typer.Option("--show-settings", help="Print each setting and where it comes from; run nothing.")
+    ] = False,
+) -> Answer:
     """
     Run the handlers of a Consumer until SIGTERM or Ctrl-C.
 
     Example: reliq worker shop.jobs:consumer --processes 4 --concurrency 16
 
     Each option is a setting, too: --max-jobs is RELIQ_MAX_JOBS in the environment, and max-jobs in [tool.reliq] of
-    pyproject.toml, where CONSUMER is consumer. `reliq config` shows what is in force.
+    pyproject.toml, where CONSUMER is consumer. An option comes before the variable, the variable before the file.
     """
+    if show_settings:
+        return _show_settings(ctx)
+    if not consumer:
+        raise ConfigurationError("name the Consumer: reliq worker shop.jobs:consumer, or set it as a setting")
     _check_options(log_level, log_format, processes, stall)
+    if reload:
+        return _run_again_on_changes()
     limit = None if max_memory is None else size(max_memory)
     plan = ChildPlan(
         consumer=consumer,
@@ -151,10 +125,67 @@ def worker(
         log_format=log_format,
         folder=str(Path.cwd()),
     )
-    # The module is imported here: who asks for help or the name of an option need not wait for all that runs.
-    serve = import_module("reliq.supervisor.worker").serve
+    from reliq.supervisor.worker import serve  # noqa: PLC0415  help and completion do not wait for it
+
     page = None if metrics_port is None else (metrics_port, metrics_host, not no_queue_metrics)
-    serve(plan, processes, url=url, max_memory=limit, stall=stall, page=page, reload=reload)
+    serve(plan, processes, url=url, max_memory=limit, stall=stall, page=page)
+
+
+def _show_settings(ctx: typer.Context) -> Answer:
+    """Return each setting with its value and origin, without passwords."""
+    found = ctx.meta[FOUND]
+    rows = {}
+    for name in settings_of(ctx.command):
+        setting = found.get(name, Setting(ctx.params[name], "default"))
+        is_given = getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        value = ctx.params[name] if name != "url" or is_given else setting.value
+        if name == "url" and value:
+            from reliq.redis.url import check_url  # noqa: PLC0415  completion does not wait for it
+
+            value = " ".join(check_url(url).shown for url in value.split())
+        rows[spelled(name)] = Setting(value, "command line" if is_given else setting.origin)
+    texts = [(name, _text(value), origin) for name, (value, origin) in rows.items()]
+    hints = [f"{name} is no setting; is {meant} meant?" for name, meant in misspelled(ctx.command).items()]
+    value = {name: setting._asdict() for name, setting in rows.items()}
+    return Answer(value, [Table(("setting", "value", "from"), texts, ("value", "from")), *hints])
+
+
+def _text(value: Any) -> str:
+    """Return a value as a person reads it; a list as its items."""
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "true", False: "false"}[value]
+    return " ".join(value) if isinstance(value, list | tuple) else str(value)
+
+
+def _run_again_on_changes() -> Answer:
+    """Run this command without --reload until a signal; restart it when a source of the working folder changes."""
+    try:
+        import watchfiles  # noqa: PLC0415  the extra `reload` brings it
+    except ImportError:
+        raise ConfigurationError(missing("--reload", "watchfiles", "reload")) from None
+    from reliq.consumer import STOPS, handle_signal  # noqa: PLC0415  completion does not wait for it
+
+    again = [sys.executable, *(word for word in sys.orig_argv[1:] if word != "--reload")]
+    stop = threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        process.terminate()
+
+    sources = watchfiles.PythonFilter(extra_extensions=(FILE,))
+    changes = watchfiles.watch(Path.cwd(), watch_filter=sources, stop_event=stop, raise_interrupt=False)
+    complain(f"the worker begins anew when a .py file or {FILE} in {Path.cwd()} changes")
+    while not stop.is_set():
+        # Ctrl-C reaches this process alone: the worker ends at once when it gets two signals.
+        environment = {**ENVIRONMENT, variable("reload"): "0"}
+        with subprocess.Popen(again, env=environment, process_group=0) as process:  # noqa: S603  this command
+            for number in STOPS:
+                handle_signal(number, end)
+            changed = {os.path.relpath(path) for _, path in next(changes, ())}
+            if changed and not stop.is_set():
+                complain(f"{', '.join(sorted(changed))} changed: restarting the worker")
+                process.terminate()
+    return Answer(None, ())
 
 
 def _check_options(log_level: str, log_format: str, processes: int, stall: float) -> None:

@@ -525,7 +525,7 @@ class OutboxMover:
                     known[row.queue, row.terms] = terms
             except ConfigurationError as error:
                 logger.error(  # noqa: TRY400  the row and the reason are in the message
-                    "outbox: row %d is refused and stays, see `reliq outbox refused`: %s", row.seq, error
+                    "outbox: row %d is refused and stays, see `reliq outbox retry`: %s", row.seq, error
                 )
                 self.store.note_refused(row, VERSION, str(error)[:500])
                 continue

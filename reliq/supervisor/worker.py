@@ -1,25 +1,14 @@
-"""
-The command `reliq worker`, once its options are read: it loads the consumer, and runs a supervisor and its endpoint.
-
-With --reload, a changed source stops the worker as a deploy does, and the same command begins anew.
-"""
+"""The command `reliq worker`, once its options are read: it loads the consumer, and runs a supervisor and its endpoint."""
 
 import logging
 import os
 import signal
 import sys
-import sysconfig
-import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import NoReturn
 
-from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, print_table, say
-from reliq.cli.settings import ENVIRONMENT, FILE
+from reliq.cli.output import EXIT_USAGE, complain, print_table, say
 from reliq.consumer import STOPS, Consumer, end_at_once, handle_signal, load_consumer, traceback_of_module
-from reliq.distribution import missing
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.handlers.handler import Handler
 from reliq.logs import configure_logging
@@ -31,84 +20,10 @@ from reliq.supervisor.plan import METRICS_FOLDER, ChildPlan
 from reliq.supervisor.supervisor import Supervisor
 from reliq.text import pluralize
 
-try:
-    import watchfiles
-except ImportError:  # the extra `reload` brings it
-    watchfiles = None  # type: ignore[assignment]
-
 logger = logging.getLogger(__name__)
 
-#: Imported modules that lie elsewhere are looked at ten times a second.
-LOOK_MS = 100
 #: The class of an exception that a module raised at its import -> the advice for the user.
 _CURES = {"AppRegistryNotReady": "; the worker's module must call django.setup() before it imports models"}
-#: Modules that were installed do not change while one develops.
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-
-class Reloader:
-    """
-    Notices a change of a Python file or of pyproject.toml in the working folder, or of an imported module elsewhere.
-
-    It watches when it is made: nothing that changes while modules are imported is missed.
-
-    Raises:
-        ConfigurationError: watchfiles is not installed.
-    """
-
-    def __init__(self) -> None:
-        if watchfiles is None:
-            raise ConfigurationError(missing("--reload", "watchfiles", "reload"))
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts the changes that are named here
-        self._began = time.time()
-        self._watch = watchfiles.watch(
-            Path.cwd(),
-            watch_filter=watchfiles.PythonFilter(extra_extensions=(FILE,)),
-            rust_timeout=LOOK_MS,
-            yield_on_timeout=True,
-            raise_interrupt=False,
-        )
-        next(self._watch)
-        self._changed = threading.Event()
-        self._watches = False
-
-    def watch(self, stop: Callable[[], bool]) -> None:
-        """Have `stop` called, once, when a source has changed since this process began; it says whether it stops it."""
-        self._watches = True
-        threading.Thread(target=self._notice, args=(stop,), name="reliq-reload", daemon=True).start()
-
-    def exit_code(self, code: int) -> int:
-        """Return `code` when the worker was to end; begin anew when a source has changed, and if it failed wait for that."""
-        if code not in (0, EXIT_INTERRUPTED) and not self._changed.is_set():
-            for number in STOPS:
-                handle_signal(number, end_at_once)
-            complain("the worker has ended; it begins anew when a source changes")
-            if not self._watches:
-                self.watch(lambda: True)
-            self._changed.wait()
-        if self._changed.is_set():
-            sys.stdout.flush()
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], ENVIRONMENT)  # noqa: S606  this command
-        return code
-
-    def _notice(self, stop: Callable[[], bool]) -> None:
-        for changes in self._watch:
-            names = {path for _, path in changes} | _changed_since(self._began)
-            if names and stop():
-                logger.info("%s changed: restarting", ", ".join(sorted(map(os.path.relpath, names))))
-                self._changed.set()
-            if names:
-                return
-
-
-def _changed_since(moment: float) -> set[str]:
-    """Return the files of imported modules that were written after a moment in unix seconds, installed ones aside."""
-    changed = set()
-    for path in {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}:
-        with suppress(OSError):
-            if path and not path.startswith(_INSTALLED) and Path(path).stat().st_mtime > moment:
-                changed.add(path)
-    return changed
 
 
 def serve(
@@ -119,7 +34,6 @@ def serve(
     max_memory: int | None,
     stall: float,
     page: tuple[int, str, bool] | None,
-    reload: bool,
 ) -> NoReturn:
     """
     Run the processes of a plan until a signal, and leave with its exit code, whatever threads the module has begun.
@@ -135,13 +49,12 @@ def serve(
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     plan.find_modules()
 
-    reloader = Reloader() if reload else None
     try:
-        code = _work(plan, processes, url=url, max_memory=max_memory, stall=stall, page=page, reloader=reloader)
+        code = _work(plan, processes, url=url, max_memory=max_memory, stall=stall, page=page)
     except ConfigurationError as error:
         complain(error)
         code = EXIT_USAGE
-    leave(code if reloader is None else reloader.exit_code(code))
+    leave(code)
 
 
 def _work(
@@ -152,7 +65,6 @@ def _work(
     max_memory: int | None,
     stall: float,
     page: tuple[int, str, bool] | None,
-    reloader: Reloader | None,
 ) -> int:
     """Load the consumer, print its handlers, and run the processes; return the exit code."""
     try:
@@ -172,8 +84,6 @@ def _work(
         count = pluralize(processes, "process", "processes")
         _print_handlers(handlers, f"{count} of {plan.settings.concurrency} on {consumer.connection(handlers).name}")
     supervisor = Supervisor(consumer, plan, processes=processes, max_memory=max_memory, stall=stall)
-    if reloader is not None:
-        reloader.watch(supervisor.stop)
     if page is None:
         return supervisor.run()
     port, host, with_queues = page

@@ -25,30 +25,32 @@ consumer = Consumer()
 def work(body):
     print(words.WORD, "begins", body["n"], flush=True)
     if body["n"] == 1:
-        open("gate").read()  # until somebody has opened its other end
+        open("gate").read()  # until the test has opened its other end
     print(words.WORD, "ends", body["n"], flush=True)
 """
 
 
-def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url):
-    """One process all the time: its number stays, for a debugger or a terminal."""
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url, stop):
     if find_spec("watchfiles") is None:
         must_run_in_ci("watchfiles is not installed")
-    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
-    here.mkdir()
-    elsewhere.mkdir()
-    os.mkfifo(here / "gate")
-    (here / "jobs.py").write_text(JOBS)
-    (elsewhere / "words.py").write_text("WORD = 'one'")
+    os.mkfifo(tmp_path / "gate")
+    (tmp_path / "jobs.py").write_text(JOBS)
+    (tmp_path / "words.py").write_text("WORD = 'one'")
     queue = Queue("q", url=url)
-    with closing(Worker("jobs:consumer", here, environment_for(elsewhere, url), "--reload")) as worker:
+    environment = {
+        **environment_for(tmp_path, url),
+        "RELIQ_RELOAD": "1",
+    }  # as --reload, which the worker must not get again
+    with closing(Worker("jobs:consumer", tmp_path, environment)) as worker:
         queue.publish({"n": 1})
         eventually(lambda: worker.said("one begins 1"), "the first version works")
 
         # Of another length: Python takes a source of the same second and length for the one that it has compiled.
-        (elsewhere / "words.py").write_text("WORD = 'two'  # changed")
-        eventually(lambda: worker.said("elsewhere/words.py changed: restarting"), "a module from elsewhere is watched")
-        (here / "gate").write_text("")
+        (tmp_path / "words.py").write_text("WORD = 'two'  # changed")
+        eventually(lambda: worker.said("words.py changed: restarting"), "the change is noticed")
+        eventually(lambda: worker.said("stopping: 1 handler"), "the first version stops")
+        (tmp_path / "gate").write_text("")
         # The first version may claim until it has stopped.
         eventually(
             lambda: sum("ready: working on q" in line for line in worker.lines) == 2, "the second version begins"
@@ -58,11 +60,11 @@ def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url)
         assert worker.said("one ends 1")
         eventually(lambda: queue.counts().totals["acked"] == 2, "both were acked")
 
-        (here / "jobs.py").write_text("consumer = (")
-        eventually(lambda: worker.said("it begins anew when a source changes"), "it waits for the end of a mistake")
-        assert worker.said("SyntaxError")
-        (here / "jobs.py").write_text(JOBS.replace("words.WORD", "'three'"))
+        (tmp_path / "jobs.py").write_text("consumer = (")
+        eventually(lambda: worker.said("SyntaxError"), "the mistake is shown")
+        (tmp_path / "jobs.py").write_text(JOBS.replace("words.WORD", "'three'"))
         queue.publish({"n": 3})
         eventually(lambda: worker.said("three ends 3"), "the third version works")
 
-        assert worker.stop(signal.SIGINT) == 0
+        assert worker.stop(stop) == 0
+    assert queue.counts().unack == 0

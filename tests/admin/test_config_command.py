@@ -1,4 +1,4 @@
-"""The settings of a worker: by its options, the environment, pyproject.toml; and what `reliq config` shows of them."""
+"""The settings of a worker: by its options, the environment, pyproject.toml; and what `reliq worker --show-settings` prints."""
 
 import os
 import shutil
@@ -67,7 +67,9 @@ def run(*words):
 
 
 def shown(command):
-    return {name: (row["value"], row["origin"]) for name, row in command("config", "--json").json.items()}
+    return {
+        name: (row["value"], row["origin"]) for name, row in command("worker", "--show-settings", "--json").json.items()
+    }
 
 
 def test_every_worker_option_is_an_environment_variable(command, written, monkeypatch):
@@ -76,7 +78,8 @@ def test_every_worker_option_is_an_environment_variable(command, written, monkey
 
     values = shown(command)
 
-    assert {one.name.replace("_", "-") for one in Commands.load("worker").params} == OTHERS.keys()
+    no_settings = {"json", "show-settings"}
+    assert {one.name.replace("_", "-") for one in Commands.load("worker").params} == OTHERS.keys() | no_settings
     assert {name: value for name, (value, _) in values.items()} == {name: value for name, (_, value) in OTHERS.items()}
     assert values["max-jobs"][1] == "RELIQ_MAX_JOBS"
 
@@ -102,13 +105,31 @@ def test_environment_overrides_the_file_and_empty_variables_do_not_count(command
     assert values["burst"] == (False, "RELIQ_BURST")
     assert values["max-jobs"] == (4, path)
     assert values["metrics-port"] == (None, "default")
-    assert "RELIQ_CONCURENCY is no setting; is RELIQ_CONCURRENCY meant?" in command("config").out.splitlines()
+    assert (
+        "RELIQ_CONCURENCY is no setting; is RELIQ_CONCURRENCY meant?"
+        in command("worker", "--show-settings").out.splitlines()
+    )
 
 
-def test_config_masks_the_password(command, written):
+def test_option_comes_before_the_environment_and_is_shown_with_its_origin(command, written, monkeypatch):
+    monkeypatch.setenv("RELIQ_CONCURRENCY", "32")
+
+    values = command("worker", "--show-settings", "--json", "--concurrency", "8").json
+
+    assert values["concurrency"] == {"value": 8, "origin": "command line"}
+
+
+def test_worker_without_a_consumer_is_a_one_line_error(command, written):
+    done = command("worker")
+
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert done.err.startswith("reliq: name the Consumer: ")
+
+
+def test_show_settings_masks_the_password(command, written):
     written("url = 'redis://shop:secret@127.0.0.1:6379/5'")
 
-    told = command("config").out + command("config", "--json").out
+    told = command("worker", "--show-settings").out + command("worker", "--show-settings", "--json").out
 
     assert "redis://shop:***@127.0.0.1:6379/5" in told
     assert "secret" not in told
@@ -118,7 +139,7 @@ def test_config_masks_the_password(command, written):
     ("lines", "environment", "said"),
     [
         ("concurency = 3", {}, "has no setting 'concurency'; is it 'concurrency'?"),
-        ("colour = 3", {}, "has no setting 'colour'; `reliq config` lists those that there are"),
+        ("colour = 3", {}, "has no setting 'colour'; `reliq worker --show-settings` lists all settings"),
         ("concurrency = 'many'", {}, "pyproject.toml"),
         ("", {"RELIQ_GRACE": "long"}, "it comes from RELIQ_GRACE"),
         ("", {"RELIQ_BURST": "never"}, "write --burst or --burst=delayed, not 'never'; it comes from RELIQ_BURST"),
@@ -132,7 +153,7 @@ def test_bad_setting_is_one_line_that_names_its_origin(command, written, monkeyp
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
-    for words in (["config"], ["worker", "jobs:consumer"]):
+    for words in (["worker", "--show-settings"], ["worker", "jobs:consumer"]):
         done = command(*words)
 
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
@@ -178,7 +199,7 @@ def test_untrusted_or_unreadable_settings_file_is_a_one_line_error(command, writ
     os.chdir(path.parent)
     spoil(path)
 
-    for words in (["queues"], ["config"], ["worker", "jobs:consumer"]):
+    for words in (["queues"], ["worker", "--show-settings"], ["worker", "jobs:consumer"]):
         done = command(*words)
 
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
@@ -196,7 +217,7 @@ def test_settings_file_that_cannot_be_read_is_an_error_unless_its_folder_is_lock
     def config_locked(path):
         mode = path.stat().st_mode
         path.chmod(0)
-        done = run(*restrict, sys.executable, "-P", "-m", "reliq", "config")
+        done = run(*restrict, sys.executable, "-P", "-m", "reliq", "worker", "--show-settings")
         path.chmod(mode)
         return done
 
@@ -213,7 +234,7 @@ def test_command_in_a_deleted_folder_is_a_one_line_error(command, written):
     written("")
     Path.cwd().rmdir()
 
-    for words in (["queues"], ["config"], ["worker", "jobs:consumer"]):
+    for words in (["queues"], ["worker", "--show-settings"], ["worker", "jobs:consumer"]):
         assert command(*words) == (2, "", "reliq: the working folder was deleted: change to another one\n")
 
 

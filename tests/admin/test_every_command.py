@@ -13,11 +13,11 @@ from reliq.cli.app import Commands, app
 
 ROOT = Path(__file__).parents[2]
 #: Commands that print no answer a script would read: they run, or answer by their exit code alone.
-NO_JSON = {"init", "worker", "demo", "relay", "exporter", "health", "web", "outbox sql"}
+NO_JSON = {"init", "demo", "relay", "exporter", "health", "web", "outbox sql"}
 #: Commands whose queues say their layouts themselves, in the code.
 NO_LAYOUT = {"worker", "bench"}
 #: Commands that ask no Redis.
-NO_URL = {"init", "health", "config", "outbox sql", "outbox clean", "outbox refused", "outbox retry"}
+NO_URL = {"init", "health", "outbox sql", "outbox clean", "outbox retry"}
 
 
 LOADED = {name: Commands.load(name) for name in Commands.places}

@@ -30,8 +30,8 @@ from reliq.redis.shards import ShardMap
 pytestmark = pytest.mark.slow
 
 #: Commands that show nothing foreign, or whose output other folders test.
-OF_THEIR_OWN = {"demo", "bench", "config", "init", "relay", "worker"}
-OF_THEIR_OWN |= {"outbox sql", "outbox clean", "outbox refused", "outbox retry"}
+OF_THEIR_OWN = {"demo", "bench", "init", "relay", "worker"}
+OF_THEIR_OWN |= {"outbox sql", "outbox clean", "outbox retry"}
 #: Commands that run until they are told to stop, or ask no Redis, each with a test below, or in tests/web.
 BY_THEMSELVES = {"watch", "exporter", "health", "web"}
 #: The calls of each command: its exit code as its help says (?: either), and the words after its name.

@@ -88,8 +88,8 @@ def ids_of(shards, state):
 
 #: Commands that do not read the messages of a shard.
 ONE_FOR_ALL = {
-    *("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch", "init", "config"),  # they are programs
-    *("outbox sql", "outbox clean", "outbox refused", "outbox retry", "doctor", "scripts load", "acl", "workers"),
+    *("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch", "init"),  # they are programs
+    *("outbox sql", "outbox clean", "outbox retry", "doctor", "scripts load", "acl", "workers"),
     *("keys", "limits"),  # a queue of several shards has neither
     *("publish", "show", "forget"),  # the id names the shard; a shard alone cannot be forgotten
 }
