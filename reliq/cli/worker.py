@@ -129,6 +129,7 @@ def worker(
 
     page = None if metrics_port is None else (metrics_port, metrics_host, not no_queue_metrics)
     serve(plan, processes, url=url, max_memory=limit, stall=stall, page=page)
+    return Answer(None)  # `serve` has left the process
 
 
 def _show_settings(ctx: typer.Context) -> Answer:

@@ -584,14 +584,14 @@ def test_command_outbox_lists_and_retries_refused_rows(database, orders, reliq):
     said, code = reliq(database, "relay", "--once")
     assert (code, "moved 0 rows" in said, "1 row remains" in said) == (3, True, True), said
 
-    said, _ = reliq(database, "outbox", "refused")
+    said, _ = reliq(database, "outbox", "retry")
     assert (id in said, f"refused by reliq {VERSION}: 'no queue' is no queue" in said) == (True, True), said
-    assert json.loads(reliq(database, "outbox", "refused", "--json")[0])[0]["id"] == id
+    assert json.loads(reliq(database, "outbox", "retry", "--json")[0])[0]["id"] == id
     execute(database, "UPDATE reliq_outbox SET queue = 'orders'")
-    assert "1 row is tried again" in reliq(database, "outbox", "retry")[0]
+    assert "1 row is tried again" in reliq(database, "outbox", "retry", "--all")[0]
     assert reliq(database, "relay", "--once") == ("moved 1 row\n", 0)
-    assert reliq(database, "outbox", "refused") == ("no row is refused\n", 0)
-    assert reliq(database, "outbox", "retry", "--json") == ('{"retried":0}\n', 0)
+    assert reliq(database, "outbox", "retry") == ("no row is refused\n", 0)
+    assert reliq(database, "outbox", "retry", "--all", "--json") == ('{"retried":0}\n', 0)
 
 
 def test_command_relay_reports_errors_in_one_line(tmp_path, reliq):

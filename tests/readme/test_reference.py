@@ -11,6 +11,7 @@ import reliq.admin
 import reliq.events
 import reliq.testing
 from reliq.cli.app import Commands
+from reliq.cli.lazy import SHARED, is_shared
 
 REFERENCE = ROOT / "docs" / "reference"
 ENTRY = re.compile(r"^- `(reliq[\w.]*)\.(\w+)`(:?)", re.MULTILINE)
@@ -44,8 +45,11 @@ def test_page_of_commands_has_every_command_and_option():
     for name in Commands.places:
         for part, command in getattr(Commands.load(name), "commands", {"": Commands.load(name)}).items():
             section = sections.pop(f"reliq {name} {part}".strip())
+            shared = {one.name for one in command.params if is_shared(one)}
             options = {option for one in command.params for option in one.opts if option.startswith("--")}
+            options -= {f"--{name}" for name in shared}
             assert {option for option in options if f"| `{option}" not in section} == set()
+            assert {name for name in shared if f"`{SHARED[name][0]}`" not in section} == set()
     assert sections == {}
 
 

@@ -38,7 +38,7 @@ def test_tables_have_every_option():
         "keys.md": set(LimitOptions.__annotations__),
         "handlers.md": set(HandlerSettings.__dataclass_fields__),
         "periodic.md": {*inspect.signature(Periodic).parameters, "tz"} - {"schedule"},
-        "workers.md": {option for option in WORKER if option.startswith("--")} - {"--help"},
+        "workers.md": {option for option in WORKER if option.startswith("--")} - {"--help", "--json"},
     }
 
     assert {name: set(options(name)) for name in known} == known
