@@ -19,7 +19,7 @@ from chromium import chromium
 from made_up import NOW, context, minute, rates, view, worker
 from PIL import Image
 
-from reliq.admin import CronView, HandlerStack, MessageView, Overview, Running, RunningJob, StackReport, WorkerView
+from reliq.admin import CronState, HandlerStack, MessageView, Overview, Running, RunningJob, StackReport, WorkerView
 from reliq.message import DEATH_REASONS, Pause
 from reliq.web.pages import TEMPLATES, Pages
 
@@ -154,11 +154,11 @@ WORKERS = [
 ]
 
 
-def entry(name: str, schedule: str, ticks_in: float, last: float, **fields: Any) -> CronView:
+def entry(name: str, schedule: str, ticks_in: float, last: float, **fields: Any) -> CronState:
     """Return a periodic job that is well, but for `fields`."""
     rest = {"late": 0.0, "is_served": True, "last_id": "", "is_alive": False, "missed": 0, "pause": None}
     rest |= {"queue": "orders", "layout": "reliq", "skipped": {"paused": 0, "overlap": 0}} | fields
-    return CronView(name=name, schedule=schedule, next=round(NOW + ticks_in), ticked=round(NOW - last), **rest)
+    return CronState(name=name, schedule=schedule, next=round(NOW + ticks_in), ticked=round(NOW - last), **rest)
 
 
 CRONS = [
@@ -187,7 +187,7 @@ REPORT = StackReport(
 )
 #: Picture -> template, what it is given, and how high the window is.
 PICTURES = {
-    "queues": ("queues.html", {"overview": Overview(VIEWS, WORKERS, {}, {}, {}, NOW), "histories": HOURS}, 760),
+    "queues": ("queues.html", {"overview": Overview(VIEWS, WORKERS, {}, {}, NOW), "histories": HOURS}, 760),
     "queue": (
         "queue.html",
         {

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         FaultName as FaultName,
         OnProgress as OnProgress,
     )
-    from reliq.admin.crons import CronView as CronView
     from reliq.admin.dead import (
         DeadGroup as DeadGroup,
         DeadGroups as DeadGroups,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     )
     from reliq.admin.doctor import Finding as Finding, Verdict as Verdict
     from reliq.admin.filters import Filter as Filter, LetterFilter as LetterFilter
-    from reliq.admin.keys import KeyPage as KeyPage, KeysView as KeysView
+    from reliq.admin.keys import KeyPage as KeyPage
     from reliq.admin.messages import (
         Entry as Entry,
         EntryMark as EntryMark,
@@ -43,17 +42,8 @@ if TYPE_CHECKING:
         SearchResult as SearchResult,
     )
     from reliq.admin.publish import FilePublished as FilePublished, OnBytes as OnBytes, OnError as OnError
-    from reliq.admin.queues import (
-        Account as Account,
-        Failure as Failure,
-        MinuteStats as MinuteStats,
-        Overview as Overview,
-        QueueSample as QueueSample,
-        QueueView as QueueView,
-        RateHistory as RateHistory,
-        Rates as Rates,
-        Watcher as Watcher,
-    )
+    from reliq.admin.queues import Overview as Overview
+    from reliq.admin.rates import MinuteStats as MinuteStats
     from reliq.admin.resharding import PendingMigration as PendingMigration, ShardsView as ShardsView
     from reliq.admin.show import (
         FinishedKind as FinishedKind,
@@ -64,8 +54,16 @@ if TYPE_CHECKING:
         TimelineEvent as TimelineEvent,
         TimelineKind as TimelineKind,
     )
+    from reliq.admin.watch import (
+        Failure as Failure,
+        QueueSample as QueueSample,
+        RateHistory as RateHistory,
+        Watcher as Watcher,
+    )
     from reliq.admin.workers import Running as Running, WorkerView as WorkerView
     from reliq.lua.transitions import KeyQueue as KeyQueue, KeyQueues as KeyQueues
+    from reliq.metrics.crons import CronState as CronState
+    from reliq.metrics.snapshot import QueueSnapshot as QueueSnapshot, Rates as Rates
     from reliq.redis.commands import (
         HandlerStack as HandlerStack,
         RunningJob as RunningJob,
@@ -85,14 +83,17 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.bulk": "MoveResult OnMoved OnStep RemoveResult",
             "reliq.admin.calls": "Place",
             "reliq.admin.check": "CheckReport Fault FaultKind FaultName OnProgress",
-            "reliq.admin.crons": "CronView",
             "reliq.admin.dead": "DeadGroup DeadGroups GroupBy OnRedriven RedriveOptions RedriveResult",
             "reliq.admin.doctor": "Finding Verdict",
-            "reliq.admin.keys": "KeyPage KeysView",
+            "reliq.admin.keys": "KeyPage",
             "reliq.admin.filters": "Filter LetterFilter",
             "reliq.admin.messages": "Entry EntryMark MessagePage OnLetters OnLook SearchResult",
             "reliq.admin.publish": "FilePublished OnBytes OnError",
-            "reliq.admin.queues": "Account Failure MinuteStats Overview QueueSample QueueView RateHistory Rates Watcher",
+            "reliq.admin.queues": "Overview",
+            "reliq.admin.rates": "MinuteStats",
+            "reliq.admin.watch": "Failure QueueSample RateHistory Watcher",
+            "reliq.metrics.crons": "CronState",
+            "reliq.metrics.snapshot": "QueueSnapshot Rates",
             "reliq.admin.show": "FinishedKind FinishedMessage MessageState MessageView Timeline TimelineEvent TimelineKind",
             "reliq.admin.workers": "Running WorkerView",
             "reliq.lua.transitions": "KeyQueue KeyQueues",

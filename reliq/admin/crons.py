@@ -1,94 +1,127 @@
-"""Periodic entries as Redis stores them: their next ticks, and the ticks that were missed or skipped."""
+"""Periodic entries as an operator sees and changes them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
 from typing import TYPE_CHECKING
 
+from reliq.admin import calls
+from reliq.admin.queues import chosen
+from reliq.admin.session import AdminBase
 from reliq.errors import ConfigurationError
-from reliq.metrics import crons
+from reliq.keys import run_id
+from reliq.lua import transitions
+from reliq.metrics.crons import UNSERVED_SECONDS, CronState, cron_states
+from reliq.queue import pause_by
 from reliq.redis import commands
+from reliq.schedule import Schedule
+from reliq.settings import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from reliq.admin.session import QueueSession, Session
     from reliq.keys import Keys
-    from reliq.message import Pause
-    from reliq.metrics.crons import CronState
+    from reliq.message import Duration
+
+#: A requested run is polled this often until a worker has published it.
+RUN_POLL_SECONDS = 0.1
+#: One call of a resume counts at most this many skipped ticks.
+TICKS_TOGETHER = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class CronView:
-    """
-    A periodic entry at one moment; times are unix seconds by Redis' clock.
+class CronReads(AdminBase):
+    """The periodic entries of queues."""
 
-    Attributes:
-        layout: of its queue, as `--layout` takes it.
-        schedule: a cron expression and its time zone, or `every` and seconds; as the process that started last has it.
-        next: the first tick that is not done; None when the schedule cannot be read here, or has no further tick.
-        late: for how many seconds that tick has been due; several seconds mean that no process publishes.
-        ticked: the last tick that was published; None when there is none.
-        is_served: whether a process with this schedule reported within half a minute.
-        last_id, is_alive: its last message, and whether that has not ended; with overlap=skip it blocks the next.
-        missed: how many ticks were not published in time.
-        skipped: reason -> how many ticks were skipped: `paused`, `overlap`.
-        pause: who paused it and why; None when it is not paused.
-    """
-
-    name: str
-    queue: str
-    layout: str
-    schedule: str
-    next: int | None
-    late: float
-    ticked: int | None
-    is_served: bool
-    last_id: str
-    is_alive: bool
-    missed: int
-    skipped: Mapping[str, int]
-    pause: Pause | None
+    def crons(self, names: Sequence[str] = ()) -> list[CronState]:
+        """Return the periodic entries of the queues named, or of all in the registry, by name."""
+        session = self._redis.session()
+        return crons_of(session, chosen(session, [self._redis.queue(name).keys for name in names]).queues)
 
 
-def crons_of(session: Session, queues: Sequence[Keys]) -> list[CronView]:
+class CronActions(AdminBase):
+    """Changes of periodic entries."""
+
+    def run_cron(self, queue: str, name: str, *, wait: Duration = 15.0) -> str:
+        """
+        Have a worker publish the message of a periodic entry at once, even while it is paused; return the message's id.
+
+        Raises:
+            ConfigurationError: the queue has no such entry, no worker has it, or none has published within `wait`.
+        """
+        for_seconds = seconds("wait", wait)
+        session = self._redis.queue(queue)
+        cron, now_ms = _cron(session, name)
+        if not cron.is_served:
+            raise ConfigurationError(f"no worker has the periodic entry {name!r} now, and who would publish? start one")
+        asked_ms = session.run(calls.asked_run(session.keys, name))
+        if asked_ms is None:
+            asked_ms = now_ms
+            session.run(calls.ask_run(session.keys, name, asked_ms))
+        until = time.monotonic() + for_seconds
+        while session.run(calls.asked_run(session.keys, name)) is not None:
+            if time.monotonic() > until and session.run(calls.withdraw_run(session.keys, name)):
+                raise ConfigurationError(
+                    f"no worker has published the periodic entry {name!r} within {for_seconds:.10g} s; see their logs"
+                )
+            time.sleep(RUN_POLL_SECONDS)
+        return run_id(name, asked_ms)
+
+    def pause_cron(self, queue: str, name: str, *, reason: str = "", by: str = "") -> None:
+        """Have the ticks of a periodic entry skipped, and counted, until `resume_cron`; `by` is user@host by default."""
+        session = self._redis.queue(queue)
+        pause = pause_by(by, reason)
+        _cron(session, name)
+        session.run(calls.pause_cron(session.keys, name, pause))
+
+    def resume_cron(self, queue: str, name: str) -> bool:
+        """Have the next tick of a periodic entry published; return whether it was paused. Ticks until now are skipped."""
+        session = self._redis.queue(queue)
+        cron, now_ms = _cron(session, name)
+        counted = -1
+        while cron.pause and cron.last != counted:  # there may be no worker to count the skipped ticks
+            counted = cron.last
+            # A schedule that cannot be read here has no next tick.
+            schedule = None if cron.next is None else Schedule.parse(cron.schedule)
+            if schedule and (ticks := schedule.ticks(cron.last, now_ms // 1000, most=TICKS_TOGETHER)):
+                skipped = transitions.Tick(name, cron.schedule, ticks[-1], cron.last, missed=len(ticks))
+                session.run(transitions.tick(session.keys, skipped, ttl_ms=1, retries=0))
+                cron, _ = _cron(session, name)
+        return session.run(calls.resume_cron(session.keys, name))
+
+    def forget_cron(self, queue: str, name: str) -> None:
+        """Remove the state of a periodic entry that is no longer in the code; raise while a worker has it."""
+        session = self._redis.queue(queue)
+        cron, _ = _cron(session, name)
+        if cron.is_served:
+            raise ConfigurationError(
+                f"a worker has the periodic entry {name!r}, and would register it again: take it out of the code, and wait "
+                f"{UNSERVED_SECONDS} s after the last worker with it has ended"
+            )
+        session.run(calls.forget_cron(session.keys, name))
+
+
+def crons_of(session: Session, queues: Sequence[Keys]) -> list[CronState]:
     """Return the periodic entries of queues, by name; none of a queue that refuses."""
-    now_ms, *answers = session.try_all([commands.server_ms(), *map(crons.cron_states, queues)])
+    now_ms, *answers = session.try_all([commands.server_ms(), *map(cron_states, queues)])
     if isinstance(now_ms, Exception):
         raise now_ms
-    rows = [
-        (keys, state)
-        for keys, states in zip(queues, answers, strict=True)
-        if isinstance(states, list)
-        for state in states
+    found = [
+        (keys, cron) for keys, crons in zip(queues, answers, strict=True) if isinstance(crons, list) for cron in crons
     ]
-    counts = session.try_all([commands.retries_left(keys, [state.id]) for keys, state in rows])
-    now = now_ms / 1000
-    views = [
-        CronView(
-            name=state.entry,
-            queue=keys.name,
-            layout=str(keys.layout),
-            schedule=state.schedule,
-            next=state.next,
-            late=0.0 if state.next is None else max(0.0, round(now - state.next, 3)),
-            ticked=state.ticked,
-            is_served=state.is_served(now),
-            last_id=state.id,
-            is_alive=isinstance(left, list) and left[0] is not None,
-            missed=state.missed,
-            skipped=state.skipped,
-            pause=state.pause,
-        )
-        for (keys, state), left in zip(rows, counts, strict=True)
+    counts = session.try_all([commands.retries_left(keys, [cron.last_id]) for keys, cron in found])
+    crons = [
+        cron.at(now_ms / 1000, is_alive=isinstance(left, list) and left[0] is not None)
+        for (_, cron), left in zip(found, counts, strict=True)
     ]
-    return sorted(views, key=lambda view: (view.name, view.queue))
+    return sorted(crons, key=lambda cron: (cron.name, cron.queue))
 
 
-def cron_state(queue: QueueSession, name: str) -> CronState:
-    """Return an entry; raise ConfigurationError when the queue has none of that name."""
-    states = {state.entry: state for state in queue.run(crons.cron_states(queue.keys))}
-    if name not in states:
-        known = f"it has {', '.join(states)}" if states else "it has none"
+def _cron(queue: QueueSession, name: str) -> tuple[CronState, int]:
+    """Return an entry and Redis' clock in ms; raise ConfigurationError when the queue has no entry of that name."""
+    states, now_ms = queue.run_all([cron_states(queue.keys), commands.server_ms()])
+    crons = {cron.name: cron for cron in states}
+    if name not in crons:
+        known = f"it has {', '.join(crons)}" if crons else "it has none"
         raise ConfigurationError(f"queue {queue.name!r} has no periodic entry {str(name)[:80]!r}; {known}")
-    return states[name]
+    return crons[name].at(now_ms / 1000, is_alive=False), now_ms

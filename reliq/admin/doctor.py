@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from reliq.admin import calls
 from reliq.admin.acl import denied_commands
 from reliq.admin.keys import limits_of
-from reliq.admin.messages import ask_each
 from reliq.admin.queues import chosen
+from reliq.admin.session import ask_each
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
 from reliq.keys import CLUSTER_SLOTS, home
 from reliq.lua import transitions

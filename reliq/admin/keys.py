@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Unpack, cast
 
 from reliq.admin import calls
 from reliq.admin.messages import NO_KEYS, opaque, read_opaque
+from reliq.admin.session import AdminBase
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
 from reliq.publish.publisher import check_one_shard
 from reliq.redis.driver import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
-from reliq.settings import UNIT_US, WEIGHT_FIELD, Limits, check_int
+from reliq.settings import UNIT_US, WEIGHT_FIELD, Limits, check_int, milliseconds, seconds
 from reliq.text import chunked, shell_command
+from reliq.wire_format import check_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reliq.admin.calls import KeySet
-    from reliq.admin.session import QueueSession
-    from reliq.lua.transitions import KeyQueue
-    from reliq.queue import Queue
+    from reliq.lua.transitions import KeyQueue, KeyQueues
+    from reliq.message import Duration
+    from reliq.settings import LimitOptions
 
 #: A page has at most this many keys.
 PAGE_KEYS = 200
@@ -40,34 +42,9 @@ FIELDS = {
     "concurrency": ("concurrency",),
 }
 #: All weights are cleared by this name; one is cleared by `weight:KEY`.
-WEIGHTS = "key_weights"
+WEIGHTS: Final = "key_weights"
 #: Fields that scripts write for themselves.
 _OWN = frozenset({"on", "declared", "weighted", "walk"})
-
-
-@dataclass(frozen=True, slots=True)
-class KeysView:
-    """
-    The keys of a queue at one moment.
-
-    Attributes:
-        largest: the keys with most waiting messages first: all keys of a queue with up to a hundred keys, and of a queue
-            with more those with a share of the waiting messages.
-        waiting: how many messages wait in all key queues.
-        in_turn: how many keys wait for a worker.
-        asleep: how many keys sleep, or are paused.
-        running: how many messages run, over all processes.
-        is_full: whether none may start now: the queue's rate or concurrency is used up, or the whole queue sleeps.
-        asleep_until: until when the whole queue sleeps, in unix seconds by Redis' clock; None when it does not.
-    """
-
-    largest: Sequence[KeyQueue]
-    waiting: int
-    in_turn: int
-    asleep: int
-    running: int
-    is_full: bool
-    asleep_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +61,120 @@ class KeyPage:
     after: str | None
 
 
-def key_page_of(queue: QueueSession, after: str | None, limit: int) -> KeyPage:
-    """Return the next keys; raise ConfigurationError for a place or limit that is not allowed."""
-    count = check_int("limit", limit, least=1, most=PAGE_KEYS)
-    among, at = _parsed(after)
-    if among == "held":
-        names = queue.run(calls.keys_holding(queue.keys, at, count))
-        following = f"held {names[-1]}" if names else None
-    else:
-        cursor, names = queue.run(calls.keys_among(queue.keys, cast("KeySet", among), int(at or 0), count))
-        following = f"{among} {cursor}" if cursor else "asleep 0" if among == "ring" else "held"
-    items = [
-        key_queue
-        for piece in chunked([name for name in names if name not in NO_KEYS], PAGE_KEYS)
-        for key_queue in queue.run(transitions.key_queues(queue.keys, of=piece)).largest
-        # Keys with running messages that are in turn or asleep too were in an earlier page.
-        if among != "held" or key_queue.state not in ("in turn", "asleep", "paused")
-    ]
-    return KeyPage(items, None if following is None else opaque(following))
+class KeyReads(AdminBase):
+    """The message keys of a queue, and its limits."""
+
+    def keys(self, queue: str, *, limit: int = 20) -> KeyQueues:
+        """Return the keys of a queue with most waiting messages, and how many keys and messages are in which state."""
+        session = self._redis.queue(queue)
+        most = check_int("limit", limit, least=1, most=PAGE_KEYS)
+        counts = session.run(transitions.counts(session.keys))
+        queues = session.run(transitions.key_queues(session.keys, most=most))
+        return replace(queues, waiting=counts.waiting)
+
+    def key(self, queue: str, key: str) -> KeyQueue:
+        """Return how many messages of one key wait and run, and why they wait."""
+        session = self._redis.queue(queue)
+        return session.run(transitions.key_queues(session.keys, of=[check_key(key)])).largest[0]
+
+    def key_page(self, queue: str, *, after: str | None = None, limit: int = 100) -> KeyPage:
+        """
+        Return a page of the keys that have waiting or running messages, or that sleep; in no order.
+
+        A key that does not change while you page is in a page, and may be in several.
+
+        Args:
+            after: the `after` of the page before; None for the first page.
+            limit: about so many keys, up to 200.
+        """
+        session = self._redis.queue(queue)
+        count = check_int("limit", limit, least=1, most=PAGE_KEYS)
+        among, at = _parsed(after)
+        if among == "held":
+            names = session.run(calls.keys_holding(session.keys, at, count))
+            following = f"held {names[-1]}" if names else None
+        else:
+            cursor, names = session.run(calls.keys_among(session.keys, cast("KeySet", among), int(at or 0), count))
+            following = f"{among} {cursor}" if cursor else "asleep 0" if among == "ring" else "held"
+        items = [
+            key_queue
+            for piece in chunked([name for name in names if name not in NO_KEYS], PAGE_KEYS)
+            for key_queue in session.run(transitions.key_queues(session.keys, of=piece)).largest
+            # Keys with running messages that are in turn or asleep too were in an earlier page.
+            if among != "held" or key_queue.state not in ("in turn", "asleep", "paused")
+        ]
+        return KeyPage(items, None if following is None else opaque(following))
+
+    def limits(self, queue: str) -> Limits:
+        """Return the limits of a queue as they hold now: those that a worker declared, or that were set since."""
+        session = self._redis.queue(queue)
+        stored = session.run(calls.limit_fields(session.keys))
+        return read_limits(queue, stored)
+
+
+class KeyActions(AdminBase):
+    """Changes of the limits of a queue, and of its message keys."""
+
+    def set_limits(self, queue: str, *, clear: Sequence[str] = (), **changes: Unpack[LimitOptions]) -> Limits:
+        """
+        Change limits while the queue is in use, within a second, for many keys within seconds; return all that hold then.
+
+        They hold until a worker starts whose code declares other limits than the worker before it. A new rate has its
+        default burst unless `burst` is given.
+
+        Args:
+            clear: names of limits to remove; `weight:KEY` for one weight, `key_weights` for all of them.
+            changes: limits as in `Queue`; None leaves a limit as it is. Keys that `key_weights` does not name keep their weights.
+
+        Raises:
+            ConfigurationError: a limit is not allowed, or the queue can have none: it has the Go layout or several shards.
+        """
+        session = self._redis.queue(queue)
+        if session.keys.bare:
+            raise ConfigurationError(f"queue {queue!r} has the Go layout: its programs know no limits")
+        weights = changes.pop(WEIGHTS, {})
+        given = {name: value for name, value in changes.items() if value is not None}
+        stored = session.run(calls.limit_fields(session.keys))
+        replaced = set[str]()
+        for name in (*clear, *given, *(WEIGHT_FIELD + key for key in weights)):
+            if name in FIELDS:
+                replaced |= {*FIELDS[name]}
+            elif name == WEIGHTS or name.startswith(WEIGHT_FIELD):
+                replaced |= {
+                    field for field in stored if field == name or (name == WEIGHTS and field.startswith(WEIGHT_FIELD))
+                }
+            else:
+                raise ConfigurationError(
+                    f"what is cleared must be one of {', '.join(FIELDS)}, {WEIGHTS} or weight:KEY, not {name[:80]!r}"
+                )
+        now = read_limits(queue, {field: value for field, value in stored.items() if field not in replaced})
+        kept = {name: getattr(now, name) for name in FIELDS}
+        wanted = Limits(**{**kept, **given, WEIGHTS: {**now.key_weights, **weights}}).fields()
+        known_shards = self._redis.publisher(queue).known_shards
+        run_blocking(known_shards.read(BLOCKING, for_seconds=PUBLISH_SECONDS))
+        check_one_shard(known_shards)
+        fields = {field: value for field, value in wanted.items() if stored.get(field) != value and field not in _OWN}
+        fields |= dict.fromkeys(stored.keys() - wanted.keys() - _OWN, "")  # an empty field is removed
+        if fields:
+            session.run(transitions.limit(session.keys, fields))
+        return limits_of(wanted)
+
+    def pause_key(self, queue: str, key: str, *, for_: Duration | None = None) -> None:
+        """Have no message of one key start, for `for_` seconds or until `resume_key`; running messages go on."""
+        session = self._redis.queue(queue)
+        if session.keys.bare or session.is_sharded:
+            why = "has several shards" if session.is_sharded else "has the Go layout"
+            raise ConfigurationError(
+                f"queue {queue!r} {why}, and so no keys; "
+                f"`{shell_command('pause', queue, layout=session.keys.layout)}` pauses all of it"
+            )
+        for_ms = None if for_ is None else milliseconds(seconds("for_", for_, least=0.001))
+        session.run(transitions.sleep(session.keys, check_key(key), for_ms=for_ms))
+
+    def resume_key(self, queue: str, key: str) -> bool:
+        """Resume a key that is paused, or that a handler or its rate put to sleep; return whether it was."""
+        session = self._redis.queue(queue)
+        return session.run(transitions.sleep(session.keys, check_key(key), for_ms=0))
 
 
 def _parsed(after: str | None) -> tuple[str, str | None]:
@@ -169,41 +242,3 @@ def _number(name: str, stored: Mapping[str, str]) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) < len(str(2**53))):
         raise ConfigurationError(f"the limits in Redis have {text!r:.40} as {name}, which must be a whole number")
     return int(text)
-
-
-def set_limits(
-    queue: QueueSession, publisher: Queue[bytes], changes: Mapping[str, Any], clear: Sequence[str]
-) -> Limits:
-    """
-    Clear limits, change others, and return what holds then.
-
-    Raises:
-        ConfigurationError: a limit is not allowed, or the queue cannot have any: it has the Go layout or several shards.
-    """
-    if queue.keys.bare:
-        raise ConfigurationError(f"queue {queue.name!r} has the Go layout: its programs know no limits")
-    given = {name: value for name, value in changes.items() if value is not None}
-    weights = given.pop(WEIGHTS, {})
-    stored = queue.run(calls.limit_fields(queue.keys))
-    replaced = set[str]()
-    for name in (*clear, *given, *(WEIGHT_FIELD + key for key in weights)):
-        if name in FIELDS:
-            replaced |= {*FIELDS[name]}
-        elif name == WEIGHTS or name.startswith(WEIGHT_FIELD):
-            replaced |= {
-                field for field in stored if field == name or (name == WEIGHTS and field.startswith(WEIGHT_FIELD))
-            }
-        else:
-            raise ConfigurationError(
-                f"what is cleared must be one of {', '.join(FIELDS)}, {WEIGHTS} or weight:KEY, not {name[:80]!r}"
-            )
-    now = read_limits(queue.name, {field: value for field, value in stored.items() if field not in replaced})
-    kept = {name: getattr(now, name) for name in FIELDS}
-    wanted = Limits(**{**kept, **given, WEIGHTS: {**now.key_weights, **weights}}).fields()
-    run_blocking(publisher.known_shards.read(BLOCKING, for_seconds=PUBLISH_SECONDS))
-    check_one_shard(publisher.known_shards)
-    fields = {field: value for field, value in wanted.items() if stored.get(field) != value and field not in _OWN}
-    fields |= dict.fromkeys(stored.keys() - wanted.keys() - _OWN, "")  # an empty field is removed
-    if fields:
-        queue.run(transitions.limit(queue.keys, fields))
-    return limits_of(wanted)

@@ -37,10 +37,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from reliq.admin.calls import KeySet
-    from reliq.admin.session import Session
-    from reliq.keys import Keys
     from reliq.message import Header, Priority
-    from reliq.metrics.snapshot import ShardMaps
     from reliq.redis.commands import Request, SortedSet
 
 P = TypeVar("P")
@@ -86,39 +83,6 @@ CHAINED = ("ready", "waiting", "retry", "garbage")
 
 
 # ---- the parts of a queue ---------------------------------------------------
-
-
-def ask_each(
-    session: Session,
-    queues: Sequence[Keys],
-    make: Callable[[Keys], Request[Any]],
-    maps: ShardMaps,
-    *along: Request[Any],
-) -> tuple[list[list[Any]], list[Any]]:
-    """
-    Make a request for each shard of each queue in one round trip, and in another for shards that were unknown.
-
-    Returns:
-        The answers of each queue, a refused one as its exception; and those of the requests that went `along`.
-    """
-    due = maps.due(queues)
-    known = [maps.shards(keys) for keys in queues]
-    questions = maps.questions(due)
-    requests = [make(shard) for shards in known for shard in shards]
-    replies = iter(session.try_all([*requests, *questions, *along]))
-    answers = [list(islice(replies, len(shards))) for shards in known]
-    refused = maps.learn(due, list(islice(replies, len(questions))))
-    new = [
-        (of_queue, shard)
-        for of_queue, keys in zip(answers, queues, strict=True)
-        for shard in maps.shards(keys)[len(of_queue) :]
-    ]
-    for (of_queue, _), answer in zip(new, session.try_all([make(shard) for _, shard in new]), strict=True):
-        of_queue.append(answer)
-    for of_queue, keys in zip(answers, queues, strict=True):
-        del of_queue[len(maps.shards(keys)) :]
-        of_queue.extend([refused[keys]] if keys in refused else [])
-    return answers, list(replies)
 
 
 class StatePart(NamedTuple):

@@ -1,232 +1,37 @@
-"""The last minutes of queues, as their workers noted them."""
+"""Queues as an operator sees them: which there are, their figures at one moment; their pause, and how they are forgotten."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from reliq.admin import calls
-from reliq.admin.crons import crons_of
-from reliq.admin.messages import ask_each
-from reliq.admin.show import last_ends
+from reliq.admin.rates import noted_rates
+from reliq.admin.session import AdminBase
 from reliq.admin.workers import running_in, workers_alive
-from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError
+from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
 from reliq.keys import QUEUES_KEY, SHARDS_LIMIT, Keys, Layout, is_name
 from reliq.lua import transitions
 from reliq.message import Counts, Pause
-from reliq.metrics.snapshot import Selection, SnapshotReader, registered
+from reliq.metrics.snapshot import QueueSnapshot, Rates, Selection, SnapshotReader, registered
 from reliq.publish.publisher import NAMING_SECONDS
+from reliq.queue import pausing
 from reliq.redis import commands
-from reliq.redis.commands import MINUTE_MS, MINUTES_LIMIT, Totals, answered, raise_first
-from reliq.settings import check_int
+from reliq.redis.commands import Totals, answered, of_every_shard, raise_first
+from reliq.settings import seconds
 from reliq.text import pluralize, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from reliq.admin.crons import CronView
     from reliq.admin.session import QueueSession, Session
-    from reliq.admin.show import FinishedMessage
-    from reliq.lua.transitions import KeyQueues
-    from reliq.metrics.snapshot import QueueSnapshot, ShardMaps
+    from reliq.message import Duration
+    from reliq.metrics.snapshot import ShardMaps
     from reliq.redis.commands import Request, T, Worker
-
-
-#: Rates of an overview are counted since a note that is from so many to so many ms old.
-FRESH_MS = 20_000
-STALE_MS = 3 * MINUTE_MS
-
-
-@dataclass(frozen=True, slots=True)
-class MinuteStats:
-    """
-    One minute of a queue; where no worker noted those before it, the mean of them.
-
-    Attributes:
-        at: its end, in unix seconds by Redis' clock.
-        published, acked, failed, dead: messages that were published or redriven; that ended well; deliveries that
-            ended in an error or by their lease; messages that became dead letters.
-        waiting: how many were due and not delivered, at its end.
-        oldest: for how many seconds the first of them had been due; None when none waited, or nobody knows.
-    """
-
-    at: float
-    published: int
-    acked: int
-    failed: int
-    dead: int
-    waiting: int
-    oldest: float | None
-
-
-def histories_of(session: Session, queues: Sequence[Keys], last: int, maps: ShardMaps) -> dict[Keys, list[MinuteStats]]:
-    """Return the last minutes of queues, the oldest first, in one round trip; none of one that refuses."""
-    check_int("minutes", last, least=1, most=MINUTES_LIMIT)
-    answers, (now_ms,) = ask_each(
-        session, queues, lambda keys: commands.noted(keys, range(MINUTES_LIMIT)), maps, commands.server_ms()
-    )
-    if isinstance(now_ms, Exception):
-        raise now_ms
-    told = {}
-    for keys, parts in zip(queues, answers, strict=True):
-        found = list[MinuteStats]()
-        for answer in parts:
-            notes = [one for one in answer if _age(one, now_ms) <= last * MINUTE_MS] if isinstance(answer, list) else []
-            found += [_minute(before, one) for before, one in pairwise(notes)]
-        told[keys] = found if len(parts) == 1 else _summed(found)
-    return told
-
-
-def overview_by_notes(session: Session, chosen: Selection, maps: ShardMaps) -> Overview:
-    """Look at queues, with the rates of each since a note of about a minute ago."""
-    seen = overview(session, chosen, maps)
-    now_ms = session.run(commands.server_ms())
-    this = now_ms // MINUTE_MS
-    ring = range(this - STALE_MS // MINUTE_MS, this + 1)
-    answers, _ = ask_each(session, chosen.queues, lambda keys: commands.noted(keys, ring), maps)
-    before: dict[str, Totals] = {}
-    for keys, parts in zip(chosen.queues, answers, strict=True):
-        notes = [_usable(answer, now_ms) for answer in parts]
-        before |= {keys.totals: _together(known)} if len(known := [one for one in notes if one]) == len(parts) else {}
-    return replace(
-        seen,
-        queues=[
-            replace(view, rates=_rates_of(before.get(keys.totals), seen.totals.get(keys.totals, {}), now_ms))
-            for keys, view in zip(_shown(chosen, seen), seen.queues, strict=True)
-        ],
-    )
-
-
-def _usable(answer: object, now_ms: int) -> Totals | None:
-    """Return the newest note that is old enough to count rates since; None when there is none."""
-    notes = [one for one in answer if FRESH_MS <= _age(one, now_ms) <= STALE_MS] if isinstance(answer, list) else []
-    return notes[-1] if notes else None
-
-
-def _together(notes: Sequence[Totals]) -> Totals:
-    """Return one note from those of a queue's shards, which were made within some minutes."""
-    due = [one.due_ms for one in notes if one.due_ms is not None]
-    arrived, acked, failed, dead, ended, waiting = (
-        sum(numbers) for numbers in zip(*(one[1:-1] for one in notes), strict=True)
-    )
-    at_ms = sum(one.at_ms for one in notes) // len(notes)
-    return Totals(at_ms, arrived, acked, failed, dead, ended, waiting, min(due, default=None))
-
-
-def _summed(found: Sequence[MinuteStats]) -> list[MinuteStats]:
-    """Return the minutes of a queue from those of its shards."""
-    by_minute = defaultdict[int, list[MinuteStats]](list)
-    for one in found:
-        by_minute[int(one.at // 60)].append(one)
-    return [
-        MinuteStats(
-            at=max(one.at for one in some),
-            published=sum(one.published for one in some),
-            acked=sum(one.acked for one in some),
-            failed=sum(one.failed for one in some),
-            dead=sum(one.dead for one in some),
-            waiting=sum(one.waiting for one in some),
-            oldest=max((one.oldest for one in some if one.oldest is not None), default=None),
-        )
-        for _, some in sorted(by_minute.items())
-    ]
-
-
-def _shown(chosen: Selection, seen: Overview) -> list[Keys]:
-    """Return the keys of the queues that an overview shows, in its order."""
-    return [keys for keys in chosen.queues if keys.totals in seen.totals]
-
-
-def _age(note: Totals, now_ms: int) -> float:
-    """Return how many ms ago a note was made; one of the future is of no use."""
-    return now_ms - note.at_ms if note.at_ms <= now_ms else float("inf")
-
-
-def _minute(before: Totals, note: Totals) -> MinuteStats:
-    def per_minute(number: int, earlier: int) -> int:
-        return round(max(0, number - earlier) * MINUTE_MS / max(1, note.at_ms - before.at_ms))
-
-    return MinuteStats(
-        note.at_ms / 1000,
-        per_minute(note.arrived, before.arrived),
-        per_minute(note.acked, before.acked),
-        per_minute(note.failed, before.failed),
-        per_minute(note.dead, before.dead),
-        note.waiting,
-        None if note.due_ms is None else max(0.0, (note.at_ms - note.due_ms) / 1000),
-    )
-
-
-def _rates_of(before: Totals | None, totals: Mapping[str, int], now_ms: int) -> Rates | None:
-    if before is None:
-        return None
-    return Rates.between(before.sums_then, Totals.sums(totals), (now_ms - before.at_ms) / 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """
-    published + redriven = acked + dead + expired + cancelled + purged + alive, or not.
-
-    In a layout of the Go original it is what reliq itself did: a program in Go counts nothing.
-
-    Attributes:
-        missing: how many came in and have neither ended nor are alive; below zero, how many ended too many; None
-            where nobody can know, for programs in Go may share the queue.
-        balanced: whether that is none; None where nobody can know.
-        away: the shards whose Redis is away, which are not counted.
-    """
-
-    queue: str
-    published: int
-    redriven: int
-    acked: int
-    dead: int
-    expired: int
-    cancelled: int
-    purged: int
-    alive: int
-    missing: int | None
-    balanced: bool | None
-    away: tuple[int, ...] = ()
-    layout: str = "reliq"
-
-
-def accounts_of(session: Session, queues: Sequence[Keys], maps: ShardMaps) -> tuple[list[Account], Mapping[str, str]]:
-    """Return the account of each queue, in one round trip, and which cannot be read, with the reason."""
-    answers, _ = ask_each(session, queues, transitions.counts, maps)
-    accounts = list[Account]()
-    unreadable = dict[str, str]()
-    for keys, parts in zip(queues, answers, strict=True):
-        try:
-            accounts.append(balance(keys, Counts.sum(*answered(parts))))
-        except ReliqError as error:
-            unreadable[keys.entry] = str(error)
-    return accounts, unreadable
-
-
-def balance(keys: Keys, counts: Counts) -> Account:
-    """Return the account of a queue by its counts."""
-    kinds = ("published", "redriven", "acked", "dead", "expired", "cancelled", "purged")
-    numbers = {kind: counts.totals.get(kind, 0) for kind in kinds}
-    missing = None if keys.bare else counts.missing
-    balanced = None if missing is None else missing == 0
-    return Account(
-        keys.name,
-        **numbers,
-        alive=counts.alive,
-        missing=missing,
-        balanced=balanced,
-        away=counts.away,
-        layout=str(keys.layout),
-    )
-
 
 #: Keys in one step; it keeps Redis busy for less than a millisecond.
 STEP_KEYS = 1000
@@ -235,6 +40,122 @@ STEP_KEYS = 1000
 KEY_ENDINGS = {":retry:cnt": "hash", ":dead": "stream"}
 #: The pattern matches both ends, and little else.
 _PATTERN = "*:[dr]e[at][dr]*"
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """
+    Queues at one moment, and the workers that are alive.
+
+    Attributes:
+        workers: None while the Redis of their registry is away.
+        unreadable: queues that cannot be shown, each with the reason: rights, a key of another type, a malformed total.
+        facts: INFO of the Redis; empty where this user may not read it.
+        at: by the monotonic clock.
+        left_out: how many more queues the registry has than are shown.
+    """
+
+    queues: Sequence[QueueSnapshot]
+    workers: Sequence[Worker] | None
+    unreadable: Mapping[str, str]
+    facts: Mapping[str, str]
+    at: float
+    left_out: int = 0
+
+
+class QueueReads(AdminBase):
+    """Queues at one moment."""
+
+    def queues(self, names: Sequence[str] = (), *, scan: bool = False, interval: Duration = 0.0) -> Overview:
+        """
+        Return the queues named, or all of the registry, with their counts, lateness, rates and workers.
+
+        Args:
+            names: in this admin's layout.
+            scan: also find queues that no registry names, in any layout, by a walk over all keys in short steps.
+            interval: wait for this many seconds, up to 60, and count the rates of that time; 0 counts them since a worker's
+                note of about a minute ago, without a wait.
+        """
+        wait = seconds("interval", interval, most=60)
+        session = self._redis.session()
+        selection = chosen(session, self._named(names), scan=scan)
+        maps = self._maps()
+        if not wait:
+            return overview(session, selection, maps, with_notes=True)
+        before = overview(session, selection, maps)
+        time.sleep(wait)
+        return overview(session, selection, maps, since=before)
+
+    def account(self, queue: str) -> Counts:
+        """
+        Return the counts of a queue, at one moment in each shard; `missing` is 0 where all that came in is accounted for.
+
+        In a layout of the Go original the totals are what reliq itself did: a program in Go counts nothing.
+        """
+        session = self._redis.queue(queue)
+        return Counts.sum(*answered(session.try_all([transitions.counts(keys) for keys in session.counted])))
+
+    def paused(self, queue: str) -> Pause | None:
+        """Return who paused a queue, when and why; None when it is not paused."""
+        return self._redis.session().run(calls.paused(self.redis_keys(queue)))
+
+
+class QueueActions(AdminBase):
+    """Changes of whole queues."""
+
+    def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None, by: str = "") -> None:
+        """
+        Have consumers stop claiming within a second, for `for_` seconds or until `resume`; running handlers finish.
+
+        Args:
+            by: who pauses it; by default user@host of this process.
+
+        Raises:
+            RedisUnavailableError: Redis is away; of a queue with several shards the error names those that are paused.
+        """
+        parts = self._redis.queue(queue).parts
+        answers = parts[0].try_all([pausing(part.keys, reason, for_, by) for part in parts])
+        of_every_shard(queue, "paused", answers)
+
+    def resume(self, queue: str) -> bool:
+        """Have consumers claim again; return whether the queue was paused, or put to sleep by `RateLimited`."""
+        parts = self._redis.queue(queue).parts
+        answers = parts[0].try_all([request for part in parts for request in commands.resume_queue(part.keys)])
+        pauses = of_every_shard(queue, "resumed", answers[0::4])
+        sleeps = of_every_shard(queue, "resumed", answers[1::4])
+        return any(pauses) or any(sleeps)
+
+    def forget(self, queue: str, *, letters: bool = False) -> int:
+        """
+        Remove a queue in which nothing is alive, and its name in the registry; return how many dead letters went with it.
+
+        State of single ids (which chosen ids are taken, numbers of calls) goes by its time to live.
+
+        Raises:
+            ConfigurationError: it has messages, dead letters (without `letters`) or a worker, or was in use less than a
+                minute ago.
+        """
+        session = self._redis.queue(queue)
+        keys = session.keys
+        if serving := [
+            f"{worker.host} pid {worker.pid}" for worker in workers_alive(session) if keys.name in worker.queues
+        ]:
+            raise ConfigurationError(
+                f"queue {keys.name!r} is served by a worker: {', '.join(serving[:5])}; stop it first"
+            )
+        _check_unnamed(session)
+        # Also those of which no map knows any more: it may be lost.
+        shards = [keys] if keys.bare else [keys.of_shard(shard) for shard in range(SHARDS_LIMIT)]
+        found = _of_each(session, shards, partial(transitions.forget, letters=letters, look=True))
+        _check_empty(session, sum(alive for alive, _ in found), sum(kept for _, kept in found), letters=letters)
+        gone = 0
+        for some in (shards[1:], shards[:1]):  # the map goes last
+            for alive, kept in _of_each(session, some, partial(transitions.forget, letters=letters)):
+                _check_empty(session, alive, kept, letters=letters)
+                gone += kept
+            _of_each(session, some, calls.drop_move)
+        session.run(calls.unregister(keys))
+        return gone
 
 
 def chosen(session: Session, named: Sequence[Keys], *, scan: bool = False) -> Selection:
@@ -310,31 +231,53 @@ def _with_bodies(session: Session, candidates: list[Keys]) -> Keys:
     return next((keys for keys, has in zip(candidates, bodies, strict=False) if has is True), keys)
 
 
-def forget(queue: QueueSession, workers: Sequence[Worker], *, letters: bool) -> int:
-    """
-    Remove a queue in which nothing is alive; return how many dead letters went with it.
+def overview(
+    session: Session,
+    selection: Selection,
+    maps: ShardMaps,
+    *,
+    since: Overview | None = None,
+    with_notes: bool = False,
+) -> Overview:
+    """Look at queues; rates are those since an earlier look, or `with_notes` since a worker's note."""
+    snapshot = SnapshotReader(session.client, lambda: selection.queues, maps).look()
+    at = time.monotonic()
+    workers: Sequence[Worker] | None = None
+    with suppress(RedisUnavailableError):
+        workers = workers_alive(session)
+    pauses = _pauses(session, [keys for keys, queue in snapshot.queues.items() if queue.paused])
+    noted = noted_rates(session, snapshot.queues, maps) if with_notes else {}
+    earlier = {(queue.queue, queue.layout): queue for queue in since.queues} if since else {}
+    queues = []
+    for keys, queue in snapshot.queues.items():
+        rates = noted.get(keys)
+        before = earlier.get((queue.queue, queue.layout))
+        if since and before and not before.away and not queue.away:
+            rates = Rates.between(Totals.sums(before.totals), Totals.sums(queue.totals), max(0.001, at - since.at))
+        mine = [worker for worker in workers or () if queue.queue in worker.queues]
+        queues.append(
+            replace(
+                queue,
+                rates=rates,
+                workers=None if workers is None else len(mine),
+                slots=None if workers is None else sum(worker.slots for worker in mine),
+                busy=None if workers is None else len(running_in(mine, queue.queue)),
+                pause=pauses.get(keys),
+            )
+        )
+    unreadable = {keys.entry: why for keys, why in snapshot.unreadable.items()}
+    return Overview(queues, workers, unreadable, snapshot.facts, at, selection.left_out)
 
-    What is kept for single ids (which chosen ids are taken, numbers of calls) goes by its time to live.
 
-    Raises:
-        ConfigurationError: the queue is in use, and by what.
-    """
-    keys = queue.keys
-    if serving := [f"{one.host} pid {one.pid}" for one in workers if keys.name in one.queues]:
-        raise ConfigurationError(f"queue {keys.name!r} is served by a worker: {', '.join(serving[:5])}; stop it first")
-    _check_unnamed(queue)
-    # Also those of which no map knows any more: it may be lost.
-    shards = [keys] if keys.bare else [keys.of_shard(shard) for shard in range(SHARDS_LIMIT)]
-    found = _of_each(queue, shards, partial(transitions.forget, letters=letters, look=True))
-    _check_empty(queue, sum(alive for alive, _ in found), sum(kept for _, kept in found), letters=letters)
-    gone = 0
-    for some in (shards[1:], shards[:1]):  # the map goes last
-        for alive, kept in _of_each(queue, some, partial(transitions.forget, letters=letters)):
-            _check_empty(queue, alive, kept, letters=letters)
-            gone += kept
-        _of_each(queue, some, calls.drop_move)
-    queue.run(calls.unregister(keys))
-    return gone
+def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
+    """Return the pause of each of `paused`; its end is the one that Redis has."""
+    told = session.try_all([calls.paused(keys) for keys in paused])
+    lasting = session.try_all([calls.pause_ms(keys) for keys in paused])
+    pauses = {}
+    for keys, pause, ttl_ms in zip(paused, told, lasting, strict=True):
+        if isinstance(pause, Pause) and isinstance(ttl_ms, int):
+            pauses[keys] = replace(pause, until=time.time() + ttl_ms / 1000 if ttl_ms > 0 else None)
+    return pauses
 
 
 def _of_each(queue: QueueSession, shards: Sequence[Keys], make: Callable[[Keys], Request[T]]) -> list[T]:
@@ -369,334 +312,3 @@ def _check_unnamed(queue: QueueSession) -> None:
         raise ConfigurationError(
             f"queue {queue.name!r} was in use less than {NAMING_SECONDS:.0f} s ago; forget it in {left} s"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """
-    How fast a queue moves, in messages a second.
-
-    Attributes:
-        arrived: published or redriven.
-        acked: ended well.
-        failed: deliveries that ended in an error, or by their lease.
-        ended: ended otherwise: dead, expired, cancelled or purged.
-        over_seconds: the time in which this was counted.
-    """
-
-    arrived: float
-    acked: float
-    failed: float
-    ended: float
-    over_seconds: float
-
-    @classmethod
-    def between(cls, before: Sequence[int], after: Sequence[int], over: float) -> Rates:
-        """Return how fast a queue has moved in `over` seconds; before and after are as `Totals.sums` has them."""
-        moved = (round(max(0, now - earlier) / over, 2) for earlier, now in zip(before, after, strict=True))
-        arrived, acked, failed, _, ended = moved
-        return cls(arrived, acked, failed, ended, over_seconds=round(over, 6))
-
-
-@dataclass(frozen=True, slots=True)
-class QueueView:
-    """
-    A queue at one moment.
-
-    Attributes:
-        layout: as `--layout` takes it: `reliq`, `hdt3213`, `hdt3213:tag`, …
-        backoff: how many of unack wait after a failure, drawn from a sample when there are many; the others are
-            leased by a worker.
-        late: for how many seconds the first message that waits has been due; None when it is unknown, as in Go's layout.
-        oldest: state -> the same; in Go's layout without ready and retry, unless they are empty.
-        rates: None when they were not asked for.
-        workers, slots, busy: worker processes that claim from it, how many handlers they run at once, and how many
-            of those are busy with this queue; None while the Redis of the worker registry is away.
-        pause: who paused it and why; None when it is not paused.
-        shards: how many shards it has, all of which are counted here.
-        waiting: how many wait in the lines of their keys.
-        lines: of the keys with most messages; None in a queue without keys.
-        away: the shards whose Redis is away, which are not counted.
-    """
-
-    queue: str
-    layout: str
-    pending: int
-    ready: int
-    unack: int
-    backoff: int
-    retry: int
-    garbage: int
-    dead: int
-    late: float | None
-    oldest: Mapping[str, float]
-    rates: Rates | None
-    workers: int | None
-    slots: int | None
-    busy: int | None
-    pause: Pause | None
-    shards: int = 1
-    waiting: int = 0
-    lines: KeyQueues | None = None
-    away: tuple[int, ...] = ()
-
-    @property
-    def due(self) -> int:
-        """How many are due and wait for a worker, or for the turn of their key."""
-        return self.ready + self.retry + self.waiting
-
-    @property
-    def alive(self) -> int:
-        """How many have not ended."""
-        return self.pending + self.due + self.unack + self.garbage
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """
-    Every queue that was asked for, who is alive, and the totals from which the next overview counts its rates.
-
-    Attributes:
-        workers: None while the Redis of their registry is away.
-        left_out: how many more the registry has than are shown.
-        unreadable: queues that cannot be shown, each with the reason: rights, a key of another type, a spoilt total.
-        facts: INFO of the Redis; empty where this user may not read it.
-        totals: the key of a queue's totals -> kind -> how many ever.
-        at: by the monotonic clock.
-    """
-
-    queues: Sequence[QueueView]
-    workers: Sequence[Worker] | None
-    unreadable: Mapping[str, str]
-    facts: Mapping[str, str]
-    totals: Mapping[str, Mapping[str, int]]
-    at: float
-    left_out: int = 0
-
-
-def overview(
-    session: Session,
-    chosen: Selection,
-    maps: ShardMaps,
-    before: Overview | None = None,
-) -> Overview:
-    """Look at queues; with `before` each says how fast it has moved since."""
-    look = SnapshotReader(session.client, lambda: chosen.queues, maps).look()
-    at = time.monotonic()
-    workers: Sequence[Worker] | None = None
-    with suppress(RedisUnavailableError):
-        workers = workers_alive(session)
-    pauses = _pauses(session, [snapshot.keys for snapshot in look.queues if snapshot.counts.paused])
-    views = [
-        _view(snapshot, workers, pauses.get(snapshot.keys), _rates(snapshot, at, before)) for snapshot in look.queues
-    ]
-    return Overview(
-        views,
-        workers,
-        {keys.entry: why for keys, why in look.unreadable.items()},
-        look.facts,
-        {snapshot.keys.totals: snapshot.counts.totals for snapshot in look.queues},
-        at,
-        chosen.left_out,
-    )
-
-
-def with_rates(session: Session, chosen: Selection, maps: ShardMaps, interval: float) -> Overview:
-    """Snapshot, count again after `interval` seconds, and tell how fast the queues have moved in between."""
-    before: dict[str, Mapping[str, int]] = {}
-    answers, _ = ask_each(session, chosen.queues, transitions.counts, maps)
-    at = time.monotonic()
-    for keys, parts in zip(chosen.queues, answers, strict=True):
-        if all(isinstance(part, Counts) for part in parts):
-            before[keys.totals] = Counts.sum(parts).totals
-    time.sleep(interval)
-    return overview(session, chosen, maps, Overview((), (), {}, {}, before, at))
-
-
-def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
-    """Return the pause of each of `paused`; its end is the one that Redis has."""
-    told = session.try_all([calls.paused(keys) for keys in paused])
-    lasting = session.try_all([calls.pause_ms(keys) for keys in paused])
-    pauses = {}
-    for keys, pause, ttl_ms in zip(paused, told, lasting, strict=True):
-        if isinstance(pause, Pause) and isinstance(ttl_ms, int):
-            pauses[keys] = replace(pause, until=time.time() + ttl_ms / 1000 if ttl_ms > 0 else None)
-    return pauses
-
-
-def _rates(snapshot: QueueSnapshot, at: float, before: Overview | None) -> Rates | None:
-    """Return how fast a queue has moved; None when `before` does not have it, or one of both is partial."""
-    was = before.totals.get(snapshot.keys.totals) if before is not None else None
-    if was is None or before is None or snapshot.counts.away or any(view.away for view in before.queues):
-        return None
-    return Rates.between(Totals.sums(was), Totals.sums(snapshot.counts.totals), max(0.001, at - before.at))
-
-
-def _view(
-    snapshot: QueueSnapshot, workers: Sequence[Worker] | None, pause: Pause | None, rates: Rates | None
-) -> QueueView:
-    counts: Counts = snapshot.counts
-    mine = None if workers is None else [worker for worker in workers if snapshot.queue in worker.queues]
-    return QueueView(
-        queue=snapshot.queue,
-        layout=str(snapshot.keys.layout),
-        pending=counts.pending,
-        ready=counts.ready,
-        unack=counts.unack,
-        backoff=snapshot.backoff,
-        retry=counts.retry,
-        garbage=counts.garbage,
-        dead=counts.dead,
-        late=_late(snapshot),
-        oldest=snapshot.oldest,
-        rates=rates,
-        workers=None if mine is None else len(mine),
-        slots=None if mine is None else sum(worker.slots for worker in mine),
-        busy=None if mine is None else len(running_in(mine, snapshot.queue)),
-        pause=pause,
-        shards=snapshot.shards,
-        waiting=counts.waiting,
-        lines=snapshot.lines,
-        away=counts.away,
-    )
-
-
-def _late(snapshot: QueueSnapshot) -> float | None:
-    """Return for how long the first message has been due; None when nothing is known to be late and a message has no age."""
-    has_unknown = any(
-        size and state not in snapshot.oldest
-        for state, size in (("ready", snapshot.counts.ready), ("retry", snapshot.counts.retry))
-    )
-    late = max(snapshot.oldest.values(), default=0.0)
-    return None if has_unknown and not late else late
-
-
-#: A trend has the rates of this many looks.
-TREND_LOOKS = 120
-#: It begins with this many minutes that workers have noted.
-NOTED_MINUTES = 60
-#: From a queue this many ends are read, and as many errors of messages that are to be delivered again.
-SAMPLE = 40
-
-
-@dataclass(frozen=True, slots=True)
-class RateHistory:
-    """How many messages a second arrived and were acked: of the minutes before the first look, then of each look."""
-
-    arrived: Sequence[float]
-    acked: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """
-    One kind of failure in a queue.
-
-    Attributes:
-        ended: how a message ended, or None for an error of messages that are alive.
-        reason, error: of the last failure.
-        count, sampled: how many of a sample of such messages have it, and how many were looked at.
-        raised: class and place of the exception, of messages that are alive; empty when nothing was raised.
-    """
-
-    queue: str
-    ended: FinishedMessage | None
-    reason: str
-    error: str
-    count: int = 1
-    sampled: int = 1
-    raised: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSample:
-    """
-    One look.
-
-    Attributes:
-        trends: queue -> how its rates went.
-        ends: the newest abnormal ends first.
-        errors: what living messages failed with, from a sample of each queue, the most frequent first.
-        crons: periodic entries, those first that tick next.
-    """
-
-    overview: Overview
-    trends: Mapping[str, RateHistory]
-    ends: Sequence[Failure]
-    errors: Sequence[Failure]
-    crons: Sequence[CronView] = ()
-
-
-class Watcher:
-    """
-    Makes an overview at each `look`, all of them in one thread: `ReadOnlyAdmin.overview` is for several.
-
-    Args:
-        queues: says which; asked anew for each look.
-        maps: how many shards they have.
-    """
-
-    def __init__(self, session: Session, queues: Callable[[], Selection], maps: ShardMaps) -> None:
-        self._session = session
-        self._queues = queues
-        self._maps = maps
-        self._last: Overview | None = None
-        self._rates: dict[str, tuple[deque[float], deque[float]]] = {}
-
-    def look(self) -> QueueSample:
-        """
-        Return the queues as they are now; rates are those since the last look, and the first look has none.
-
-        Raises:
-            RedisUnavailableError, RedisRefusedError: Redis does not answer, or refuses.
-        """
-        chosen = self._queues()
-        queues = chosen.queues
-        before = self._last
-        self._last = now = overview(self._session, chosen, self._maps, before)
-        if before is None:
-            self._rates = _noted(self._session, queues, self._maps)
-        for view in now.queues:
-            if view.rates is not None:
-                arrived, acked = self._rates.setdefault(
-                    view.queue, (deque(maxlen=TREND_LOOKS), deque(maxlen=TREND_LOOKS))
-                )
-                arrived.append(view.rates.arrived)
-                acked.append(view.rates.acked)
-        return QueueSample(
-            now,
-            {queue: RateHistory(tuple(arrived), tuple(acked)) for queue, (arrived, acked) in self._rates.items()},
-            [
-                Failure(keys.name, end, end.reason, end.error)
-                for keys, end in last_ends(self._session, queues, SAMPLE, self._maps)
-            ],
-            self._errors(queues),
-            sorted(crons_of(self._session, queues), key=lambda one: one.next or 0),
-        )
-
-    def _errors(self, queues: Sequence[Keys]) -> list[Failure]:
-        """Return the last errors of a sample of messages that are alive, equal errors counted together."""
-        answers, _ = ask_each(self._session, queues, lambda keys: calls.failure_sample(keys, SAMPLE), self._maps)
-        samples = [[note for part in parts if isinstance(part, list) for note in part] for parts in answers]
-        failures = [
-            Failure(keys.name, None, reason, error, count, len(notes), raised)
-            for keys, notes in zip(queues, samples, strict=True)
-            for (reason, error, raised), count in Counter(
-                (note.reason, note.error, note.raised) for note in notes
-            ).most_common()
-        ]
-        return sorted(failures, key=lambda one: -one.count)
-
-
-def _noted(session: Session, queues: Sequence[Keys], maps: ShardMaps) -> dict[str, tuple[deque[float], deque[float]]]:
-    """Return the rates of the minutes that workers have noted, so that a first look has a past."""
-    told = {
-        keys.name: minutes for keys, minutes in histories_of(session, queues, NOTED_MINUTES, maps).items() if minutes
-    }
-    return {
-        name: (
-            deque((one.published / 60 for one in minutes), maxlen=TREND_LOOKS),
-            deque((one.acked / 60 for one in minutes), maxlen=TREND_LOOKS),
-        )
-        for name, minutes in told.items()
-    }

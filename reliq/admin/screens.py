@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from reliq.message import Counts
+
 #: JSON nested deeper is shown as text: a reader of our JSON may take no more levels.
 DEEPEST = 100
 
@@ -26,6 +28,13 @@ def format_missing(away: Sequence[int]) -> str:
     """Return a note that figures are partial, because the Redis of these shards is away."""
     shards = "shard" if len(away) == 1 else "shards"
     return f"partial: without {shards} {', '.join(map(str, away))}, whose Redis is away"
+
+
+def account(counts: Counts, layout: str) -> dict[str, int | None]:
+    """Return what came into a queue, how it ended, what is alive and what is missing: None in a layout of the Go original."""
+    kinds = ("published", "redriven", "acked", "dead", "expired", "cancelled", "purged")
+    numbers = {kind: counts.totals.get(kind, 0) for kind in kinds}
+    return {**numbers, "alive": counts.alive, "missing": counts.missing if layout == "reliq" else None}
 
 
 def format_number(number: float) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reliq.admin import calls
 from reliq.admin.calls import KeyQueueState
-from reliq.admin.messages import ask_each
+from reliq.admin.session import ask_each
 from reliq.admin.workers import running_in, workers_alive
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys, made_at

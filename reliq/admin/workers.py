@@ -7,11 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq.admin import calls
+from reliq.admin.session import AdminBase
+from reliq.errors import ConfigurationError
 from reliq.redis.commands import Worker
+from reliq.settings import seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from reliq.admin.session import Session
+    from reliq.message import Duration
     from reliq.redis.commands import StackReport
+
+#: A wait for stacks polls this often.
+STACK_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,65 @@ class WorkerView:
     record: Worker | None
     asked: float | None
     report: StackReport | None
+
+
+class WorkerReads(AdminBase):
+    """Worker processes and their running handlers."""
+
+    def workers(self) -> list[Worker]:
+        """Return the record of every worker process that is alive, at most 5 s old."""
+        return workers_alive(self._redis.session())
+
+    def worker(self, id: str) -> WorkerView:
+        """Return one worker process, and the stacks of its handlers when `Admin.ask_stacks` asked for them."""
+        requests = [*calls.worker_records([id]), *calls.asked_stacks(id)]
+        record, waits_ms, report, is_known = self._redis.session().read_each(requests, None)
+        if record is None and not is_known:
+            raise ConfigurationError(
+                f"no worker {id[:40]!r} was alive within the last hour; `reliq workers` lists them"
+            )
+        return WorkerView(id, record, None if waits_ms is None else waits_ms / 1000, report)
+
+    def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
+        """Return the handlers of a queue that have run for `longer_than` seconds, the longest running first."""
+        least = seconds("longer_than", longer_than)
+        session = self._redis.queue(queue)
+        rows = running_in(workers_alive(session), queue, least)
+        return [row for row in rows if session.has(row.id)]
+
+
+class WorkerActions(WorkerReads):
+    """Requests to worker processes."""
+
+    def ask_stacks(self, worker: str) -> None:
+        """
+        Ask a worker process for the stacks of its handlers; `worker` has the answer, within 5 s.
+
+        It holds files, lines and functions, and no values. A process whose interpreter is blocked does not answer.
+
+        Raises:
+            ConfigurationError: there is no such worker, or its record is older than 15 s.
+        """
+        if self.worker(worker).record is None:
+            raise ConfigurationError(
+                f"worker {worker} has said nothing for 15 s: it is dead, or a handler holds its interpreter"
+            )
+        self._redis.session().run_all(calls.ask_stacks(worker))
+
+    def stacks(self, workers: Collection[str], *, for_seconds: Duration = 10.0) -> dict[str, StackReport]:
+        """Ask worker processes for their stacks; return the reports that came within `for_seconds`, at most a minute."""
+        wait = seconds("for_seconds", for_seconds, most=60)
+        session = self._redis.session()
+        session.run_all([request for id in workers for request in calls.ask_stacks(id)])
+        reports: dict[str, StackReport] = {}
+        until = time.monotonic() + wait
+        while waiting := [id for id in workers if id not in reports]:
+            answers = session.run_all([request for id in waiting for request in calls.asked_stacks(id)])[1::3]
+            reports |= {id: report for id, report in zip(waiting, answers, strict=True) if report is not None}
+            if time.monotonic() >= until:
+                break
+            time.sleep(STACK_POLL_SECONDS)
+        return reports
 
 
 def workers_alive(session: Session) -> list[Worker]:

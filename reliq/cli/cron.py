@@ -24,7 +24,7 @@ from reliq.metrics.crons import TICK_LATE_SECONDS
 from reliq.text import format_duration, shell_command
 
 if TYPE_CHECKING:
-    from reliq.admin import Admin, CronView
+    from reliq.admin import Admin, CronState
 
 cron = typer.Typer(
     help="Periodic entries: list, run, pause, resume, forget.", no_args_is_help=True, add_completion=False
@@ -163,7 +163,7 @@ def forget(*, entry: Entry, json: Json = False) -> None:
     print_json({"forgotten": name, "queue": queue}) if json else say(f"{name} of {queue} is forgotten")
 
 
-def _row(entry: "CronView") -> tuple[Any, ...]:
+def _row(entry: "CronState") -> tuple[Any, ...]:
     coming = format_when(entry.next) or "?"
     last = format_when(entry.ticked) or "never"
     message = entry.last_id + (" (alive)" if entry.is_alive else "")

@@ -61,25 +61,25 @@ def limits(
         raise ConfigurationError("say --ordered or --no-ordered, not both")
     order = True if ordered else False if no_ordered else None
     weights = _parse_weights(weight or ())
-    options = (order, per_key, rate, burst, key_rate, key_burst, concurrency, weights, clear)
-    if all(option is None for option in options):
+    options = {
+        "ordered": order,
+        "per_key": per_key,
+        "rate": rate,
+        "burst": burst,
+        "key_rate": key_rate,
+        "key_burst": key_burst,
+        "concurrency": concurrency,
+        "key_weights": weights,
+    }
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if not changes and clear is None:
         in_force = admin.limits(queue)
     else:
-        in_force = admin.set_limits(
-            queue,
-            ordered=order,
-            per_key=per_key,
-            rate=rate,
-            burst=burst,
-            key_rate=key_rate,
-            key_burst=key_burst,
-            concurrency=concurrency,
-            key_weights=weights,
-            clear=[
-                name if name.startswith("weight:") else {"weights": "key_weights"}.get(name, name.replace("-", "_"))
-                for name in clear or ()
-            ],
-        )
+        cleared = [
+            name if name.startswith("weight:") else {"weights": "key_weights"}.get(name, name.replace("-", "_"))
+            for name in clear or ()
+        ]
+        in_force = admin.set_limits(queue, clear=cleared, **changes)
     facts = _describe_limits(in_force)
     if json:
         print_json(in_force)

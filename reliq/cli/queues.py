@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reliq.admin.filters import duration
-from reliq.admin.screens import format_missing, format_number, format_rate
+from reliq.admin.screens import account as account_of, format_missing, format_number, format_rate
 from reliq.cli.options import (
     AdminOption,
     Json,
@@ -29,7 +29,7 @@ from reliq.text import format_duration, pluralize, shell_command
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reliq.admin import Account, FinishedMessage, QueueView, Running, StackReport
+    from reliq.admin import FinishedMessage, QueueSnapshot, Running, StackReport
 
 
 COUNT_COLUMNS = ("ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
@@ -98,7 +98,9 @@ def queues(
     scan: Annotated[
         bool, typer.Option("--scan", help="Also find queues that are in no registry, by a walk over all keys.")
     ] = False,
-    interval: Annotated[str, typer.Option(help="The time over which rates are counted; 0 for none.")] = "500ms",
+    interval: Annotated[
+        str, typer.Option(help="Wait so long and count rates in it, for example 500ms; else of the last minute.")
+    ] = "0",
     json: Json = False,
     url: Url = None,
     shard: Shard = None,
@@ -137,7 +139,7 @@ def queues(
         )
 
 
-def _print_queues(views: "Sequence[QueueView]") -> None:
+def _print_queues(views: "Sequence[QueueSnapshot]") -> None:
     """Print a row for each queue; columns that say something of few queues are left out when they say it of none."""
     columns = ["queue", "late", *COUNT_COLUMNS]
     has_rates = any(view.rates is not None for view in views)
@@ -276,39 +278,41 @@ def account(queue: QueueName, *, json: Json = False, admin: AdminOption) -> None
 
     Example: reliq account orders
     """
-    totals = admin.account(queue)
+    counts = admin.account(queue)
+    layout = str(admin.redis_keys(queue).layout)
+    numbers = account_of(counts, layout)
     if json:
-        print_json(totals)
+        balanced = None if numbers["missing"] is None else numbers["missing"] == 0
+        print_json({"queue": queue, "layout": layout, **numbers, "balanced": balanced, "away": counts.away})
     else:
-        say(*_describe_account(totals))
-        if totals.away:
-            say(f"The account is {format_missing(totals.away)}.")
-    if totals.balanced is False:
+        say(*_describe_account(numbers))
+        if counts.away:
+            say(f"The account is {format_missing(counts.away)}.")
+    if numbers["missing"]:
         raise typer.Exit(EXIT_UNBALANCED)
 
 
-def _describe_account(totals: "Account") -> list[str]:
-    came = ("published", "redriven")
-    went = ("acked", "dead", "expired", "cancelled", "purged", "alive")
-    numbers = {kind: getattr(totals, kind) for kind in (*came, *went)}
-    width = len(f"{max(numbers.values()):,}")
-    lines = [f"{kind:>10} {number:>{width},}" for kind, number in numbers.items()]
-    lines.insert(len(came), " " * 11 + "=")
-    if totals.missing is None:
+def _describe_account(numbers: "Mapping[str, int | None]") -> list[str]:
+    shown = {kind: number for kind, number in numbers.items() if kind != "missing" and number is not None}
+    missing = numbers["missing"]
+    width = len(f"{max(shown.values()):,}")
+    lines = [f"{kind:>10} {number:>{width},}" for kind, number in shown.items()]
+    lines.insert(2, " " * 11 + "=")  # before it the messages that came in
+    if missing is None:
         lines += [
             "Above `alive` is what reliq itself did. A program in Go that shares the queue counts nothing:",
             "what it published, acked or deleted nobody knows, so that this need not add up.",
         ]
-    elif totals.missing == 0:
+    elif missing == 0:
         lines.append("It adds up.")
-    elif totals.missing > 0:
+    elif missing > 0:
         lines += [
-            f"It does not add up: what came in is {totals.missing:,} more than what has ended or is alive.",
+            f"It does not add up: what came in is {missing:,} more than what has ended or is alive.",
             "Something else than reliq took them out, such as a deleted key, or a lost write.",
         ]
     else:
         lines += [
-            f"It does not add up: what has ended or is alive is {-totals.missing:,} more than what came in.",
+            f"It does not add up: what has ended or is alive is {-missing:,} more than what came in.",
             "Something else than reliq put them in, such as a script of yours, or the totals were lost.",
         ]
     return lines

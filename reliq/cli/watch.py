@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from reliq.admin import CronView, Failure, QueueSample, QueueView, RateHistory, RunningJob, Watcher, Worker
+    from reliq.admin import CronState, Failure, QueueSample, QueueSnapshot, RateHistory, RunningJob, Watcher, Worker
 
 
 #: On a terminal of this many columns a queue has one line instead of two.
@@ -127,7 +127,7 @@ class Screen:
         return [first, second, *_periodic(self.moment.crons)]
 
 
-def _periodic(crons: Sequence[CronView]) -> list[Text]:
+def _periodic(crons: Sequence[CronState]) -> list[Text]:
     """Return a line of the periodic entries, what is wrong first; none where there is no entry."""
     line = Text("periodic:")
     wrong = {cron.name: f"{format_duration(cron.late)} late" for cron in crons if cron.late > TICK_LATE_SECONDS}
@@ -191,7 +191,7 @@ def _cell(name: str, width: int) -> int:
     return max(len(name), 6 if width >= WIDE else 4) + 1
 
 
-def _numbers(view: QueueView, states: Sequence[str], width: int) -> Text:
+def _numbers(view: QueueSnapshot, states: Sequence[str], width: int) -> Text:
     late = "-" if view.late is None else format_duration(view.late if view.late >= 1 else 0)
     seconds = view.late or 0.0
     style = "bold red" if seconds >= RED_SECONDS else "yellow" if seconds >= YELLOW_SECONDS else ""
@@ -212,13 +212,13 @@ def _short(number: int) -> str:
     return str(number) if number < 10_000 else format_number(number) if number >= 100_000 else f"{number // 1000}k"  # noqa: PLR2004
 
 
-def _sizes(view: QueueView) -> dict[str, int]:
+def _sizes(view: QueueSnapshot) -> dict[str, int]:
     leased = view.unack - view.backoff
     sizes = (view.ready, view.waiting, view.pending, leased, view.backoff, view.retry)
     return dict(zip(STATE_STYLES, sizes, strict=True))
 
 
-def _picture(view: QueueView, trends: Mapping[str, RateHistory], width: int) -> Text:
+def _picture(view: QueueSnapshot, trends: Mapping[str, RateHistory], width: int) -> Text:
     """Return a bar of the states and the trend of the rates; for a paused queue, who paused it."""
     if view.pause is not None:
         return Text(printable(describe_pause(view.pause, time.time()))[: max(0, width)], "black on yellow")

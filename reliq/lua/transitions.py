@@ -812,6 +812,7 @@ class KeyQueues:
         is_full: whether none may start now: the queue's rate or concurrency is used up, or it sleeps.
         asleep_until: until when the whole queue sleeps, in unix seconds by Redis' clock; None when it does not.
         next: the id of the message whose turn comes next; empty when none waits for a worker.
+        waiting: how many messages wait in all key queues, where `Admin.keys` has counted them.
     """
 
     largest: Sequence[KeyQueue]
@@ -821,6 +822,7 @@ class KeyQueues:
     is_full: bool = False
     asleep_until: float | None = None
     next: str = ""
+    waiting: int = 0
 
 
 def key_queues(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int | None = None) -> Call[KeyQueues]:

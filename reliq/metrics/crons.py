@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import ConfigurationError
@@ -30,74 +30,80 @@ class CronState:
     A periodic entry as Redis has it; times are unix seconds by its clock.
 
     Attributes:
-        schedule: as text.
-        seen: when a process with that schedule last said that it is there; 0 when none did.
+        layout: of its queue, as `--layout` takes it.
+        schedule: a cron expression and its time zone, or `every` and seconds; as the process that started last has it.
+        seen: when a process with that schedule reported last; 0 when none did.
         last: the tick up to which all is done.
-        ticked: the last tick that was published; None when none was.
-        id: of the last message; empty when there was none.
-        missed: how many ticks nobody published in time.
-        skipped: why -> how many ticks were skipped: `paused`, `overlap`.
-        pause: None when it is not paused.
+        next: the first tick that is not done; None when the schedule cannot be read here, or has no further tick.
+        ticked: the last tick that was published; None when there is none.
+        last_id: its last message; empty when there was none.
+        missed: how many ticks were not published in time.
+        skipped: reason -> how many ticks were skipped: `paused`, `overlap`.
+        pause: who paused it and why; None when it is not paused.
+        late: for how many seconds the next tick has been due; several seconds mean that no process publishes.
+        is_served: whether a process with this schedule reported within half a minute.
+        is_alive: whether its last message has not ended; with overlap=skip such a message blocks the next.
     """
 
-    entry: str
+    name: str
+    queue: str
+    layout: str
     schedule: str
     seen: int
     last: int
+    next: int | None
     ticked: int | None
-    id: str
+    last_id: str
     missed: int
     skipped: Mapping[str, int]
     pause: Pause | None
+    late: float = 0.0
+    is_served: bool = False
+    is_alive: bool = False
 
-    @property
-    def next(self) -> int | None:
-        """The first tick that is not done; None when the schedule cannot be read here, or never comes again."""
-        try:
-            return Schedule.parse(self.schedule).next_after(self.last)
-        except ConfigurationError:
-            return None
-
-    def ticks(self, until: int, *, most: int) -> list[int]:
-        """Return the ticks until a moment that are not done; none when the schedule cannot be read here."""
-        try:
-            return Schedule.parse(self.schedule).ticks(self.last, until, most=most)
-        except ConfigurationError:
-            return []
-
-    def is_served(self, now: float) -> bool:
-        """Say whether a process with this schedule was there a moment before `now`."""
-        return now - self.seen <= UNSERVED_SECONDS
+    def at(self, now: float, *, is_alive: bool) -> CronState:
+        """Return the entry with the figures that depend on the moment."""
+        late = 0.0 if self.next is None else max(0.0, round(now - self.next, 3))
+        return replace(self, late=late, is_served=now - self.seen <= UNSERVED_SECONDS, is_alive=is_alive)
 
 
 @runs("cron:HGETALL")
 def cron_states(keys: Keys) -> Command[list[CronState]]:
     """Read the periodic entries of a queue, by name."""
-    return Command(("HGETALL", keys.cron), _states)
+
+    def read(reply: Any) -> list[CronState]:
+        pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+        rows: dict[str, dict[str, bytes]] = {}
+        for field, value in pairs:
+            name, _, what = field.decode("utf-8", "replace").rpartition(" ")
+            rows.setdefault(name, {})[what] = value
+        # A row without a schedule is another program's.
+        return [_state(keys, name, row) for name, row in sorted(rows.items()) if name and "schedule" in row]
+
+    return Command(("HGETALL", keys.cron), read)
 
 
-def _states(reply: Any) -> list[CronState]:
-    """Return the entries of the hash; what has no schedule is none of ours."""
-    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-    rows: dict[str, dict[str, bytes]] = {}
-    for name, value in pairs:
-        entry, _, field = name.decode("utf-8", "replace").rpartition(" ")
-        rows.setdefault(entry, {})[field] = value
-    return [_state(entry, row) for entry, row in sorted(rows.items()) if entry and "schedule" in row]
-
-
-def _state(entry: str, row: Mapping[str, bytes]) -> CronState:
+def _state(keys: Keys, name: str, row: Mapping[str, bytes]) -> CronState:
     def number(field: str) -> int | None:
         found = whole_number(row.get(field, b""))
         return None if found is None else max(0, min(found, LAST_SECOND))
 
+    schedule = row["schedule"].decode("utf-8", "replace")
+    last = number("last") or 0
+    try:
+        following = Schedule.parse(schedule).next_after(last)
+    except ConfigurationError:
+        following = None
     return CronState(
-        entry=entry,
-        schedule=row["schedule"].decode("utf-8", "replace"),
+        name=name,
+        queue=keys.name,
+        layout=str(keys.layout),
+        schedule=schedule,
         seen=number("seen") or 0,
-        last=number("last") or 0,
+        last=last,
+        next=following,
         ticked=number("ticked"),
-        id=id_text(row.get("id", b"")),
+        last_id=id_text(row.get("id", b"")),
         missed=number("missed") or 0,
         skipped={why: number(why) or 0 for why in SKIPS},
         pause=read_pause(row["pause"]) if "pause" in row else None,

@@ -26,9 +26,10 @@ from reliq.text import printable
 from reliq.worker.health import PATIENT_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from reliq.events import Event
+    from reliq.keys import Keys
     from reliq.metrics.exposition import Labels
     from reliq.metrics.names import Spec
     from reliq.metrics.snapshot import QueueSnapshot, Snapshot
@@ -70,7 +71,7 @@ class QueueCollector(Collector):
         yield from _of_redis(snapshot.facts)
         if self._with_queues:
             # Without the shards that are away the totals would go back.
-            whole = [queue for queue in snapshot.queues if not queue.counts.away]
+            whole = {keys: queue for keys, queue in snapshot.queues.items() if not queue.away}
             yield from _of_queues(whole, snapshot.lost)
             unreadable = len(snapshot.unreadable) + len(snapshot.queues) - len(whole)
             yield Family(names.LEFT_OUT, {("unreadable",): unreadable, ("many",): snapshot.left_out})
@@ -128,42 +129,37 @@ def _of_redis(facts: Mapping[str, str]) -> Iterator[Family]:
         yield Family(names.REDIS_INFO, {(facts["redis_version"],): 1})
 
 
-def _of_queues(snapshots: Sequence[QueueSnapshot], lost: Collection[str]) -> Iterator[Family]:
+def _of_queues(snapshots: Mapping[Keys, QueueSnapshot], lost: Collection[str]) -> Iterator[Family]:
     """Yield the metrics of queues; a queue's label names its layout too where queues in two layouts share a name."""
-    called = Counter(queue.queue for queue in snapshots)
-    rows = {
-        queue.queue
-        if called[queue.queue] == 1 or not queue.keys.bare
-        else f"{queue.queue} ({queue.keys.layout})": queue
-        for queue in snapshots
+    called = Counter(keys.name for keys in snapshots)
+    labels = {
+        keys: keys.name if called[keys.name] == 1 or not keys.bare else f"{keys.name} ({keys.layout})"
+        for keys in snapshots
     }
+    rows = {labels[keys]: queue for keys, queue in snapshots.items()}
     yield _by_label(
         names.MESSAGES,
         rows,
         lambda queue: {
-            state: getattr(queue.counts, state)
-            for state in (*names.STATES, *([names.WAITING] if queue.counts.keyed else []))
+            state: getattr(queue, state) for state in (*names.STATES, *([names.WAITING] if queue.keyed else []))
         },
     )
-    yield _by_label(
-        names.UNACK, rows, lambda queue: {"leased": queue.counts.unack - queue.backoff, "backoff": queue.backoff}
-    )
+    yield _by_label(names.UNACK, rows, lambda queue: {"leased": queue.unack - queue.backoff, "backoff": queue.backoff})
     yield _by_label(names.OLDEST, rows, lambda queue: queue.oldest)
-    yield _by_queue(names.DEAD_LETTERS, rows, lambda queue: queue.counts.dead)
+    yield _by_queue(names.DEAD_LETTERS, rows, lambda queue: queue.dead)
     yield _by_queue(names.BACKLOG, rows, lambda queue: queue.backlog)
     yield _by_queue(
-        names.PAUSED, rows, lambda queue: int(queue.counts.paused or bool(queue.lines and queue.lines.asleep_until))
+        names.PAUSED, rows, lambda queue: int(queue.paused or bool(queue.lines and queue.lines.asleep_until))
     )
-    yield _by_queue(names.MAP_LOST, rows, lambda queue: int(queue.keys.entry in lost))
-    yield _by_queue(names.SHARED, rows, lambda queue: int(queue.keys.bare))
-    unshared = {label: queue for label, queue in rows.items() if not queue.keys.bare}
-    yield _by_queue(names.MISSING, unshared, lambda queue: queue.counts.missing)
+    yield Family(names.MAP_LOST, {(labels[keys],): int(keys.entry in lost) for keys in snapshots})
+    yield Family(names.SHARED, {(labels[keys],): int(keys.bare) for keys in snapshots})
+    yield Family(names.MISSING, {(labels[keys],): queue.missing for keys, queue in snapshots.items() if not keys.bare})
     for kind, spec in names.COUNTED.items():
-        yield Family(spec, {(label,): queue.counts.totals.get(kind, 0) for label, queue in rows.items()})
+        yield Family(spec, {(label,): queue.totals.get(kind, 0) for label, queue in rows.items()})
     yield _by_label(
         names.RETRIED,
         rows,
-        lambda queue: {cause: queue.counts.totals.get(f"retried_{cause}", 0) for cause in names.CAUSES},
+        lambda queue: {cause: queue.totals.get(f"retried_{cause}", 0) for cause in names.CAUSES},
     )
     keyed = {label: queue for label, queue in rows.items() if queue.lines}
     yield _by_label(
@@ -172,9 +168,9 @@ def _of_queues(snapshots: Sequence[QueueSnapshot], lost: Collection[str]) -> Ite
         lambda queue: {"in_turn": queue.lines.in_turn, "asleep": queue.lines.asleep} if queue.lines else {},
     )
     yield _by_queue(names.KEY_HELD_UP, keyed, lambda queue: queue.held_up or 0.0)
-    yield _by_queue(names.LIMITED_CLAIMS, keyed, lambda queue: queue.counts.totals.get(names.LIMITED, 0))
+    yield _by_queue(names.LIMITED_CLAIMS, keyed, lambda queue: queue.totals.get(names.LIMITED, 0))
     yield _by_label(names.KEY_WAITING, keyed, _largest_keys)
-    crons = {(label, printable(cron.entry)): cron for label, queue in rows.items() for cron in queue.crons}
+    crons = {(label, printable(cron.name)): cron for label, queue in rows.items() for cron in queue.crons}
     yield Family(names.CRON_LAST, {labels: cron.ticked for labels, cron in crons.items() if cron.ticked is not None})
     yield Family(names.CRON_NEXT, {labels: cron.next for labels, cron in crons.items() if cron.next is not None})
     yield Family(names.CRON_MISSED, {labels: cron.missed for labels, cron in crons.items()})
@@ -191,7 +187,7 @@ def _largest_keys(queue: QueueSnapshot) -> Mapping[str, float]:
         for key in queue.lines.largest[: names.KEYS_LIMIT]:
             if key.waiting:
                 waiting[printable(key.key)[: names.KEY_LENGTH]] += key.waiting
-        waiting[names.REST] += max(0, queue.counts.waiting - waiting.total())
+        waiting[names.REST] += max(0, queue.waiting - waiting.total())
     return waiting
 
 

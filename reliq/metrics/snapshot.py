@@ -15,7 +15,7 @@ from reliq.errors import ProtocolError, RedisRefusedError, RedisUnavailableError
 from reliq.keys import Keys, made_at
 from reliq.lua import transitions
 from reliq.lua.transitions import KeyQueues
-from reliq.message import Counts
+from reliq.message import Counts, Pause
 from reliq.metrics.crons import CronState, cron_states
 from reliq.redis import commands
 from reliq.redis.shards import UNREAD, UNSHARDED, WITNESSES, KnownMap, ShardMap, shard_map, witnesses
@@ -103,23 +103,57 @@ class BlockedKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSnapshot:
+class Rates:
     """
-    One queue at one moment.
+    How fast a queue moves, in messages a second.
 
     Attributes:
-        oldest: state -> seconds since its first message was due; bodies in Go's layout say none for ready and retry.
-        backoff: how many of unack wait after a nack.
+        arrived: published or redriven.
+        acked: ended well.
+        failed: deliveries that ended in an error, or by their lease.
+        ended: ended otherwise: dead, expired, cancelled or purged.
+        over_seconds: the time in which this was counted.
+    """
+
+    arrived: float
+    acked: float
+    failed: float
+    ended: float
+    over_seconds: float
+
+    @classmethod
+    def between(cls, before: Sequence[int], after: Sequence[int], over: float) -> Rates:
+        """Return how fast a queue has moved in `over` seconds, by what `Totals.sums` returned before and after."""
+        moved = (round(max(0, now - earlier) / over, 2) for earlier, now in zip(before, after, strict=True))
+        arrived, acked, failed, _, ended = moved
+        return cls(arrived, acked, failed, ended, over_seconds=round(over, 6))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSnapshot(Counts):
+    """
+    One queue at one moment: its counts, and how late and how busy it is.
+
+    Attributes:
+        layout: as `--layout` takes it: `reliq`, `hdt3213`, `hdt3213:tag`, …
+        late: for how many seconds the first waiting message has been due; None when it is unknown, as in Go's layout.
+        oldest: state -> the same; in Go's layout without ready and retry, unless they are empty.
+        backoff: how many of unack wait after a nack, drawn from a sample when there are many; workers lease the others.
         overdue: how many pending messages are due.
         crons: its periodic entries.
         shards: how many shards may hold messages.
-        lines: of the keys with most messages; None in a queue without keys.
+        lines: the key queues with most messages; None in a queue without keys.
         held_up: for how many seconds nothing has started of the key that waits longest without a turn; None when that was
             not asked.
+        rates: None when they are unknown, or were not asked for.
+        workers, slots, busy: worker processes that claim from it, how many handlers they run at once, and how many of
+            those are busy with this queue; None when that was not asked, or the Redis of the worker registry is away.
+        pause: who paused it and why; None when it is not paused, or that was not asked.
     """
 
-    keys: Keys
-    counts: Counts
+    queue: str
+    layout: str
+    late: float | None
     oldest: Mapping[str, float]
     backoff: int
     overdue: int
@@ -127,36 +161,50 @@ class QueueSnapshot:
     shards: int = 1
     lines: KeyQueues | None = None
     held_up: float | None = None
+    rates: Rates | None = None
+    workers: int | None = None
+    slots: int | None = None
+    busy: int | None = None
+    pause: Pause | None = None
 
     @classmethod
-    def sum(cls, keys: Keys, shards: int, parts: Sequence[QueueSnapshot], away: tuple[int, ...]) -> QueueSnapshot:
+    def of(cls, keys: Keys, counts: Counts, oldest: Mapping[str, float], **others: Any) -> QueueSnapshot:
+        """Return the snapshot of a queue, with its lateness."""
+        late = max(oldest.values(), default=0.0)
+        is_unknown = any(getattr(counts, state) and state not in oldest for state in ("ready", "retry"))
+        return cls(
+            **{name: getattr(counts, name) for name in Counts.__slots__},
+            queue=keys.name,
+            layout=str(keys.layout),
+            late=late if late or not is_unknown else None,
+            oldest=oldest,
+            **others,
+        )
+
+    @classmethod
+    def join(cls, keys: Keys, shards: int, parts: Sequence[QueueSnapshot], away: tuple[int, ...]) -> QueueSnapshot:
         """Return the snapshot of a queue from those of its shards; the Redis of some may be away."""
         if len(parts) == 1 and not away:
             return parts[0]
         oldest: dict[str, float] = {}
         for part in parts:
             oldest |= {state: max(seconds, oldest.get(state, 0.0)) for state, seconds in part.oldest.items()}
-        return cls(
+        return cls.of(
             keys,
-            Counts.sum([part.counts for part in parts], away),
+            Counts.sum(parts, away),
             oldest,
-            sum(part.backoff for part in parts),
-            sum(part.overdue for part in parts),
-            parts[0].crons,  # the first shard has them all
-            shards,
-            next((part.lines for part in parts if part.lines), None),
-            max((part.held_up for part in parts if part.held_up is not None), default=None),
+            backoff=sum(part.backoff for part in parts),
+            overdue=sum(part.overdue for part in parts),
+            crons=parts[0].crons,  # the first shard has them all
+            shards=shards,
+            lines=next((part.lines for part in parts if part.lines), None),
+            held_up=max((part.held_up for part in parts if part.held_up is not None), default=None),
         )
-
-    @property
-    def queue(self) -> str:
-        """The queue's name."""
-        return self.keys.name
 
     @property
     def backlog(self) -> int:
         """How many messages wait for a worker, or for the turn of their key."""
-        return self.counts.due + self.overdue
+        return self.due + self.overdue
 
 
 class QueueLook:
@@ -238,13 +286,14 @@ class QueueLook:
         for place in ("pending", "unack", "ready", "retry"):
             if not getattr(counts, place):  # in an empty state nothing is late
                 oldest.setdefault(place, 0.0)
-        return QueueSnapshot(
+        waits = sum(word.waits for word in words) / len(words) if isinstance(words, list) else 0
+        return QueueSnapshot.of(
             keys,
             counts,
             oldest,
-            round(counts.unack * sum(word.waits for word in words) / len(words)) if isinstance(words, list) else 0,
-            overdue if isinstance(overdue, int) else 0,
-            crons,
+            backoff=round(counts.unack * waits),
+            overdue=overdue if isinstance(overdue, int) else 0,
+            crons=crons,
             lines=lines if isinstance(lines, KeyQueues) else None,
             held_up=held_up,
         )
@@ -345,7 +394,7 @@ class Snapshot:
         lost: entries of the registry: queues whose map of shards Redis has lost.
     """
 
-    queues: Sequence[QueueSnapshot]
+    queues: Mapping[Keys, QueueSnapshot]
     unreadable: Mapping[Keys, str]
     left_out: int
     facts: Mapping[str, str]
@@ -419,17 +468,17 @@ class SnapshotReader:
         self._maps.keep(chosen.queues)
         if self._blocked_keys:
             self._blocked_keys.keep(chosen.queues)
-        snapshots = [
-            QueueSnapshot.sum(
+        snapshots = {
+            keys: QueueSnapshot.join(
                 keys,
                 self._maps.served(keys),
                 [look.snapshot for look in looks if look.snapshot],
                 tuple(look.keys.shard for look in parts[keys] if look.is_away),
             )
             for keys, looks in there.items()
-        ]
+        }
         if chosen.left_out:
-            used = (queue.keys for queue in snapshots if queue.counts.totals or queue.counts.alive)
+            used = (keys for keys, queue in snapshots.items() if queue.totals or queue.alive)
             self._in_use = [*unreadable, *used]
             self._cursor = chosen.cursor
         seconds = time.monotonic() - started

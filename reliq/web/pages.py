@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from markupsafe import Markup
 
-from reliq.admin.screens import format_missing, format_number, format_rate, pretty, start_of
+from reliq.admin.screens import account as account_of, format_missing, format_number, format_rate, pretty, start_of
 from reliq.admin.show import story_of
 from reliq.admin.workers import running_in
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
     from starlette.responses import Response
 
-    from reliq.admin import Failure, MessagePage, QueueView, SearchResult
+    from reliq.admin import Failure, MessagePage, QueueSnapshot, SearchResult
     from reliq.web.live import Part
     from reliq.web.site import Now, Site
 
@@ -185,8 +185,12 @@ def dead(context: RequestContext) -> Response:
 
 def account(context: RequestContext) -> Response:
     """Show what came into each queue, and how it ended."""
-    accounts, unreadable = context.admin.accounts()
-    return context.page("account.html", accounts=accounts, unreadable=unreadable)
+    overview = context.admin.queues()
+    accounts = [
+        {"queue": view.queue, "layout": view.layout, "away": view.away, **account_of(view, view.layout)}
+        for view in overview.queues
+    ]
+    return context.page("account.html", accounts=accounts, unreadable=overview.unreadable)
 
 
 def doctor(context: RequestContext) -> Response:
@@ -273,13 +277,13 @@ LIVE: Mapping[str, Callable[[RequestContext, Now], dict[str, Any]]] = {
 }
 
 
-def view_of(context: RequestContext, now: Now) -> QueueView:
+def view_of(context: RequestContext, now: Now) -> QueueSnapshot:
     """Return the queue of the address; raise ConfigurationError when there is none."""
     layout = context.query.text("layout") or "reliq"
     for view in now.overview.queues:
         if (view.queue, view.layout) == (context.queue, layout):
             return view
-    overview = context.admin.overview([context.queue])
+    overview = context.admin.queues([context.queue])
     if not overview.queues:
         raise PageError(503, f"Queue {context.queue} cannot be read", "".join(overview.unreadable.values()))
     return overview.queues[0]

@@ -18,8 +18,7 @@ from reliq.text import format_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reliq.admin import CronView, QueueView
-    from reliq.admin.queues import MinuteStats
+    from reliq.admin import CronState, MinuteStats, QueueSnapshot
 
 
 #: A message that has waited for this many seconds is late, as in the alerts.
@@ -78,12 +77,12 @@ class QueueBadge(NamedTuple):
     text: str
 
 
-def is_unwatched(view: QueueView) -> bool:
+def is_unwatched(view: QueueSnapshot) -> bool:
     """Return whether messages wait in a queue that nobody works on: no worker is there, and nothing is acked."""
     return view.workers == 0 and view.alive > 0 and not (view.rates and view.rates.acked)
 
 
-def marks(view: QueueView) -> list[QueueBadge]:
+def marks(view: QueueSnapshot) -> list[QueueBadge]:
     """Return why a queue wants a look, the gravest first; nothing for a queue that is well."""
     badges = [QueueBadge("bad", "nobody works on it")] if is_unwatched(view) else []
     if view.away:
@@ -103,14 +102,14 @@ def marks(view: QueueView) -> list[QueueBadge]:
     return badges
 
 
-def failed_share(view: QueueView) -> float:
+def failed_share(view: QueueSnapshot) -> float:
     """Return which part of the deliveries failed; 0 while nothing was counted."""
     if view.rates is None or view.rates.failed <= 0:
         return 0.0
     return view.rates.failed / (view.rates.failed + view.rates.acked)
 
 
-def cron_marks(view: CronView) -> list[QueueBadge]:
+def cron_marks(view: CronState) -> list[QueueBadge]:
     """Return why a periodic entry wants a look; nothing for one that ticks."""
     badges = []
     if not view.is_served:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from reliq.admin import Overview, QueueSample
-    from reliq.admin.queues import MinuteStats
+    from reliq.admin import MinuteStats, Overview, QueueSample
     from reliq.redis.url import Target
     from reliq.web.access import Access, Token
     from reliq.web.live import Part
@@ -93,7 +92,7 @@ class LastSample:
     def _look(self, at: float) -> Now:
         if at > self._at + OLD_LOOK_SECONDS:
             self._watcher = self._admin.watch()
-            moment = replace(self._watcher.look(), overview=self._admin.overview())
+            moment = replace(self._watcher.look(), overview=self._admin.queues())
         else:
             moment = self._watcher.look()
         if self._now is not None and at < self._noted_at + NOTES_SECONDS:

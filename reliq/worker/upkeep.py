@@ -110,12 +110,12 @@ class HistoryRollup:
         ]
         if self._unnoted:
             requests: list[Request[Any]] = []
-            for queue in self._reader.look(now_ms).queues:
-                due = queue.counts.due
+            for keys, queue in self._reader.look(now_ms).queues.items():
+                due = queue.due
                 ages = [queue.oldest[state] for state in ("ready", "retry") if state in queue.oldest]
                 due_ms = now_ms - round(max(ages) * 1000) if due and ages else None
-                totals = Totals(now_ms, *Totals.sums(queue.counts.totals), due, due_ms)
-                requests += commands.note(queue.keys, totals)
+                totals = Totals(now_ms, *Totals.sums(queue.totals), due, due_ms)
+                requests += commands.note(keys, totals)
             self._client.run_all(requests)
         self._minute = minute
 

@@ -158,8 +158,8 @@ def test_exporter_may_read_every_figure(login, refused, url, layout, claim):
 
     look = snapshots.look()
 
-    [sight] = look.queues
-    assert (sight.counts.ready, sight.counts.pending, sight.counts.unack, sight.backlog) == (2, 1, 1, 2)
+    [sight] = look.queues.values()
+    assert (sight.ready, sight.pending, sight.unack, sight.backlog) == (2, 1, 1, 2)
     assert set(sight.oldest) == ({"pending", "unack", "retry"} | ({"ready"} if not queue.keys.bare else set()))
     assert look.facts["maxmemory_policy"]
     assert refused() == []

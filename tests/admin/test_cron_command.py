@@ -137,7 +137,7 @@ def test_cron_resume_skips_and_counts_the_ticks_of_a_pause_without_workers(ticke
     [hourly] = [one for one in admin.crons() if one.name == "hourly"]
     assert (hourly.skipped["paused"], hourly.missed, client.exists("{reliq:reports}:ready")) == (5, 0, 0)
     assert hourly.next == (last // 3600 + 1) * 3600
-    registered = [view.queue for view in admin.queues(interval=0).queues]
+    registered = [view.queue for view in admin.queues().queues]
     assert registered == ["reports"], "a queue that only ticks"
 
 

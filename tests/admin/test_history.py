@@ -79,7 +79,7 @@ def test_history_skips_notes_that_something_else_wrote(admin, queue, client, not
     client.delete(queue.keys.minutes)
     client.set(queue.keys.minutes, "x")
     notes.step(now_ms)
-    assert (admin.history("q"), admin.overview(["q"]).queues[0].rates) == ([], None)
+    assert (admin.history("q"), admin.queues(["q"]).queues[0].rates) == ([], None)
     assert client.get(queue.keys.minutes) == b"x"
 
 
@@ -138,12 +138,12 @@ def test_janitor_notes_the_minute_of_its_queues(queue, client, url):
 
 def test_overview_has_the_rates_since_the_last_note(admin, queue, note):
     queue.publish_many([{}] * 61)
-    assert admin.overview(["q"]).queues[0].rates is None
+    assert admin.queues(["q"]).queues[0].rates is None
     note(2, 0, 0, 0, 0, 0, 0)
     note(1, 1, 0, 0, 0, 0, 0)
     note(0, 61, 0, 0, 0, 0, 0)
 
-    first, second = (admin.overview(["q"]).queues[0].rates for _ in range(2))
+    first, second = (admin.queues(["q"]).queues[0].rates for _ in range(2))
 
     assert first.arrived == pytest.approx(1, rel=0.3)
     assert second.arrived == pytest.approx(first.arrived, rel=0.3)

@@ -58,7 +58,7 @@ def test_exporter_finds_every_queue_in_use_and_keeps_it(few, url, queue, client)
     snapshots = SnapshotReader(Client(Connection.to(url).wire(30.0)))
     queue.publish({})
 
-    seen = [{sight.queue for sight in snapshots.look().queues} for _ in range(400)]
+    seen = [{keys.name for keys in snapshots.look().queues} for _ in range(400)]
 
     first = next(at for at, queues in enumerate(seen) if "q" in queues)
     assert all("q" in queues for queues in seen[first:])

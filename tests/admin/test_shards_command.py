@@ -148,7 +148,7 @@ def test_corrupt_map_is_reported_and_restored_from_the_fences(admin, resize, que
     queue.publish_many(chosen())
     resize(8)
     resize(4)
-    published = admin.account("q").published
+    published = admin.account("q").totals["published"]
 
     fault = spoil()
 
@@ -161,7 +161,7 @@ def test_corrupt_map_is_reported_and_restored_from_the_fences(admin, resize, que
     handle_all(Queue("q", url=url))
     assert not admin.finish_resize("q")
     assert len(admin.shards("q").counts) == 4
-    assert admin.account("q").published == published + 40
+    assert admin.account("q").totals["published"] == published + 40
     assert admin.check("q").faults == ()
 
 
@@ -178,7 +178,7 @@ def test_map_restored_after_a_shrink_keeps_the_totals_of_removed_shards(admin, r
 
         assert not admin.finish_resize("q")
         assert admin.shards("q").map == ShardMap(3, 1, 1)
-        assert admin.account("q").published == 41
+        assert admin.account("q").totals["published"] == 41
 
 
 def test_corrupt_map_without_a_fence_is_repaired_as_one_shard(admin, queue, command, spoil):
@@ -191,7 +191,7 @@ def test_corrupt_map_without_a_fence_is_repaired_as_one_shard(admin, queue, comm
     assert [one.name for one in admin.check("q").faults] == [fault]
     assert admin.check("q", repair=True).is_sound
     assert admin.check("q").faults == ()
-    assert admin.account("q").balanced
+    assert admin.account("q").missing == 0
     assert queue.publish({}, id="order-1")
 
 
@@ -227,7 +227,7 @@ def test_queue_that_shrinks_keeps_messages_and_totals(admin, resize, url, client
     many = Queue("q", url=url)
     many.shards()
     many.publish_many([{}] * 16, chunk=1)
-    before = admin.account("q").published
+    before = admin.account("q").totals["published"]
 
     admin.resize("q", 2)
 
@@ -239,10 +239,10 @@ def test_queue_that_shrinks_keeps_messages_and_totals(admin, resize, url, client
     assert many.counts().ready == 16 + 40
     handle_all(many)
     assert many.counts().alive == 0
-    seen = admin.overview(["q"])
+    seen = admin.queues(["q"])
     assert seen.queues[0].shards == 2
-    for totals in (many.counts().totals, seen.totals[Keys("q").totals]):
-        assert totals["published"] == admin.account("q").published == before + 40
+    for totals in (many.counts().totals, seen.queues[0].totals):
+        assert totals["published"] == admin.account("q").totals["published"] == before + 40
     client.hset("reliq:queues", "q", 0)
     client.delete(Keys("q").map)  # a lost map hides no shard
     assert admin.forget("q") == 0

@@ -11,7 +11,7 @@ import pytest
 from terminal import PATIENCE_SECONDS
 
 from reliq import Admin, Pause, Queue
-from reliq.admin import Failure, Overview, QueueSample, QueueView
+from reliq.admin import Failure, Overview, QueueSample, QueueSnapshot
 from reliq.admin.show import FinishedMessage
 from reliq.cli.watch import Interrupts, Screen, line_of, show
 from reliq.redis.commands import RunningJob, Worker
@@ -123,11 +123,11 @@ def test_watch_over_a_pipe_prints_a_line_for_each_look_until_it_is_closed(scene,
 def view(name, **fields):
     none = dict.fromkeys(("pending", "ready", "unack", "backoff", "retry", "garbage", "dead"), 0)
     about = {"layout": "reliq", "late": 0.0, "oldest": {}, "rates": None, "pause": None}
-    return QueueView(queue=name, **{**none, **about, "workers": 0, "slots": 0, "busy": 0, **fields})
+    return QueueSnapshot(queue=name, **{**none, **about, "workers": 0, "slots": 0, "busy": 0, **fields})
 
 
 def moment(views=(), workers=(), ends=(), errors=()):
-    return QueueSample(Overview(views, workers, (), {}, {}, 0.0), {}, ends, errors)
+    return QueueSample(Overview(views, workers, {}, {}, 0.0), {}, ends, errors)
 
 
 def screen_lines(seen, columns=80, lines=24):

@@ -93,8 +93,8 @@ def test_an_operator_sees_the_reachable_part_while_a_primary_is_away(cluster, qu
     there = tuple(away(other))
     here = [at for at in range(SHARDS) if at not in there]
 
-    counts, [account], look = call(queue, "counts"), admin.accounts(["q"])[0], reader.look()
-    views = admin.queues(["q", well], interval=0).queues
+    counts, account, look = call(queue, "counts"), admin.account("q"), reader.look()
+    views = admin.queues(["q", well]).queues
     commands = (["queues"], ["account"], ["shards"], ["dead", "list"], ["dead", "list", "--group"], ["check"])
     shown = [CliRunner().invoke(app, [*command, "q", "--url", cluster.url]) for command in commands]
     by_shard = admin.shards("q")
@@ -102,7 +102,7 @@ def test_an_operator_sees_the_reachable_part_while_a_primary_is_away(cluster, qu
         call(queue, "pause")
 
     assert counts.away == account.away == there
-    assert counts.ready == account.published == len(here)
+    assert counts.ready == account.totals["published"] == len(here)
     assert [(view.queue, view.away, view.ready) for view in views] == [("q", there, len(here)), (well, (), 1)]
     assert [at for at, one in enumerate(by_shard.counts) if one and one.ready] == here
     assert by_shard.away == there
@@ -113,7 +113,7 @@ def test_an_operator_sees_the_reachable_part_while_a_primary_is_away(cluster, qu
     assert f"in the shards {str(here)[1:-1]}, and not in {str(there)[1:-1] if len(there) > 1 else there[0]}" in str(
         half.value
     )
-    assert admin.in_shard(here[0]).queues(["q"], interval=0).queues[0].pause
+    assert admin.in_shard(here[0]).queues(["q"]).queues[0].pause
     [backlog] = [one for one in QueueCollector(lambda: look).families() if one.spec is names.BACKLOG]
     assert backlog.rows == {(well,): 1}  # totals of some shards alone look as if they went back
 
@@ -133,7 +133,7 @@ def test_resume_while_a_primary_is_away_reports_each_shard_not_reached(cluster, 
     reached, missed = (", ".join(map(str, shards)) for shards in (here, there))
     report = f"queue 'q' is resumed in the shards {reached}, and not in {missed}, whose Redis is away: "
     assert [failure.startswith(report) for failure in failures] == [True, True], failures
-    assert [at for at in here if admin.in_shard(at).queues(["q"], interval=0).queues[0].pause] == []
+    assert [at for at in here if admin.in_shard(at).queues(["q"]).queues[0].pause] == []
     cluster.resume(server)
     cluster.wait_until_ok()
 
@@ -143,7 +143,7 @@ def test_resume_while_a_primary_is_away_reports_each_shard_not_reached(cluster, 
             return True
 
     eventually(resumed, "every shard is resumed")
-    assert [at for at in range(SHARDS) if admin.in_shard(at).queues(["q"], interval=0).queues[0].pause] == []
+    assert [at for at in range(SHARDS) if admin.in_shard(at).queues(["q"]).queues[0].pause] == []
 
 
 def test_process_that_starts_without_shard_0_serves_the_other_shards(cluster, away):
@@ -153,7 +153,7 @@ def test_process_that_starts_without_shard_0_serves_the_other_shards(cluster, aw
     reader = SnapshotReader(Client.to(Connection.to(cluster.url), 1.0), lambda: [fresh.keys])
 
     assert admin.account("q").away == admin.check("q").away == there
-    assert [one.counts.away for one in reader.look().queues] == [there]
+    assert [one.away for one in reader.look().queues.values()] == [there]
     with fresh.receive() as jobs:
         done += [job.body for job in jobs]
     assert len(done) == 1
@@ -168,7 +168,8 @@ def test_process_that_starts_without_shard_0_serves_the_other_shards(cluster, aw
 def test_queues_are_shown_while_the_registry_of_workers_is_away(cluster, queue, registries_apart, away):
     admin, there = Admin(cluster.url), away(WORKERS_KEY)
 
-    [view], workers = admin.queues(interval=0).queues, admin.overview().workers
+    overview = admin.queues()
+    [view], workers = overview.queues, overview.workers
     shown = CliRunner().invoke(app, ["queues", "--url", cluster.url])
     moment = admin.watch().look()
     with serving(web.app(cluster.url, access=lambda _request: web.Access.READ)) as site:
@@ -189,9 +190,9 @@ def test_a_look_asks_another_node_for_the_time_when_the_first_is_away(cluster, q
     [node] = [one for one in cluster.primaries() if my_id(cluster, one) == asked]
     there = away(next(at for at in range(SHARDS) if cluster.primary_of(Keys("q", shard=at).ready) == node))
 
-    [seen] = SnapshotReader(Client.to(Connection.to(cluster.url), 1.0), lambda: [queue.keys]).look().queues
+    [seen] = SnapshotReader(Client.to(Connection.to(cluster.url), 1.0), lambda: [queue.keys]).look().queues.values()
 
-    assert seen.counts.ready == SHARDS - len(there)
+    assert seen.ready == SHARDS - len(there)
 
 
 def test_a_list_of_queues_says_that_its_registry_is_away(cluster, queue, away):
@@ -199,4 +200,4 @@ def test_a_list_of_queues_says_that_its_registry_is_away(cluster, queue, away):
 
     said = r"^the Redis of the queue registry, reliq:queues, is away .*; name the queues to show$"
     with pytest.raises(RedisUnavailableError, match=said):
-        Admin(cluster.url).queues(interval=0)
+        Admin(cluster.url).queues()

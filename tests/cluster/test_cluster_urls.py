@@ -51,7 +51,7 @@ def test_a_consumer_and_an_operator_take_a_clusters_url(cluster, queues):
     assert done == [1, 1, 1]
     admin = Admin(cluster.url)
     assert {one.queue for one in admin.queues().queues} == {queue.name for queue in queues.values()}
-    assert all(admin.account(queue.name).balanced for queue in queues.values())
+    assert all(admin.account(queue.name).missing == 0 for queue in queues.values())
 
 
 def test_plain_url_of_a_cluster_node_is_refused_with_the_right_scheme(cluster, call):

@@ -58,7 +58,7 @@ def test_oldest_waiting_age_is_that_of_the_key_whose_turn_is_next(queue, client,
     seconds, _ = client.time()
     client.setrange(queue.keys.msg(id), 13, str((seconds - 9000) * 1000))
 
-    [seen] = reader(queue.keys).look().queues
+    [seen] = reader(queue.keys).look().queues.values()
     assert seen.oldest["waiting"] == pytest.approx(9000, abs=100)
 
 
@@ -72,7 +72,7 @@ def held_up(queue, client, reader):
     """Look as if so many seconds had passed since the test began; return for how long a key has been held up."""
     start = client.time()[0]
     own = reader(queue.keys, held_up=BlockedKeys())
-    return lambda seconds: own.look((start + seconds) * 1000).queues[0].held_up
+    return lambda seconds: next(iter(own.look((start + seconds) * 1000).queues.values())).held_up
 
 
 def test_key_is_held_up_while_its_first_message_stays(queue, held_up, run):

@@ -62,7 +62,7 @@ def test_redirected_queue_is_registered_in_each_redis(url, other, call):
         other[1].flushdb()
         with redirected(Connection(other[0])):
             call(queue, "publish", {})
-            assert [one.queue for one in Admin(url).queues(interval=0).queues] == ["q"]
+            assert [one.queue for one in Admin(url).queues().queues] == ["q"]
 
 
 def test_forked_process_stays_redirected(url, other):

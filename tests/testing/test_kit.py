@@ -87,7 +87,7 @@ def test_no_url_leads_out_of_the_test(monkeypatch):
             assert len(reliq.published(queue)) == 2
             consumer = consumer_of(queue, lambda body: None, url="rediss://production.example/3")
             assert len(reliq.drain(consumer).acked) == 2
-        assert len(Admin("redis://production.example").queues(interval=0).queues) == 2
+        assert len(Admin("redis://production.example").queues().queues) == 2
 
 
 def test_reliq_url_is_set_for_children_and_withheld_from_late_threads(url, client, monkeypatch):
@@ -124,7 +124,7 @@ def test_isolated_block_has_an_empty_redis_and_fails_for_its_own_running_worker(
         with isolated(kit_url) as reliq:
             assert (reliq.published(shop.mails), shop.mails.counts().totals) == ([], {})
             shop.mails.publish("x", id="same")
-            assert [one.queue for one in Admin().queues(interval=0).queues] == ["mails"]
+            assert [one.queue for one in Admin().queues().queues] == ["mails"]
             shop.consumer.start()
             shop.consumer.stop()
     with redis.Redis.from_url(kit_url) as client:

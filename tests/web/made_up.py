@@ -2,8 +2,7 @@
 
 from types import SimpleNamespace
 
-from reliq.admin import Overview, QueueView, Rates, Worker
-from reliq.admin.queues import MinuteStats
+from reliq.admin import MinuteStats, Overview, QueueSnapshot, Rates, Worker
 
 NOW = 1_795_336_800.0
 
@@ -19,13 +18,16 @@ def view(queue="orders", **fields):
         "layout": "reliq",
         "late": 0.0,
         "oldest": {},
+        "overdue": 0,
+        "paused": False,
+        "totals": {},
         "rates": None,
         "workers": 1,
         "slots": 16,
         "busy": 0,
         "pause": None,
     }
-    return QueueView(queue=queue, **(states | rest | fields))
+    return QueueSnapshot(queue=queue, **(states | rest | fields))
 
 
 def rates(acked=0.0, failed=0.0, arrived=0.0):
@@ -42,7 +44,7 @@ def minute(published=0, acked=0, failed=0, waiting=0, oldest=None, ago=0.0):
 
 
 def overview(*views, workers=()):
-    return Overview(list(views), list(workers), {}, {}, {}, NOW)
+    return Overview(list(views), list(workers), {}, {}, NOW)
 
 
 def context(**fields):
