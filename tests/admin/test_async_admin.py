@@ -81,17 +81,3 @@ def test_cancelled_redrive_ends_between_two_steps_and_can_be_continued(ask, queu
     assert (first.missing, first.dead + first.ready, rest) == (0, 40, first.dead)
     assert 0 < first.ready <= (40 if rate is None else 10)
     assert queue.counts().ready == 40
-
-
-def test_aclose_ends_a_long_redrive(ask, die, queue):
-    die("a", "b")
-
-    async def code(twin):
-        task = await begun(twin, 0.001)
-        await twin.aclose()
-        with pytest.raises(RuntimeError, match="ended between two steps"):
-            await task
-
-    ask(code)
-
-    assert queue.counts().ready == 1

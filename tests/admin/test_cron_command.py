@@ -111,7 +111,7 @@ def test_cron_run_without_a_worker_is_refused_or_withdrawn(ticker, command, admi
 def test_cron_run_repeated_before_its_publish_is_published_once(ticker, admin, client, monkeypatch):
     client.hset("{reliq:reports}:cron", "daily asked", 1_800_000_000_000)
     waits = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: ticker.step())
-    monkeypatch.setattr("reliq.admin.admin.time", waits)
+    monkeypatch.setattr("reliq.admin.crons.time", waits)
 
     assert admin.run_cron("reports", "daily") == "cron.daily.run.1800000000000"
     assert client.llen("{reliq:reports}:ready") == 1
@@ -126,7 +126,7 @@ def test_cron_pause_ends_with_resume(ticker, command, admin):
 
 
 def test_cron_resume_skips_and_counts_the_ticks_of_a_pause_without_workers(ticker, admin, client, monkeypatch):
-    monkeypatch.setattr("reliq.admin.admin.TICKS_TOGETHER", 2)
+    monkeypatch.setattr("reliq.admin.crons.TICKS_TOGETHER", 2)
     admin.pause_cron("reports", "hourly")
     last = int(client.hget("{reliq:reports}:cron", "hourly last"))
     client.hset("{reliq:reports}:cron", "hourly last", last - 5 * 3600)

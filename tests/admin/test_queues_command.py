@@ -168,7 +168,7 @@ def test_running_shows_the_messages_and_stacks_of_a_real_worker(command, busy, q
 
 
 def test_running_reports_a_process_that_sends_no_stacks(command, alive, queue, monkeypatch):
-    monkeypatch.setattr("reliq.admin.admin.STACK_POLL_SECONDS", 0)
+    monkeypatch.setattr("reliq.admin.workers.STACK_POLL_SECONDS", 0)
     monkeypatch.setattr("reliq.cli.queues.STACK_SECONDS", 0)
     queue.publish({})
     alive("w1", running=(RunningJob("q", "held", 1, time.time()),))

@@ -123,6 +123,7 @@ def test_watch_over_a_pipe_prints_a_line_for_each_look_until_it_is_closed(scene,
 def view(name, **fields):
     none = dict.fromkeys(("pending", "ready", "unack", "backoff", "retry", "garbage", "dead"), 0)
     about = {"layout": "reliq", "late": 0.0, "oldest": {}, "rates": None, "pause": None}
+    about |= {"overdue": 0, "paused": False, "totals": {}}
     return QueueSnapshot(queue=name, **{**none, **about, "workers": 0, "slots": 0, "busy": 0, **fields})
 
 
