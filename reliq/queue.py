@@ -24,7 +24,7 @@ from reliq.receive.receiver import Receiver, areceiving, receiving
 from reliq.redis import commands
 from reliq.redis.client import Clients
 from reliq.redis.commands import answered, of_every_shard, raise_first
-from reliq.redis.driver import ASYNCIO, BLOCKING, run_blocking
+from reliq.redis.connection import ASYNCIO, BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS, Connection, check_slots
 from reliq.redis.shards import ShardMap, Shards
 from reliq.redis.url import check_target
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from reliq.publish.messages import PreparedMessage
     from reliq.receive.receiver import Received
     from reliq.redis.commands import Call, Command, Request, T
-    from reliq.redis.driver import Driver
+    from reliq.redis.connection import Driver
     from reliq.redis.url import Target
     from reliq.settings import Limits
 

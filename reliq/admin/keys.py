@@ -12,7 +12,7 @@ from reliq.admin.session import AdminBase
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
 from reliq.publish.publisher import check_one_shard
-from reliq.redis.driver import BLOCKING, run_blocking
+from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import UNIT_US, WEIGHT_FIELD, Limits, check_int, milliseconds, seconds
 from reliq.text import chunked, shell_command

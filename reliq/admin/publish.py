@@ -22,7 +22,7 @@ from reliq.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
 from reliq.message import Outgoing
 from reliq.publish.messages import Writer
-from reliq.redis.driver import BLOCKING, run_blocking
+from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, LARGEST_BODY, MIB, QueueSettings
 from reliq.text import chunked_by_size, pluralize

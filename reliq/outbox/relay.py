@@ -28,7 +28,7 @@ from reliq.outbox.tables import RowTerms, Tables
 from reliq.publish.messages import CallTerms, PreparedMessage, ShardBatch, by_shard
 from reliq.publish.publisher import Confirmer, check_one_shard, registration
 from reliq.redis.client import Clients
-from reliq.redis.driver import BLOCKING, run_blocking
+from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.redis.shards import Shards
 from reliq.redis.url import check_target

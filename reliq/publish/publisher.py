@@ -21,8 +21,7 @@ from reliq.keys import of_shard
 from reliq.message import Confirmed, Receipt
 from reliq.publish.messages import NOT_ASKED, ShardBatch, by_shard, receipts
 from reliq.redis import commands, server as transport
-from reliq.redis.connection import ServerVersion
-from reliq.redis.driver import ASYNCIO
+from reliq.redis.connection import ASYNCIO, ServerVersion
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import MIB, Durability, seconds
 from reliq.text import pluralize, shell_command
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from reliq.publish.messages import PreparedMessage, Writer
     from reliq.redis.client import AsyncClient, Clients
     from reliq.redis.commands import Call, Command, Request, T
-    from reliq.redis.driver import Driver
+    from reliq.redis.connection import Driver
     from reliq.redis.shards import Shards
 
 

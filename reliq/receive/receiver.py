@@ -25,7 +25,7 @@ from reliq.message import BARE, Ack, Delivery, Nack, RateLimited, Reject, Snooze
 from reliq.receive.bodies import BodyReader
 from reliq.redis import commands
 from reliq.redis.commands import raise_first
-from reliq.redis.driver import BLOCKING, run_blocking
+from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.settings import BATCH_LIMIT, HandlerSettings, check_int, seconds
 from reliq.text import printable
 

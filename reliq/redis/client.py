@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import redis
 
@@ -12,9 +12,16 @@ from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.redis import server as transport
 from reliq.redis.cluster import ClusterTransport, Transport
-from reliq.redis.commands import Call, Clock, Command, Request, T
-from reliq.redis.connection import NotSentError, is_denied_eval, is_failure, is_unknown_script, translated
-from reliq.redis.driver import ASYNCIO, Driver, run_blocking
+from reliq.redis.commands import Clock, Command, Request, T
+from reliq.redis.connection import (
+    ASYNCIO,
+    Driver,
+    NotSentError,
+    is_failure,
+    is_unknown_script,
+    run_blocking,
+    translated,
+)
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS, Connection
 from reliq.redis.url import Target
 from reliq.redis.wakeups import WakeTokens
@@ -107,7 +114,7 @@ class AnyClient:
         """
         Make `requests` in one round trip; what Redis refused is an exception in its place.
 
-        They run in their order, but a script that Redis has lost since this process saw it there runs after the others.
+        They run in their order, but the scripts that Redis lacks run after the others.
 
         Where there are several servers, what one of them failed to answer is a RedisUnavailableError in its place. With
         `once_sent`, a request that could not be sent is not tried again.
@@ -118,7 +125,7 @@ class AnyClient:
         if not requests:
             return []
         if not for_seconds:
-            return await self._answers(requests, await self._exchange(requests))
+            return self._answers(requests, await self._exchange(requests))
         replies: list[Any] = []  # empty until there was a round trip
         left: Sequence[int] = range(len(requests))  # the places whose servers failed: a further try is for them alone
 
@@ -142,7 +149,7 @@ class AnyClient:
         except RedisUnavailableError:
             if not replies:
                 raise
-        return await self._answers(requests, replies)
+        return self._answers(requests, replies)
 
     async def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
         """
@@ -155,7 +162,7 @@ class AnyClient:
             found = await self._transport.everywhere([one.command for one in requests])
         except (redis.RedisError, OSError) as error:
             raise translated(requests[0], error) from None
-        return {server: await self._answers(requests, replies) for server, replies in found.items()}
+        return {server: self._answers(requests, replies) for server, replies in found.items()}
 
     async def run_confirmed(
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
@@ -173,23 +180,21 @@ class AnyClient:
         return await self._try(self._both, (request, wait), for_seconds)
 
     async def _one(self, request: Request[T]) -> T:
-        command = (request if self._clock is None else request.at(self._clock())).command
+        timed = request if self._clock is None else request.at(self._clock())
         try:
-            [reply] = await self._transport.exchange([command])
+            [reply] = await self._transport.exchange([timed.command])
+            if isinstance(reply, Exception) and is_unknown_script(reply):
+                [reply] = await self._transport.exchange([timed.command_in_full])
         except (redis.RedisError, OSError) as error:
             raise translated(request, error) from None
-        return await self._answer(request, reply) if isinstance(reply, Exception) else self._read(request, reply)
+        return self._answer(request, reply)
 
     async def _both(self, pair: tuple[Request[T], Command[Confirmed]]) -> tuple[T, Confirmed | Exception]:
         request, wait = pair
-        replies = await self._exchange([request, wait])
-        if is_denied_eval(replies[0]):
-            replies = await self._exchange([request, wait])  # by its digest
-        elif is_unknown_script(replies[0]):
-            replies = await self._exchange([request, wait], in_full=True)
-        answer = await self._answer(request, replies[0])
+        replies = await self._exchange(pair, together=True)
+        answer = self._answer(request, replies[0])
         try:
-            return answer, await self._answer(wait, replies[1])
+            return answer, self._answer(wait, replies[1])
         except ReliqError as error:
             return answer, error
 
@@ -212,37 +217,43 @@ class AnyClient:
                     raise
             await self._transport.driver.sleep(pause)
 
-    async def _exchange(self, requests: Sequence[Request[Any]], *, in_full: bool = False) -> list[Any]:
+    async def _exchange(self, requests: Sequence[Request[Any]], *, together: bool = False) -> list[Any]:
+        """
+        Make `requests` in one round trip, and in a second one the scripts that Redis lacks, with their texts.
+
+        Args:
+            together: make all of them again in the second one.
+        """
         if self._clock is not None:
             requests = [one.at(self._clock()) for one in requests]
-        commands = [one.command_in_full if in_full else one.command for one in requests]
         try:
-            return await self._transport.exchange(commands)
+            replies = await self._transport.exchange([one.command for one in requests])
         except (redis.RedisError, OSError) as error:
             raise translated(requests[0], error) from None
+        unknown = [at for at, reply in enumerate(replies) if isinstance(reply, Exception) and is_unknown_script(reply)]
+        if unknown:
+            again = range(len(requests)) if together else unknown
+            try:
+                made = await self._transport.exchange([requests[at].command_in_full for at in again])
+            except (redis.RedisError, OSError) as error:
+                made = [error] * len(again)
+            for at, reply in zip(again, made, strict=True):
+                replies[at] = reply
+        return replies
 
-    async def _answers(self, requests: Sequence[Request[Any]], replies: Sequence[Any]) -> list[Any]:
+    def _answers(self, requests: Sequence[Request[Any]], replies: Sequence[Any]) -> list[Any]:
         """Return the answers to requests, an exception in the place of a request that failed."""
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:
-                answers.append(await self._answer(request, reply))
+                answers.append(self._answer(request, reply))
             except Exception as error:
                 answers.append(error)
         return answers
 
-    async def _answer(self, request: Request[T], reply: Any) -> T:
-        """Return the answer in a reply; make a script again that Redis did not know, or not take, as it was sent."""
-        if isinstance(reply, Exception) and isinstance(request, Call):
-            if is_denied_eval(reply):
-                [reply] = await self._exchange([request])
-            if is_unknown_script(reply):
-                [reply] = await self._exchange([request], in_full=True)
+    def _answer(self, request: Request[T], reply: Any) -> T:
         if isinstance(reply, Exception):
             raise translated(request, reply) from None
-        return self._read(request, reply)
-
-    def _read(self, request: Request[T], reply: Any) -> T:
         answer = request.read(reply)
         if self.observers:
             notify(self.observers, request.events(answer))
@@ -278,13 +289,6 @@ class AsyncClient(AnyClient):
         """As `AnyClient.run_confirmed`."""
         making = super().run_confirmed(request, wait, for_seconds=for_seconds)
         return await asyncio.shield(asyncio.ensure_future(making))
-
-
-class Closes(Protocol):
-    """Something with a thread and connections to close."""
-
-    def close(self) -> None:
-        """Close them."""
 
 
 class Client:
@@ -351,10 +355,10 @@ class Clients:
         epoch: of the connections that it has, as `reliq.redis.server` counts them.
         named_until: the queue need not be named in the registry before, by the monotonic clock.
         mapped_until: the map of its shards need not be read again before; 0.0: it was never read.
-        waits: what waits over a thread's own connections, if anything does.
+        waits: the `Listener` that waits over a thread's own connections, if any does.
     """
 
-    waits: Closes | None = None
+    waits: Any = None
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
         self._target = target

@@ -19,13 +19,13 @@ from reliq.keys import CLUSTER_SLOTS, slot_of
 from reliq.redis.commands import Arg, raise_first, read_facts
 from reliq.redis.connection import (
     BROKEN,
+    Driver,
     NotSentError,
     PooledConnection,
     ServerConnections,
     WrongKindError,
     error_code,
 )
-from reliq.redis.driver import Driver
 
 logger = logging.getLogger(__name__)
 

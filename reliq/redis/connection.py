@@ -3,14 +3,23 @@ Connections to one server: commands out, replies back, in one round trip and wit
 
 The server is a single one, on a Unix socket or not, whatever Sentinel calls the primary, or one node of a Cluster;
 `reliq.redis.cluster` sends to many. Nothing above knows the difference.
+
+Code that talks to Redis is written once for blocking and async callers: as coroutines whose every wait is an operation of a
+driver. The operations of `BLOCKING` have ended when they return, so `run_blocking` runs a coroutine of them in one step,
+without an event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+import select
 import threading
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import time
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
 import redis.asyncio
@@ -25,13 +34,176 @@ from reliq.errors import (
     ReliqError,
     WrongKeyTypeError,
 )
-from reliq.lua import text_of
 from reliq.redis.commands import Arg, Call, Command, Request, read_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 
-    from reliq.redis.driver import Driver
+T = TypeVar("T")
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose operations are those of `BLOCKING`, and return its result."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a blocking call waited for an event loop")
+
+
+class Blocking:
+    """Operations that block their thread, on the connections and pools of `redis`."""
+
+    #: Returns the socket of a connection, None while it is closed; `is_connected` came with redis-py 7.
+    stream = staticmethod(attrgetter("_sock"))
+
+    async def get_connection(self, pool: Any) -> Any:
+        """Return a connection of a pool, open and with nothing to read."""
+        return pool.get_connection()
+
+    async def release(self, pool: Any, connection: Any) -> None:
+        """Give a connection back to its pool."""
+        pool.release(connection)
+
+    async def connect(self, connection: Any) -> None:
+        """Open a connection."""
+        connection.connect()
+
+    async def disconnect(self, connection: Any, *, is_broken: bool = True) -> None:  # noqa: ARG002  it makes no difference
+        """Close a connection; it is opened again when it is used."""
+        connection.disconnect()
+
+    async def disconnect_pool(self, pool: Any) -> None:
+        """Close every connection of a pool, and those by which it asks Sentinel."""
+        pool.disconnect()
+        if hasattr(pool, "sentinel_manager"):
+            for sentinel in pool.sentinel_manager.sentinels:
+                sentinel.close()
+
+    def input_check(self, stream: Any) -> Callable[[], Any]:
+        """Return a function whose answer is true when a stream has input or is closed; `can_read` of redis-py is slow."""
+        return partial(_poll_of(stream), 0)
+
+    async def write(self, connection: Any, packed: list[bytes]) -> None:
+        """Send packed commands."""
+        connection.send_packed_command(packed)
+
+    async def read(self, connection: Any, count: int, within_seconds: float | None) -> tuple[list[Any], bool]:
+        """
+        Read `count` replies; return them, each refusal as an exception in its place, and whether there is one.
+
+        Raises:
+            redis.TimeoutError: none came within so many seconds, by default those of the connection.
+        """
+        if within_seconds is not None and not _poll_of(connection._sock)(1000 * within_seconds):  # noqa: SLF001
+            raise redis.TimeoutError("no reply came in time")
+        replies: list[Any] = []
+        is_refused = False
+        for _ in range(count):
+            if within_seconds is not None and within_seconds > connection.socket_timeout:
+                connection.can_read(within_seconds)  # the reply to a WAIT comes later than those before it
+            try:
+                replies.append(connection.read_response())
+            except redis.ConnectionError:
+                raise
+            except redis.ResponseError as error:
+                replies.append(error)
+                is_refused = True
+        return replies, is_refused
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)  # noqa: ASYNC251  no event loop runs this
+
+    async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function that may block."""
+        return function(*args)
+
+
+def _poll_of(socket: Any) -> Callable[[float], Any]:
+    """Return a function whose answer is true when there is something to read from `socket` within so many ms."""
+    if not hasattr(select, "poll"):  # eventlet takes it away; Windows has none
+        return lambda ms: select.select([socket], [], [], ms / 1000)[0]
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return poll.poll
+
+
+class Asyncio:
+    """The same operations on an event loop, on the connections and pools of `redis.asyncio`."""
+
+    #: Returns the stream of a connection, None while it is closed.
+    stream = staticmethod(attrgetter("_reader"))
+
+    async def get_connection(self, pool: Any) -> Any:
+        """Return a connection of a pool, open and with nothing to read."""
+        return await pool.get_connection()
+
+    async def release(self, pool: Any, connection: Any) -> None:
+        """Give a connection back to its pool."""
+        await pool.release(connection)
+
+    async def connect(self, connection: Any) -> None:
+        """Open a connection."""
+        await connection.connect()
+
+    async def disconnect(self, connection: Any, *, is_broken: bool = True) -> None:
+        """Close a connection, and wait for its end unless it is broken; it is opened again when it is used."""
+        await connection.disconnect(nowait=is_broken)
+
+    async def disconnect_pool(self, pool: Any) -> None:
+        """Close every connection of a pool, and those by which it asks Sentinel."""
+        await pool.disconnect()
+        if hasattr(pool, "sentinel_manager"):
+            for sentinel in pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
+
+    def input_check(self, stream: Any) -> Callable[[], Any]:
+        """Return a function whose answer is true when a stream has input or is closed."""
+        return lambda: stream._buffer or stream._eof or stream.exception()  # noqa: SLF001  a look takes no turn of the loop
+
+    async def write(self, connection: Any, packed: list[bytes]) -> None:
+        """Send packed commands."""
+        await connection.send_packed_command(packed)
+
+    async def read(self, connection: Any, count: int, within_seconds: float | None) -> tuple[list[Any], bool]:
+        """
+        Read `count` replies; return them, each refusal as an exception in its place, and whether there is one.
+
+        Raises:
+            redis.TimeoutError: one did not come within so many seconds, by default those of the connection.
+        """
+        replies: list[Any] = []
+        is_refused = False
+        for _ in range(count):
+            late_at = None if within_seconds is None else time.monotonic() + within_seconds
+            try:
+                reply = await connection.read_response(timeout=within_seconds)
+                if reply is None and late_at is not None and time.monotonic() >= late_at:
+                    raise redis.TimeoutError("no reply came in time")  # redis-py returns None then
+                replies.append(reply)
+            except redis.ConnectionError:
+                raise
+            except redis.ResponseError as error:
+                replies.append(error)
+                is_refused = True
+        return replies, is_refused
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+    async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function that may block, in a thread."""
+        return await asyncio.to_thread(function, *args)
+
+
+Driver = Blocking | Asyncio
+BLOCKING = Blocking()
+ASYNCIO = Asyncio()
+
 
 #: Errors after which a connection is of no more use.
 BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
@@ -111,13 +283,8 @@ def is_elsewhere(replies: Iterable[Any]) -> bool:
 def is_unknown_script(reply: Any) -> bool:
     """Say whether Redis does not know a script by its digest."""
     return isinstance(reply, redis.ResponseError) and (
-        isinstance(reply, redis.exceptions.NoScriptError) or str(reply).startswith("NOSCRIPT")
+        isinstance(reply, exceptions.NoScriptError) or str(reply).startswith("NOSCRIPT")
     )
-
-
-def is_denied_eval(reply: Any) -> bool:
-    """Say whether the user may run no scripts but by their digests."""
-    return isinstance(reply, redis.exceptions.NoPermissionError) and "'eval'" in str(reply)
 
 
 def translated(request: Request[Any], error: Exception) -> ReliqError:
@@ -133,7 +300,7 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
             f"Redis lets nobody in by this user, password or database: {text}; give them in RELIQ_URL, as "
             "redis://:PASSWORD@host or redis://USER:PASSWORD@host:6379/0"
         )
-    if is_denied_eval(error) and isinstance(request, Call):
+    if isinstance(request, Call) and isinstance(error, exceptions.NoPermissionError) and "'eval'" in text:
         return RedisRefusedError(
             f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq scripts load`"
         )
@@ -193,13 +360,9 @@ class ServerFacts:
 
     Attributes:
         is_checked: its version and kind are right.
-        may_eval: whether the user may EVAL; None: not known yet.
-        scripts: the digests of the scripts that it has; empty again when it may have lost them, or be another server.
     """
 
     is_checked: bool = False
-    may_eval: bool | None = None
-    scripts: set[Arg] = field(default_factory=set)
 
 
 class PooledConnection:
@@ -210,17 +373,15 @@ class PooledConnection:
         stream: its socket or stream: another one means that the server may be another too.
         has_input: returns whether there is something to read from it, or it is closed.
         failures: how many failures of its server there had been when it last worked.
-        sent_in_full: the place and digest of each script that was sent with its text and is not answered yet.
     """
 
-    __slots__ = ("failures", "has_input", "redis", "sent_in_full", "stream")
+    __slots__ = ("failures", "has_input", "redis", "stream")
 
     def __init__(self, connection: Any, stream: Any, has_input: Callable[[], Any], failures: int) -> None:
         self.redis = connection
         self.stream = stream
         self.has_input = has_input
         self.failures = failures
-        self.sent_in_full: dict[int, Arg] = {}
 
 
 class ServerConnections:
@@ -271,8 +432,6 @@ class ServerConnections:
         try:
             if not self._facts.is_checked:
                 await self._check_server(connection)
-            if len(commands) > 1 and self._facts.may_eval is not False:
-                commands = self._in_full(commands, connection)
             await self.driver.write(connection.redis, packed(commands))
         except BaseException as error:
             await self.drop(connection, error)
@@ -291,12 +450,10 @@ class ServerConnections:
         except BaseException as error:
             await self.drop(connection, error)
             raise
-        if is_refused or connection.sent_in_full:
-            self._note_scripts(connection, replies)
-            if is_elsewhere(replies):
-                self._failures += 1
-                await self._close(connection)
-                return replies
+        if is_refused and is_elsewhere(replies):
+            self._failures += 1
+            await self._close(connection)
+            return replies
         connection.failures = self._failures
         with self._lock:
             if not self._waiting and connection.stream is self.driver.stream(connection.redis):
@@ -375,15 +532,12 @@ class ServerConnections:
                 self._waiting -= 1
         stream = self.driver.stream(opened)
         if known is None or known.stream is not stream:
-            if known:
-                self._facts.scripts = set()
             known = PooledConnection(opened, stream, self.driver.input_check(stream), self._failures)
             self._known[opened] = known
         return known
 
     async def _close(self, connection: PooledConnection) -> None:
-        """Close a connection; the server may have lost its scripts, or the next connection be to another server."""
-        self._facts.scripts = set()
+        """Close a connection, and give it back to its pool."""
         await self.driver.disconnect(connection.redis)
         await self.driver.release(self.pool, connection.redis)
 
@@ -412,41 +566,6 @@ class ServerConnections:
         if self.server and mode == "standalone":
             raise WrongKindError.single(self._place)
         self._facts.is_checked = True
-
-    def _in_full(self, commands: Sequence[Sequence[Arg]], connection: PooledConnection) -> Sequence[Sequence[Arg]]:
-        """
-        Return several commands as they are to be sent together, a script that the server may lack with its text.
-
-        Redis refuses a digest that it does not know and goes on with the commands behind it; the script would then be
-        sent in full and run after those. A user may EVAL, and need not have the right to SCRIPT LOAD.
-        """
-        facts = self._facts
-        if all(command[0] != "EVALSHA" or command[1] in facts.scripts for command in commands[:-1]):
-            return commands
-        in_full: list[Sequence[Arg]] = []
-        sent = facts.scripts.copy()
-        for at, command in enumerate(commands):
-            text = None if command[0] != "EVALSHA" or command[1] in sent else text_of(command[1])
-            if text is not None:
-                connection.sent_in_full[at] = command[1]
-                command = ("EVAL", text, *command[2:])  # noqa: PLW2901  the same in full
-                if facts.may_eval:  # while that is unknown every script goes in full: all are refused, or none
-                    sent.add(connection.sent_in_full[at])
-            in_full.append(command)
-        return in_full
-
-    def _note_scripts(self, connection: PooledConnection, replies: Sequence[Any]) -> None:
-        """Note which scripts the server has, and whether the user may EVAL, as the replies over a connection show."""
-        facts = self._facts
-        for at, sha in connection.sent_in_full.items():
-            if not isinstance(replies[at], Exception):
-                facts.scripts.add(sha)
-                facts.may_eval = True
-        connection.sent_in_full.clear()
-        if any(map(is_denied_eval, replies)):
-            facts.may_eval = False
-        if any(map(is_unknown_script, replies)):
-            facts.scripts = set()
 
 
 def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:

@@ -25,8 +25,16 @@ from reliq.errors import ConfigurationError, InsecureWarning
 from reliq.keys import Layout
 from reliq.redis.cluster import SERVER_SECONDS, ClusterTransport, Servers, Transport
 from reliq.redis.commands import Clock
-from reliq.redis.connection import BROKEN, ServerConnections, ServerFacts, connect_error
-from reliq.redis.driver import ASYNCIO, BLOCKING, Driver, run_blocking
+from reliq.redis.connection import (
+    ASYNCIO,
+    BLOCKING,
+    BROKEN,
+    Driver,
+    ServerConnections,
+    ServerFacts,
+    connect_error,
+    run_blocking,
+)
 from reliq.redis.url import (
     Address,
     RedisClient,

@@ -40,7 +40,7 @@ from reliq.errors import (
 from reliq.keys import SHARDS_LIMIT, home
 from reliq.redis import server as transport
 from reliq.redis.commands import Command, read_bytes, read_text, runs
-from reliq.redis.driver import ASYNCIO
+from reliq.redis.connection import ASYNCIO
 from reliq.text import pluralize, shell_command
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from reliq.keys import Keys, Layout
     from reliq.redis.client import Clients
-    from reliq.redis.driver import Driver
+    from reliq.redis.connection import Driver
 
 logger = logging.getLogger(__name__)
 

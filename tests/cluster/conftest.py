@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from reliq import Queue
-from reliq.redis.driver import run_blocking
+from reliq.redis.connection import run_blocking
 from reliq.redis.server import Connection
 from tests.cluster_servers import NODE_TIMEOUT_MS
 

@@ -15,7 +15,7 @@ from reliq.metrics import names
 from reliq.metrics.queues import QueueCollector
 from reliq.metrics.snapshot import SnapshotReader
 from reliq.redis.client import Client
-from reliq.redis.driver import run_blocking
+from reliq.redis.connection import run_blocking
 from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
 from tests.cluster_moves import SlotMove, my_id

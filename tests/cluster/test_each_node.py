@@ -15,7 +15,7 @@ from reliq.keys import QUEUES_KEY, Keys
 from reliq.lua import script, script_names
 from reliq.metrics.snapshot import SnapshotReader, facts_of
 from reliq.redis.client import Client
-from reliq.redis.driver import run_blocking
+from reliq.redis.connection import run_blocking
 from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
 from tests.cluster_moves import SlotMove

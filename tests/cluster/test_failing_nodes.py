@@ -16,8 +16,7 @@ from reliq.outbox.tables import ddl
 from reliq.redis.client import Client
 from reliq.redis.cluster import CircuitBreakers
 from reliq.redis.commands import Command
-from reliq.redis.connection import NotSentError, is_failure
-from reliq.redis.driver import run_blocking
+from reliq.redis.connection import NotSentError, is_failure, run_blocking
 from reliq.redis.server import Connection
 
 pytestmark = pytest.mark.slow

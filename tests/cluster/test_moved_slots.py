@@ -9,8 +9,7 @@ from waiting import eventually
 from reliq.errors import RedisUnavailableError
 from reliq.redis.client import Client
 from reliq.redis.commands import Command
-from reliq.redis.connection import error_code
-from reliq.redis.driver import run_blocking
+from reliq.redis.connection import error_code, run_blocking
 from reliq.redis.server import Connection
 from tests.cluster_moves import SlotMove
 

@@ -4,7 +4,7 @@ import pytest
 
 from reliq import Admin, Outgoing, Queue
 from reliq.keys import Keys, home
-from reliq.redis.driver import run_blocking
+from reliq.redis.connection import run_blocking
 from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
 

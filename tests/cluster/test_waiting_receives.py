@@ -13,7 +13,7 @@ from reliq import Admin, Queue
 from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber
 from reliq.receive.receiver import LeaseBatch, Listener, Receiver
-from reliq.redis.driver import BLOCKING, run_blocking
+from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.shards import ShardMap
 from reliq.redis.wakeups import WakeTokens
 

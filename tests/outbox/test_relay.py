@@ -25,7 +25,7 @@ from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber
 from reliq.outbox.store import Store, database as opened
 from reliq.outbox.tables import NOW_MS, ddl
-from reliq.redis.driver import BLOCKING, run_blocking
+from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.shards import ShardMap
 from reliq.worker.health import Pulse, ready
 from reliq.worker.loop import Loop

@@ -14,8 +14,7 @@ from redis._parsers.base import BaseParser
 from waiting import eventually
 
 from reliq import Consumer, Queue
-from reliq.redis.connection import error_code, is_elsewhere
-from reliq.redis.driver import run_blocking
+from reliq.redis.connection import error_code, is_elsewhere, run_blocking
 
 KEPT = 24
 

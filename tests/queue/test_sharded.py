@@ -16,7 +16,7 @@ from reliq.lua import transitions as t
 from reliq.publish.messages import Writer
 from reliq.publish.publisher import LOOKS, Router
 from reliq.redis import shards as shards_module
-from reliq.redis.driver import ASYNCIO, BLOCKING, run_blocking
+from reliq.redis.connection import ASYNCIO, BLOCKING, run_blocking
 from reliq.redis.shards import WITNESSES, ShardMap
 
 EIGHT = ShardMap(1, 8, 8, "steady")

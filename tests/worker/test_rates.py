@@ -9,7 +9,7 @@ from waiting import eventually
 
 from reliq import Admin, Outgoing
 from reliq.events import Acked, Claimed, Expired
-from reliq.redis.driver import BLOCKING, run_blocking
+from reliq.redis.connection import BLOCKING, run_blocking
 
 RATE, BURST = 100, 5
 
