@@ -26,7 +26,7 @@ from reliq.redis.client import Clients
 from reliq.redis.commands import answered, of_every_shard, raise_first
 from reliq.redis.connection import ASYNCIO, BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS, Connection, check_slots
-from reliq.redis.shards import ShardMap, Shards
+from reliq.redis.shards import UNREAD, ShardMap, Shards
 from reliq.redis.url import check_target
 from reliq.settings import (
     BATCH_LIMIT,
@@ -591,7 +591,7 @@ class Queue(Generic[B]):
         try:
             await self.known_shards.read(driver, for_seconds=PUBLISH_SECONDS)
         except RedisUnavailableError:
-            if not self._clients.mapped_until:
+            if self.known_shards.known is UNREAD:
                 raise
         return self.known_shards.all
 

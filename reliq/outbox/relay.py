@@ -215,7 +215,6 @@ class RowPublisher:
     """
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
-        self._target = target
         self.clients = Clients(target, observers)
         self._confirmer = Confirmer(self.clients)
         self._watching = wanting(observers, PublishEnded)
@@ -234,7 +233,7 @@ class RowPublisher:
             keys = Keys.registered(queue)
             if keys is None:
                 raise ConfigurationError(f"{queue[:80]!r} is no queue")
-            self.queues[queue] = Shards(keys, Clients(self._target, self.clients.observers))
+            self.queues[queue] = Shards(keys, self.clients)
         return self.queues[queue]
 
     def look(self) -> None:
@@ -278,7 +277,7 @@ class RowPublisher:
                 self._end(call, "failed")  # unmade: the queue has held up the others once in this round
             else:
                 self._publish_confirmed(call)
-        named = [registration(shards.first, shards.clients) for shards in self.queues.values()]
+        named = [registration(shards.first, self.clients) for shards in self.queues.values()]
         with suppress(ReliqError):
             self.clients.blocking().run_all([command for command in named if command])
         return sum(len(call.seqs) for call in self.of_outcome("sent"))

@@ -61,10 +61,9 @@ def registration(keys: Keys, clients: Clients) -> Command[None] | None:
     """Return the command that names a queue in the registry, which the caller must make; None for the next minute."""
     now = time.monotonic()
     named = clients.connection().named
-    clients.named_until = now + NAMING_SECONDS
-    if named.get(keys.entry, 0.0) > now:  # another object of the same queue has named it
+    if named.get(keys.entry, 0.0) > now:
         return None
-    named[keys.entry] = clients.named_until
+    named[keys.entry] = now + NAMING_SECONDS
     return commands.register([keys.entry], int(time.time()))
 
 
@@ -365,11 +364,14 @@ class Sender:
             PublishFailed: Redis is away or refuses; it has how many were `confirmed` before.
         """
         clients = self._clients
-        map = self._shards.map
+        known = self._shards.known
+        map = known.map
         done = None
         # The map is fresh, and all orders are one part: they go without a look at it, until the shard knows a later map.
         is_whole = (
-            map.n == map.was == 1 and time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
+            (map.n == map.was == 1 and self._shards.wanted in (None, 1))
+            and time.monotonic() < known.until
+            and clients.epoch is transport.epoch
         )
         if is_whole:
             fence = "" if orders[0].terms.window_ms is None else map.fence
@@ -377,9 +379,11 @@ class Sender:
             done = await self._call(driver, part, confirmed, durability)
         if not done:
             done = await self._by_route(driver, Router(self._shards, orders, confirmed, is_stale=is_whole), durability)
-        if time.monotonic() >= clients.named_until and (entry := registration(self._writer.keys, clients)):
+        if time.monotonic() >= clients.named.get(self._shards.entry, 0.0):
+            entry = registration(self._writer.keys, clients)
             with suppress(ReliqError):
-                await clients.driven(driver).run(entry)
+                if entry:
+                    await clients.driven(driver).run(entry)
         return done
 
     async def _by_route(self, driver: Driver, route: Router, durability: Durability) -> list[Receipt]:
@@ -389,7 +393,7 @@ class Sender:
                 if route.is_stale:
                     await self._shards.read(driver, for_seconds=PUBLISH_SECONDS)
                     route.looked()
-                elif self._shards.is_old:
+                else:
                     await self._shards.refresh(driver)
                     route.looked()
                 parts = route.parts()

@@ -206,9 +206,8 @@ class Listener:
 
     def _step(self, tokens: WakeTokens) -> None:
         """Look at what is to be looked at, stand while anybody waits, and hear what comes."""
-        if self._shards.is_due:
-            with suppress(ReliqError):
-                run_blocking(self._shards.refresh(BLOCKING, for_seconds=0.0))
+        with suppress(ReliqError):
+            run_blocking(self._shards.refresh(BLOCKING, for_seconds=0.0))
         shards = self._shards.all
         for keys in self._look_at.keys() - set(shards):
             del self._look_at[keys]

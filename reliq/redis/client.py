@@ -353,8 +353,7 @@ class Clients:
     Attributes:
         observers: who hears of what the clients do.
         epoch: of the connections that it has, as `reliq.redis.server` counts them.
-        named_until: the queue need not be named in the registry before, by the monotonic clock.
-        mapped_until: the map of its shards need not be read again before; 0.0: it was never read.
+        named, maps: those of the connection that it had last.
         waits: the `Listener` that waits over a thread's own connections, if any does.
     """
 
@@ -366,7 +365,8 @@ class Clients:
         self.epoch = transport.epoch
         self._connection: Connection | None = None
         self._blocking: dict[float, Client] = {}
-        self.named_until = self.mapped_until = 0.0
+        self.named: dict[str, float] = {}
+        self.maps: dict[str, Any] = {}
 
     def connection(self) -> Connection:
         """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
@@ -377,9 +377,10 @@ class Clients:
             connection = self._connection = None
             self._blocking = {}
             self.waits = None
-            self.named_until = self.mapped_until = 0.0
         if connection is None:
             connection = self._connection = Connection.to(self._target)
+            self.named = connection.named
+            self.maps = connection.maps
         return connection
 
     def blocking(self, longer_seconds: float = 0.0) -> Client:

@@ -38,7 +38,6 @@ from reliq.errors import (
     WrongKeyTypeError,
 )
 from reliq.keys import SHARDS_LIMIT, home
-from reliq.redis import server as transport
 from reliq.redis.commands import Command, read_bytes, read_text, runs
 from reliq.redis.connection import ASYNCIO
 from reliq.text import pluralize, shell_command
@@ -251,16 +250,17 @@ class Shards:
 
     Attributes:
         first: the keys of shard 0.
+        entry: the queue's name in the registry.
         clients: of the queue.
-        map: as it was read last.
+        wanted: how many shards there must be, if that matters.
     """
 
     def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None) -> None:
         self.first = keys
+        self.entry = keys.entry
         self._keys = [keys]
         self.clients = clients
         self.wanted = wanted
-        self.map = UNSHARDED
         # Neither a loop nor its task is kept alive from here: a closed loop's connections would be too.
         self._reads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[asyncio.Task[None]]]
         self._reads = weakref.WeakKeyDictionary()
@@ -283,14 +283,21 @@ class Shards:
         return tuple(self.keys(shard) for shard in range(self.map.ever))
 
     @property
-    def is_old(self) -> bool:
-        """Whether the map must be read again: its time is over, or connections mean another Redis since."""
-        return self.clients.epoch is not transport.epoch or time.monotonic() >= self.clients.mapped_until
+    def known(self) -> KnownMap:
+        """The map as any object of this queue has read it last."""
+        known: KnownMap = self.clients.maps.get(self.entry, UNREAD)
+        return known
+
+    @property
+    def map(self) -> ShardMap:
+        """The map as it was read last."""
+        return self.known.map
 
     @property
     def is_due(self) -> bool:
         """Whether the map is to be read before it is gone by."""
-        return time.monotonic() >= self.clients.mapped_until
+        self.clients.connection()  # which forgets what another Redis has said
+        return time.monotonic() >= self.known.until
 
     def turn(self) -> int:
         """Return the shard for the next messages with generated ids: one after another; of as many as are wanted at least."""
@@ -321,16 +328,19 @@ class Shards:
             RedisUnavailableError: Redis is away, and nothing is known of it yet.
             WrongKeyTypeError, ProtocolError: something else wrote the map.
         """
-        if not self.is_old or self._is_known_to_others():
+        if not self.is_due:
+            self.check(self.map)
             return
+        if self.known is not UNREAD:
+            for_seconds = 0.0  # nothing waits for a read that only looks again
         if driver is not ASYNCIO:
-            await self._read_or_stay(driver, self._patience(for_seconds))
+            await self._read_or_stay(driver, for_seconds)
             return
         loop = asyncio.get_running_loop()
         known = self._reads.get(loop)
         reading = known() if known is not None else None
         if reading is None or reading.done():
-            reading = loop.create_task(self._read_or_stay(driver, self._patience(for_seconds)))
+            reading = loop.create_task(self._read_or_stay(driver, for_seconds))
             # All who want it may have gone before it fails.
             reading.add_done_callback(lambda read: read.cancelled() or read.exception())
             self._reads[loop] = weakref.ref(reading)
@@ -342,11 +352,11 @@ class Shards:
             await self.read(driver, for_seconds=for_seconds)
         except (RedisRefusedError, RedisUnavailableError) as error:
             # The map that is known is kept for a while.
-            unknown = isinstance(error, RedisUnavailableError) and not self.clients.mapped_until
+            unknown = isinstance(error, RedisUnavailableError) and self.known is UNREAD
             if unknown or isinstance(error, WrongKeyTypeError):
                 raise
-            is_denied = isinstance(error, RedisRefusedError)
-            self.clients.mapped_until = time.monotonic() + (MAP_SECONDS if is_denied else MAP_AGAIN_SECONDS)
+            seconds = MAP_SECONDS if isinstance(error, RedisRefusedError) else MAP_AGAIN_SECONDS
+            self.clients.maps[self.entry] = KnownMap(self.map, time.monotonic() + seconds)
 
     async def read(self, driver: Driver, *, for_seconds: float = 0.0) -> None:
         """
@@ -361,8 +371,7 @@ class Shards:
         questions = [] if self.first.bare else [shard_map(self.first)]
         [found] = await client.run_all(questions, for_seconds=for_seconds) or (UNSHARDED,)
         told = await client.run_all(witnesses(self.first))
-        maps = self.clients.connection().maps
-        known = maps.get(self.first.entry, UNREAD).map
+        known = self.map
         away = [one for one in (found, *told[1:]) if isinstance(one, RedisUnavailableError)]
         map = known.or_later(told)
         found = ShardMap.or_fenced(found, told)
@@ -372,23 +381,7 @@ class Shards:
             raise away[0]
         found = believed(self.first.name, known, found, told)
         self.check(found)
-        self.map = found
-        self.clients.mapped_until = time.monotonic() + MAP_SECONDS
-        maps[self.first.entry] = KnownMap(found, self.clients.mapped_until)
-
-    def _patience(self, for_seconds: float) -> float:
-        """Return for how long a read is tried: nothing waits for one that only looks again."""
-        return 0.0 if self.clients.mapped_until else for_seconds
-
-    def _is_known_to_others(self) -> bool:
-        """Take the map that another object of this queue has read."""
-        self.clients.blocking()  # which forgets what another Redis has said
-        known = self.clients.connection().maps.get(self.first.entry, UNREAD)
-        if known.until <= time.monotonic():
-            return False
-        self.check(known.map)
-        self.map, self.clients.mapped_until = known
-        return True
+        self.clients.maps[self.entry] = KnownMap(found, time.monotonic() + MAP_SECONDS)
 
     def check(self, found: ShardMap) -> None:
         """Raise ConfigurationError when there are not as many shards as are wanted."""

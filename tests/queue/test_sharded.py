@@ -17,7 +17,7 @@ from reliq.publish.messages import Writer
 from reliq.publish.publisher import LOOKS, Router
 from reliq.redis import shards as shards_module
 from reliq.redis.connection import ASYNCIO, BLOCKING, run_blocking
-from reliq.redis.shards import WITNESSES, ShardMap
+from reliq.redis.shards import WITNESSES, KnownMap, ShardMap
 
 EIGHT = ShardMap(1, 8, 8, "steady")
 
@@ -194,13 +194,12 @@ def test_cancel_by_an_old_map_reads_the_map_before_not_found(queue, call, remap,
     remap()
     other = Queue("q", url=url)
     other.shards()
-    queue._clients.mapped_until = float("inf")
     for shard, name, options, answer in (
         (5, "cancel", {}, "cancelled"),
         (6, "reschedule", {"delay": 1}, "rescheduled"),
     ):
         other.publish({}, id=an_id_of(shard), delay=60)
-        queue.known_shards.map = ShardMap()
+        queue.connection().maps["q"] = KnownMap(ShardMap(), float("inf"))
         assert call(queue, name, an_id_of(shard), **options) == answer
 
 
@@ -344,7 +343,6 @@ def test_event_loops_read_the_map_each_and_are_not_kept_alive(queue, sharded):
 
     async def read():
         loops.add(asyncio.get_running_loop())
-        queue.known_shards.clients.mapped_until = 0.0
         queue.connection().maps.clear()
         await asyncio.gather(*(queue.known_shards.refresh(ASYNCIO) for _ in range(3)))
         await queue.aclose()
