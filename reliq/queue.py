@@ -7,19 +7,20 @@ import getpass
 import re
 import socket
 import time
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, Unpack, overload
 
 from reliq.codec import Codec
-from reliq.errors import ConfigurationError, RedisUnavailableError
+from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError
 from reliq.keys import Keys, Layout, check_id, home
 from reliq.lua import transitions
 from reliq.lua.transitions import CallSequences
-from reliq.message import Counts, Letter, Pause
-from reliq.publish.messages import BulkProgress, ShardCalls, Writer, check_bulk, when
-from reliq.publish.publisher import Sender, begun
+from reliq.message import BulkResult, Counts, Letter, Outgoing, Pause
+from reliq.publish import PUBLISH_KEYWORDS, Sender, Writer, begun, when
 from reliq.receive.receiver import Receiver, areceiving, receiving
 from reliq.redis import commands
 from reliq.redis.client import Clients
@@ -45,7 +46,7 @@ from reliq.text import check_keywords, chunked_by_size
 from reliq.wire_format import envelope_rest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -53,16 +54,14 @@ if TYPE_CHECKING:
 
     from reliq.events import Observer
     from reliq.message import (
-        BulkResult,
         CancelStatus,
         Duration,
-        Outgoing,
         PublishOptions,
         Receipt,
         RescheduleStatus,
     )
     from reliq.outbox.transactions import AsyncTransaction, Transaction
-    from reliq.publish.messages import PreparedMessage
+    from reliq.publish import PreparedMessage
     from reliq.receive.receiver import Received
     from reliq.redis.commands import Call, Command, Request, T
     from reliq.redis.connection import Driver
@@ -152,6 +151,129 @@ B = TypeVar("B")
 
 #: A `publish_many` that waits for the backlog looks at it every this many seconds.
 BACKLOG_SECONDS = 0.1
+
+
+#: The keyword arguments of `Queue.publish_many`.
+_BULK_KEYWORDS = frozenset({"items", "chunk", "max_backlog", "durability"})
+#: One call carries at most this many bytes of bodies, unless a single body has more.
+CHUNK_BYTES = 8 * MIB
+
+
+class ShardCalls:
+    """The calls of a `publish_many` that fill up, one for each shard; together they hold at most `CHUNK_BYTES`."""
+
+    def __init__(self, writer: Writer, size: int) -> None:
+        self._writer = writer
+        self._size = check_int("chunk", size, least=1, most=BATCH_LIMIT)
+        self._bytes = 0
+        self._held: dict[int, list[PreparedMessage]] = {}
+        self._full: list[PreparedMessage] = []
+        self._newest: list[PreparedMessage] = []
+
+    @contextmanager
+    def adding_rest(self) -> Iterator[None]:
+        """Add to a PublishFailed all orders that were read and not sent."""
+        try:
+            yield
+        except PublishFailed as failed:
+            failed.orders = [*failed.orders, *self._full, *chain(*self._held.values()), *self._newest]
+            raise
+
+    def sent(self) -> None:
+        """Note that the yielded call is being sent: from now on its own failure reports its orders."""
+        self._full = []
+
+    def read(self, items: Iterable[Any]) -> Iterator[list[PreparedMessage]]:
+        """
+        Yield the orders of `items` call by call; bodies that are no `Outgoing` go on the queue's terms.
+
+        One call goes to one shard: generated ids take them in turn, chosen ones wait until their shard's call is full.
+        """
+        if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
+            raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
+        writer = self._writer
+        shards = writer.shards
+        shard = shards.turn()
+        for item in items:
+            order = writer.special(item, shard) if isinstance(item, Outgoing) else writer.order(item, {}, shard)
+            place = shard if order.is_generated else home(order.id, shards.map.n)
+            size = len(order.value)
+            call = self._held.get(place)
+            has_room = call and len(call) < self._size - 1 and self._bytes + size <= CHUNK_BYTES
+            if call and has_room and order.terms is call[0].terms:
+                call.append(order)  # as nearly all: its call has room, and is not filled by it
+                self._bytes += size
+                continue
+            for full in self._add(place, order):
+                yield full
+                shard = shards.turn()
+        yield from self._rest()
+
+    def _add(self, shard: int, order: PreparedMessage) -> Iterator[list[PreparedMessage]]:
+        """Add an order to its shard's call; yield calls that are full, or have no room for it."""
+        self._newest = [order]
+        if self._bytes + len(order.value) > CHUNK_BYTES:
+            yield from self._rest()
+        if shard in self._held and order.terms != self._held[shard][0].terms:
+            yield self._take(shard)
+        call = self._held.setdefault(shard, [])
+        call.append(order)
+        self._newest = []
+        self._bytes += len(order.value)
+        if len(call) == self._size:
+            yield self._take(shard)
+
+    def _rest(self) -> Iterator[list[PreparedMessage]]:
+        """Yield all that there are, full or not."""
+        while self._held:
+            yield self._take(next(iter(self._held)))
+
+    def _take(self, shard: int) -> list[PreparedMessage]:
+        self._bytes -= sum(len(order.value) for order in self._held[shard])
+        self._full = self._held.pop(shard)
+        return self._full
+
+
+class BulkProgress:
+    """The sum of the calls of a `publish_many`, and whether the next must wait for the backlog."""
+
+    def __init__(self, max_backlog: int | None) -> None:
+        self._most = None if max_backlog is None else check_int("max_backlog", max_backlog, least=1, most=10**9)
+        self.confirmed = 0
+        self._duplicates: list[str] = []
+        self._tombstoned: list[str] = []
+        self._unconfirmed: list[str] = []
+        self._durable: bool | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the backlog is limited."""
+        return self._most is not None
+
+    def is_full(self, counts: Counts) -> bool:
+        """Return whether `max_backlog` messages wait, so that the next call must wait too."""
+        return self._most is not None and counts.pending + counts.due >= self._most
+
+    def add(self, done: list[Receipt]) -> None:
+        """Add the receipts of one call."""
+        self._duplicates += [receipt.id for receipt in done if receipt.status == "duplicate"]
+        self._tombstoned += [receipt.id for receipt in done if receipt.status == "tombstoned"]
+        self.confirmed += sum(receipt.status == "published" for receipt in done)
+        self._unconfirmed += [receipt.id for receipt in done if receipt.durable is False]
+        if done and done[0].durable is not None:
+            self._durable = not self._unconfirmed
+
+    def result(self) -> BulkResult:
+        """Return the sum."""
+        refused = (tuple(self._duplicates), tuple(self._tombstoned))
+        return BulkResult(self.confirmed, *refused, self._durable, tuple(self._unconfirmed))
+
+
+def check_bulk(call: str, others: Mapping[str, Any]) -> None:
+    """Raise TypeError when a `publish_many` was given any other keyword argument than its own."""
+    of_messages = sorted(PUBLISH_KEYWORDS & others.keys())
+    advice = f"It is for each message: Outgoing(body=…, {of_messages[0]}=…)" if of_messages else ""
+    check_keywords(call, of_messages or others, () if of_messages else _BULK_KEYWORDS, advice)
 
 
 class SettingsAndLimits(SettingsOptions, LimitOptions, total=False):

@@ -11,7 +11,7 @@ from reliq.admin.messages import NO_KEYS, opaque, read_opaque
 from reliq.admin.session import AdminBase
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
-from reliq.publish.publisher import check_one_shard
+from reliq.publish import check_one_shard
 from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import UNIT_US, WEIGHT_FIELD, Limits, check_int, milliseconds, seconds

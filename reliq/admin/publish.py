@@ -21,7 +21,7 @@ from reliq.admin.filters import ignore
 from reliq.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
 from reliq.message import Outgoing
-from reliq.publish.messages import Writer
+from reliq.publish import Writer
 from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, LARGEST_BODY, MIB, QueueSettings

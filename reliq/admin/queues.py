@@ -18,7 +18,7 @@ from reliq.keys import QUEUES_KEY, SHARDS_LIMIT, Keys, Layout, is_name
 from reliq.lua import transitions
 from reliq.message import Counts, Pause
 from reliq.metrics.snapshot import QueueSnapshot, Rates, Selection, SnapshotReader, registered
-from reliq.publish.publisher import NAMING_SECONDS
+from reliq.publish import NAMING_SECONDS
 from reliq.queue import pausing
 from reliq.redis import commands
 from reliq.redis.commands import Totals, answered, of_every_shard, raise_first

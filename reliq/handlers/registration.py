@@ -18,7 +18,7 @@ from reliq.errors import ConfigurationError
 from reliq.handlers.handler import Handler, check_manager, check_takes, function_name
 from reliq.keys import run_id, tick_id
 from reliq.lua.transitions import Tick
-from reliq.publish.messages import Writer
+from reliq.publish import Writer
 from reliq.queue import Queue
 from reliq.redis.server import Connection, check_slots
 from reliq.schedule import Schedule

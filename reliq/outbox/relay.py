@@ -25,8 +25,7 @@ from reliq.keys import SHARDS_LIMIT, Keys, check_id, made_at
 from reliq.lua.transitions import CallNumber, CallSequences, PublishAnswer
 from reliq.outbox.store import AGAIN, OVERDUE_LIMIT, OutboxLook, Store, StoredRow, database
 from reliq.outbox.tables import RowTerms, Tables
-from reliq.publish.messages import CallTerms, PreparedMessage, ShardBatch, by_shard
-from reliq.publish.publisher import Confirmer, check_one_shard, registration
+from reliq.publish import CallTerms, Confirmer, PreparedMessage, ShardBatch, by_shard, check_one_shard, registration
 from reliq.redis.client import Clients
 from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from reliq.keys import Keys
-    from reliq.publish.messages import PreparedMessage
+    from reliq.publish import PreparedMessage
     from reliq.settings import Durability
 
 

@@ -13,7 +13,7 @@ from reliq import distribution
 from reliq.errors import ConfigurationError
 from reliq.message import Claimed, Delivery, Outgoing
 from reliq.metrics.snapshot import registered
-from reliq.publish.messages import Writer
+from reliq.publish import Writer
 from reliq.redis.client import Client
 from reliq.redis.commands import Command, drop_watch, push_wake_token, runs
 from reliq.redis.server import Connection, redirected

@@ -18,7 +18,7 @@ from reliq.errors import RedisUnavailableError
 from reliq.events import Superseded, notify
 from reliq.lua import transitions
 from reliq.lua.transitions import NOTHING_DUE
-from reliq.publish.publisher import NAMING_SECONDS
+from reliq.publish import NAMING_SECONDS
 from reliq.redis import commands
 from reliq.settings import BATCH_LIMIT, milliseconds, seconds_after
 from reliq.text import chunked

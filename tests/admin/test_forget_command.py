@@ -6,9 +6,8 @@ import pytest
 from handling import lasting
 from waiting import eventually
 
-from reliq import Consumer, WorkerSettings
+from reliq import Consumer, WorkerSettings, publish as naming
 from reliq.keys import QUEUES_KEY
-from reliq.publish import publisher as naming
 from reliq.worker.upkeep import HistoryRollup
 
 

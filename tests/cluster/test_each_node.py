@@ -176,7 +176,7 @@ def denied(cluster):
 
 
 def test_acl_of_producer_and_consumer_is_enough_while_a_slot_moves(cluster, queues, login, monkeypatch):
-    monkeypatch.setattr("reliq.publish.publisher.PUBLISH_SECONDS", 60.0)
+    monkeypatch.setattr("reliq.publish.PUBLISH_SECONDS", 60.0)
     queue = next(iter(queues.values()))
     url = login(["producer", "consumer"], queue)
     theirs, consumer, done = Queue(queue.name, int, url=url), Consumer(url), []

@@ -87,7 +87,7 @@ def test_redis_without_memory_refuses_publishes_and_workers_drain_it(worker, fau
 
 
 def test_flushall_under_load_loses_no_later_message(worker, faulty, admin, monkeypatch):
-    monkeypatch.setattr("reliq.publish.publisher.PUBLISH_SECONDS", 60.0)  # the disk of a busy machine may stand still
+    monkeypatch.setattr("reliq.publish.PUBLISH_SECONDS", 60.0)  # the disk of a busy machine may stand still
     process = worker("--queue", "counted", "--queue", "long", "--concurrency", "4")
     faulty.LONG.publish(1.0)
     faulty.COUNTED.publish_many(range(50), chunk=5)

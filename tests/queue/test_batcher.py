@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from reliq import Queue
-from reliq.publish.publisher import Batcher
+from reliq.publish import Batcher
 from reliq.redis.commands import Command
 
 #: A server that is frozen is waited for so much longer than a busy machine can hold up a test.

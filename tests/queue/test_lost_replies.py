@@ -35,7 +35,7 @@ def test_publish_of_unknown_outcome_is_not_repeated_after_its_message_ran(throug
     with queue.receive():
         pass
     proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
-    monkeypatch.setattr("reliq.publish.publisher.PUBLISH_SECONDS", 0.2)
+    monkeypatch.setattr("reliq.publish.PUBLISH_SECONDS", 0.2)
     with pytest.raises(PublishFailed) as caught:
         call(through, "publish", {"n": 1})
     proxy.lose_reply_to("", times=0)
@@ -59,7 +59,7 @@ def unknown(through, queue, proxy, monkeypatch):
             pass
         proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
         with monkeypatch.context() as during:
-            during.setattr("reliq.publish.publisher.PUBLISH_SECONDS", 0.0)  # one try is enough to lose
+            during.setattr("reliq.publish.PUBLISH_SECONDS", 0.0)  # one try is enough to lose
             with pytest.raises(PublishFailed):
                 through.publish({"n": 1}, id="a", dedup=0, **terms)
         proxy.lose_reply_to("", times=0)
@@ -158,7 +158,7 @@ def test_calls_to_an_unreachable_server_are_refused(call):
 
 
 def test_publish_waits_for_a_redis_that_returns_within_its_time(away, make_queue, call, monkeypatch):
-    monkeypatch.setattr("reliq.publish.publisher.PUBLISH_SECONDS", 60.0)
+    monkeypatch.setattr("reliq.publish.PUBLISH_SECONDS", 60.0)
     place, comes_back = away
     timer = threading.Timer(1.0, comes_back)
     timer.start()
@@ -188,7 +188,7 @@ def test_publish_to_a_frozen_server_is_unknown_and_safe_to_repeat(own_server, ma
 
 
 def test_failed_publish_many_reports_confirmed_and_remaining_ids(through, call, queue, proxy, monkeypatch):
-    monkeypatch.setattr("reliq.publish.publisher.PUBLISH_SECONDS", 0.2)
+    monkeypatch.setattr("reliq.publish.PUBLISH_SECONDS", 0.2)
     call(through, "publish", {})
 
     def items():

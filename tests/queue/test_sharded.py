@@ -13,8 +13,7 @@ import pytest
 from reliq import ConfigurationError, Durability, Outgoing, PublishFailed, Queue, WrongKeyTypeError
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
-from reliq.publish.messages import Writer
-from reliq.publish.publisher import LOOKS, Router
+from reliq.publish import LOOKS, Router, Writer
 from reliq.redis import shards as shards_module
 from reliq.redis.connection import ASYNCIO, BLOCKING, run_blocking
 from reliq.redis.shards import WITNESSES, KnownMap, ShardMap

@@ -16,8 +16,7 @@ from held_clock import NOON
 from reliq.admin import calls
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
-from reliq.publish.messages import CallTerms, PreparedMessage, receipts
-from reliq.publish.publisher import Router
+from reliq.publish import CallTerms, PreparedMessage, Router, receipts
 from reliq.redis.shards import UNSHARDED, ShardMap, shard_map
 from reliq.wire_format import envelope_rest
 

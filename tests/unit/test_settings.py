@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from tenacity import wait_fixed, wait_random_exponential
 
 from reliq.errors import ConfigurationError
-from reliq.publish.messages import unix_ms
+from reliq.publish import unix_ms
 from reliq.queue import listing, pause_by
 from reliq.settings import Durability, HandlerSettings, QueueSettings, WorkerSettings, check_int, milliseconds, seconds
 

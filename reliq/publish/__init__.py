@@ -1,1 +1,0 @@
-"""Publishes: from a body and its options to a receipt."""
