@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin, is_typeddict
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, is_typeddict
 
 import msgspec
 import msgspec.inspect
 
 from reliq.errors import BodyError, ConfigurationError, UndecodableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 B = TypeVar("B")
 

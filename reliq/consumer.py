@@ -16,17 +16,17 @@ import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from traceback import StackSummary, TracebackException, extract_tb
 from typing import TYPE_CHECKING, Any, Self
 
 from reliq.errors import ConfigurationError, RedisUnavailableError
-from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
-from reliq.handlers.handler import check_manager
+from reliq.events import Observer, RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
+from reliq.handlers.handler import Job, check_manager
 from reliq.handlers.registration import Registration
-from reliq.message import Answer
+from reliq.message import Answer, Duration
 from reliq.settings import RECONNECT, WorkerSettings, seconds, seconds_after
 from reliq.text import join_first
 from reliq.wire_format import placed
@@ -34,12 +34,8 @@ from reliq.worker.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from contextlib import AbstractContextManager
     from types import FrameType
 
-    from reliq.events import Observer
-    from reliq.handlers.handler import Job
-    from reliq.message import Duration
     from reliq.metrics.serving import Registry
     from reliq.outbox.relay import Relay
     from reliq.redis.url import Target

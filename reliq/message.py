@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence  # noqa: TC003  msgspec reads the annotations
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 import msgspec
@@ -12,7 +12,6 @@ import msgspec
 from reliq.text import checking_keywords
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from uuid import UUID
 
 

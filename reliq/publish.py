@@ -26,15 +26,15 @@ from reliq.errors import (
     RedisUnavailableError,
     ReliqError,
 )
-from reliq.events import PublishEnded, Unconfirmed, notify, wanting
-from reliq.keys import check_id, home, made_at, new_id, of_shard
+from reliq.events import Observer, PublishEnded, Unconfirmed, notify, wanting
+from reliq.keys import Keys, check_id, home, made_at, new_id, of_shard
 from reliq.lua import transitions
-from reliq.lua.transitions import Message
+from reliq.lua.transitions import AskStatus, CallNumber, CallSequences, Message, Messages, PublishAnswer
 from reliq.message import PRIORITY_LINES, Confirmed, Copied, Duration, Outgoing, Priority, PublishOptions, Receipt
 from reliq.redis import commands, server as transport
-from reliq.redis.connection import ASYNCIO, ServerVersion
+from reliq.redis.connection import ASYNCIO, Driver, ServerVersion
 from reliq.redis.server import PUBLISH_SECONDS
-from reliq.redis.shards import UNREAD
+from reliq.redis.shards import UNREAD, ShardMap, Shards
 from reliq.settings import LONGEST_SECONDS, MIB, Durability, check_int, check_is_one_of, milliseconds, seconds
 from reliq.text import check_keywords, pluralize, shell_command
 from reliq.wire_format import ENVELOPE_START, MAGIC, NUMBER_LIMIT, check_key, envelope_rest, open_envelope
@@ -44,14 +44,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from reliq.codec import Codec
-    from reliq.events import Observer
-    from reliq.keys import Keys
-    from reliq.lua.transitions import AskStatus, CallNumber, CallSequences, Messages, PublishAnswer
     from reliq.message import Header
     from reliq.redis.client import AsyncClient, Clients
     from reliq.redis.commands import Call, Command, Request, T
-    from reliq.redis.connection import Driver
-    from reliq.redis.shards import ShardMap, Shards
     from reliq.settings import QueueSettings
 
 

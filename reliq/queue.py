@@ -7,7 +7,7 @@ import getpass
 import re
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -19,22 +19,34 @@ from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableErro
 from reliq.keys import Keys, Layout, check_id, home
 from reliq.lua import transitions
 from reliq.lua.transitions import CallSequences
-from reliq.message import BulkResult, Counts, Letter, Outgoing, Pause
-from reliq.publish import PUBLISH_KEYWORDS, Sender, Writer, begun, when
-from reliq.receive.receiver import Receiver, areceiving, receiving
+from reliq.message import (
+    BulkResult,
+    CancelStatus,
+    Counts,
+    Duration,
+    Letter,
+    Outgoing,
+    Pause,
+    PublishOptions,
+    Receipt,
+    RescheduleStatus,
+)
+from reliq.publish import PUBLISH_KEYWORDS, PreparedMessage, Sender, Writer, begun, when
+from reliq.receive.receiver import Received, Receiver, areceiving, receiving
 from reliq.redis import commands
 from reliq.redis.client import Clients
-from reliq.redis.commands import answered, of_every_shard, raise_first
-from reliq.redis.connection import ASYNCIO, BLOCKING, run_blocking
+from reliq.redis.commands import Call, Command, Request, T, answered, of_every_shard, raise_first
+from reliq.redis.connection import ASYNCIO, BLOCKING, Driver, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS, Connection, check_slots
 from reliq.redis.shards import UNREAD, ShardMap, Shards
-from reliq.redis.url import check_target
+from reliq.redis.url import Target, check_target
 from reliq.settings import (
     BATCH_LIMIT,
     MIB,
     OUTBOX_PREFIX,
     Durability,
     LimitOptions,
+    Limits,
     QueueSettings,
     SettingsOptions,
     check_int,
@@ -46,27 +58,13 @@ from reliq.text import check_keywords, chunked_by_size
 from reliq.wire_format import envelope_rest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from datetime import datetime
     from uuid import UUID
 
     from typing_extensions import TypeForm
 
     from reliq.events import Observer
-    from reliq.message import (
-        CancelStatus,
-        Duration,
-        PublishOptions,
-        Receipt,
-        RescheduleStatus,
-    )
     from reliq.outbox.transactions import AsyncTransaction, Transaction
-    from reliq.publish import PreparedMessage
-    from reliq.receive.receiver import Received
-    from reliq.redis.commands import Call, Command, Request, T
-    from reliq.redis.connection import Driver
-    from reliq.redis.url import Target
-    from reliq.settings import Limits
 
 
 #: One call of a redrive writes back at most this many bytes of bodies: a script holds all others up.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
@@ -30,8 +30,6 @@ from reliq.text import checking_keywords
 from reliq.wire_format import check_key
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping, Sequence
-
     from tenacity.wait import wait_base
 
     from reliq.keys import Keys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from traceback import extract_tb, walk_tb
@@ -17,7 +17,6 @@ from reliq.message import BARE, PRIORITY_LINES, RETRIES_LIMIT, Header
 from reliq.text import class_name, clean_text, printable, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import TracebackType
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, get_args, overload
 
 from reliq.errors import ConfigurationError
-from reliq.handlers.handler import Handler, check_manager, check_takes, function_name
+from reliq.handlers.handler import Handler, Job, check_manager, check_takes, function_name
 from reliq.keys import run_id, tick_id
 from reliq.lua.transitions import Tick
 from reliq.publish import Writer
@@ -26,12 +26,10 @@ from reliq.settings import DAY_SECONDS, HandlerSettings, check_is_one_of, millis
 from reliq.text import check_keywords
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from datetime import datetime
 
     from tenacity.wait import wait_base
 
-    from reliq.handlers.handler import Job
     from reliq.message import Duration
     from reliq.redis.url import Target
 

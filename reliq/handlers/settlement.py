@@ -9,21 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from reliq.errors import ConfigurationError, Stopped, UndecodableError
-from reliq.keys import chosen_window_ms
+from reliq.keys import Keys, chosen_window_ms
 from reliq.lua import transitions
-from reliq.message import Ack, Nack, RateLimited, Reject, Snooze
-from reliq.settings import BATCH_LIMIT, milliseconds, seconds, seconds_after
+from reliq.message import Ack, Claimed, Delivery, Nack, RateLimited, Reject, Snooze
+from reliq.settings import BATCH_LIMIT, HandlerSettings, QueueSettings, milliseconds, seconds, seconds_after
 from reliq.text import class_name, clean_text
 from reliq.wire_format import described, placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from reliq.keys import Keys
     from reliq.lua.transitions import Settled
-    from reliq.message import Claimed, Delivery
     from reliq.redis.commands import Call
-    from reliq.settings import HandlerSettings, QueueSettings
     from reliq.worker.slots import HeldDelivery
 
 OutcomeKind = Literal["ack", "nack", "reject", "snooze", "rate_limited", "release", "expired"]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from reliq.consumer import STOPS, SignalNotes, handle_signal, ignore_stops
 from reliq.distribution import VERSION
 from reliq.errors import ConfigurationError, ProtocolError, RedisRefusedError, RedisUnavailableError, ReliqError
-from reliq.events import DatabaseAway, DatabaseBack, OutboxSeen, PublishEnded, notify, wanting
+from reliq.events import DatabaseAway, DatabaseBack, Observer, OutboxSeen, PublishEnded, notify, wanting
 from reliq.keys import SHARDS_LIMIT, Keys, check_id, made_at
 from reliq.lua.transitions import CallNumber, CallSequences, PublishAnswer
 from reliq.outbox.store import AGAIN, OVERDUE_LIMIT, OutboxLook, Store, StoredRow, database
@@ -30,12 +30,13 @@ from reliq.redis.client import Clients
 from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
 from reliq.redis.shards import Shards
-from reliq.redis.url import check_target
+from reliq.redis.url import Target, check_target
 from reliq.settings import (
     BATCH_LIMIT,
     OUTBOX_PREFIX,
     READ_BYTES,
     RECONNECT,
+    Durability,
     check_int,
     milliseconds,
     seconds,
@@ -50,11 +51,8 @@ from reliq.worker.loop import Loop
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from reliq.events import Observer
     from reliq.message import Duration
     from reliq.redis.commands import Call
-    from reliq.redis.url import Target
-    from reliq.settings import Durability
     from reliq.supervisor.supervisor import ServiceManager
 
 logger = logging.getLogger(__name__)

@@ -23,13 +23,11 @@ from zlib import crc32
 
 from reliq import distribution
 from reliq.errors import ConfigurationError
-from reliq.outbox.tables import NOW_MS, Tables, percent
+from reliq.outbox.tables import NOW_MS, Dialect, Tables, percent
 from reliq.settings import READ_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from reliq.outbox.tables import Dialect
 
 
 _SCHEME = re.compile(r"(?P<dialect>postgresql|postgres|sqlite)(?:\+\w+)?://")

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from reliq.errors import ConfigurationError
 from reliq.outbox.tables import RowTerms, Statement, Tables, check_dialect, explaining_missing_table, percent
-from reliq.settings import milliseconds
+from reliq.settings import Durability, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from reliq.keys import Keys
     from reliq.publish import PreparedMessage
-    from reliq.settings import Durability
 
 
 _ACCEPTED = (

@@ -18,29 +18,24 @@ from reliq.events import Handled, notify
 from reliq.handlers import settlement
 from reliq.handlers.effects import Effects, inbox_keep_ms
 from reliq.handlers.settlement import EXPIRED, Settlement, rate_limit_seconds
-from reliq.keys import first_published, token
+from reliq.keys import Keys, first_published, token
 from reliq.lua import transitions
-from reliq.lua.transitions import NOT_WATCHING, CallNumber, CallSequences
-from reliq.message import BARE, Ack, Delivery, Nack, RateLimited, Reject, Snooze
+from reliq.lua.transitions import NOT_WATCHING, CallNumber, CallSequences, ClaimAnswer, Settled
+from reliq.message import BARE, Ack, Claimed, Delivery, Duration, Nack, RateLimited, Reject, Snooze
 from reliq.receive.bodies import BodyReader
 from reliq.redis import commands
-from reliq.redis.commands import raise_first
+from reliq.redis.commands import Call, Request, raise_first
 from reliq.redis.connection import BLOCKING, run_blocking
-from reliq.settings import BATCH_LIMIT, HandlerSettings, check_int, seconds
+from reliq.settings import BATCH_LIMIT, HandlerSettings, Limits, QueueSettings, check_int, seconds
 from reliq.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from reliq.codec import Codec
-    from reliq.keys import Keys
-    from reliq.lua.transitions import ClaimAnswer, Settled
-    from reliq.message import Claimed, Duration
     from reliq.redis.client import AnyClient, AsyncClient, Client
-    from reliq.redis.commands import Call, Request
     from reliq.redis.shards import Shards
     from reliq.redis.wakeups import WakeTokens
-    from reliq.settings import Limits, QueueSettings
     from reliq.worker.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from reliq.errors import ProtocolError, RedisUnavailableError
-from reliq.keys import QUEUES_KEY, WORKERS_KEY, stack_request_key, stacks_key, worker_key
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, stack_request_key, stacks_key, worker_key
 from reliq.message import Confirmed, Letter, Pause
-from reliq.settings import BATCH_LIMIT, milliseconds
+from reliq.settings import BATCH_LIMIT, Durability, milliseconds
 from reliq.text import LAST_SECOND, clamp_time, whole_number
 from reliq.wire_format import FailureNote, StateWord, open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from reliq.events import Event
-    from reliq.keys import Keys
     from reliq.lua import Script, Use
-    from reliq.settings import Durability
 
 
 F = TypeVar("F", bound="Callable[..., Any]")

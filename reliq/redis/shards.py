@@ -37,17 +37,15 @@ from reliq.errors import (
     RedisUnavailableError,
     WrongKeyTypeError,
 )
-from reliq.keys import SHARDS_LIMIT, home
+from reliq.keys import SHARDS_LIMIT, Keys, Layout, home
 from reliq.redis.commands import Command, read_bytes, read_text, runs
-from reliq.redis.connection import ASYNCIO
+from reliq.redis.connection import ASYNCIO, Driver
 from reliq.text import pluralize, shell_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from reliq.keys import Keys, Layout
     from reliq.redis.client import Clients
-    from reliq.redis.connection import Driver
 
 logger = logging.getLogger(__name__)
 

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from reliq.errors import ReliqError
-from reliq.keys import token
+from reliq.keys import Keys, token
 from reliq.redis import commands
-from reliq.redis.connection import BROKEN, packed
+from reliq.redis.connection import BROKEN, ServerConnections, packed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from reliq.keys import Keys
     from reliq.redis.client import Client
     from reliq.redis.cluster import Transport
     from reliq.redis.commands import Command
-    from reliq.redis.connection import ServerConnections
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from reliq.consumer import EXIT_HUNG, EXIT_REPLACE
 from reliq.distribution import command_of
 from reliq.errors import EXIT_CONFIG, ConfigurationError
 from reliq.supervisor import guard_main
-from reliq.supervisor.plan import METRICS_FOLDER
+from reliq.supervisor.plan import METRICS_FOLDER, ChildPlan
 from reliq.supervisor.status import ProcessStatusView, Row
 from reliq.worker.slots import CANCEL_SECONDS
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from reliq.handlers.handler import Handler
-    from reliq.supervisor.plan import ChildPlan
     from reliq.worker.health import Pulse
 
 PREFIX = "reliq-worker-"

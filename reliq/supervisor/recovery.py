@@ -11,12 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reliq.errors import RedisUnavailableError, ReliqError
-from reliq.keys import Keys
 from reliq.lua import transitions
 from reliq.message import Claimed
 from reliq.redis import commands
 from reliq.redis.client import Client
-from reliq.redis.cluster import ClusterTransport
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS
 from reliq.redis.shards import declaration
 from reliq.settings import BATCH_LIMIT
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
     from reliq.consumer import Consumer
     from reliq.keys import Keys
-    from reliq.redis.server import Connection
     from reliq.supervisor.child import Child
 
 
@@ -229,7 +226,7 @@ class Recovery:
                 step(keys)
             except ReliqError as error:
                 is_away = isinstance(error, RedisUnavailableError)
-                is_over = is_away and not isinstance(self._connection().wire(PUBLISH_TIMEOUT_SECONDS), ClusterTransport)
+                is_over = is_away and not self._client().has_many
                 queues = ", ".join(dict.fromkeys(shard.name for shard in (shards[at:] if is_over else [keys])))
                 logger.warning("%s: what a process held could not be settled, its leases will end: %s", queues, error)
                 if is_over:
@@ -239,11 +236,8 @@ class Recovery:
             except Exception:
                 logger.exception("%s: what a process held could not be settled, its leases will end", keys.name)
 
-    def _connection(self) -> Connection:
-        return self._consumer.connection(self._consumer.handlers)
-
     def _client(self) -> Client:
-        return Client.to(self._connection(), PUBLISH_TIMEOUT_SECONDS)
+        return Client.to(self._consumer.connection(self._consumer.handlers), PUBLISH_TIMEOUT_SECONDS)
 
 
 def _format_ids(claimed: Sequence[Claimed]) -> str:

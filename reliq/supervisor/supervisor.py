@@ -18,26 +18,21 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from reliq.consumer import EXIT_SECOND_SIGNAL, STOPS, SignalNotes, handle_signal
+from reliq.consumer import EXIT_SECOND_SIGNAL, STOPS, Consumer, SignalNotes, handle_signal
 from reliq.errors import EXIT_CONFIG, ConfigurationError
-from reliq.events import ProcessEnded, notify
+from reliq.events import Observer, ProcessEnded, notify
 from reliq.logs import Background
 from reliq.settings import seconds
 from reliq.supervisor.child import HARD_LIMIT_SECONDS, Child, Folder, OrphanKiller
-from reliq.supervisor.plan import METRICS_FOLDER, STALL_SECONDS, STOP_MARGIN_SECONDS, fingerprint
+from reliq.supervisor.plan import METRICS_FOLDER, STALL_SECONDS, STOP_MARGIN_SECONDS, ChildPlan, fingerprint
 from reliq.supervisor.recovery import Recovery, reap_orphans
-from reliq.supervisor.status import board_bytes
+from reliq.supervisor.status import Row, board_bytes
 from reliq.worker import health
 from reliq.worker.health import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-    from reliq.consumer import Consumer
-    from reliq.events import Observer
-    from reliq.supervisor.plan import ChildPlan
-    from reliq.supervisor.status import Row
 
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reliq.errors import ProtocolError, RedisRefusedError, RedisUnavailableError
-from reliq.keys import token
+from reliq.keys import Keys, token
 from reliq.lua import transitions
-from reliq.lua.transitions import CallNumber, Suspects
+from reliq.lua.transitions import CallNumber, ClaimAnswer, Suspects
 from reliq.redis.shards import (
     MAP_SECONDS,
     UNREAD,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from reliq.handlers.handler import Handler
-    from reliq.keys import Keys
-    from reliq.lua.transitions import ClaimAnswer
     from reliq.queue import Queue
     from reliq.redis.client import Client
     from reliq.redis.commands import Call, Command

@@ -17,42 +17,36 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import ConfigurationError, LoginError, RedisUnavailableError, ReliqError
-from reliq.events import WorkerStopping, notify
+from reliq.events import Observer, WorkerStopping, notify
 from reliq.handlers.settlement import RELEASED
-from reliq.keys import token
+from reliq.keys import Keys, token
 from reliq.lua import transitions
 from reliq.lua.transitions import CallNumber
 from reliq.redis import commands
 from reliq.redis.client import Client
 from reliq.redis.commands import raise_first
 from reliq.redis.connection import ServerVersion
-from reliq.redis.server import WORKER_TIMEOUT_SECONDS
-from reliq.settings import BATCH_LIMIT
+from reliq.redis.server import WORKER_TIMEOUT_SECONDS, Connection
+from reliq.settings import BATCH_LIMIT, WorkerSettings
 from reliq.text import pluralize
 from reliq.wire_format import Backoff
 from reliq.worker.claims import ServedQueues
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.health import EngineStats
 from reliq.worker.loop import EventQueue, Loop
-from reliq.worker.runner import AsyncExecutor, Runner, ThreadExecutor
+from reliq.worker.runner import AsyncExecutor, ErrorHook, NoteStep, Runner, ThreadExecutor
 from reliq.worker.scheduler import Scheduler, Ticker
 from reliq.worker.settler import Renewer, Settler
-from reliq.worker.slots import Inflight
+from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
 from reliq.worker.upkeep import Heartbeat, Janitor, stack_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reliq.events import Observer
     from reliq.handlers.handler import Handler, Job
     from reliq.handlers.registration import Periodic
-    from reliq.keys import Keys
     from reliq.message import Counts
     from reliq.outbox.relay import OutboxMover
-    from reliq.redis.server import Connection
-    from reliq.settings import WorkerSettings
-    from reliq.worker.runner import ErrorHook, NoteStep
-    from reliq.worker.slots import HandlerCall, HeldDelivery
 
 
 logger = logging.getLogger("reliq")

@@ -10,27 +10,22 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
-from reliq.handlers.settlement import EXPIRED, RELEASED
-from reliq.keys import token
+from reliq.handlers.settlement import EXPIRED, RELEASED, Outcome
+from reliq.keys import Keys, token
 from reliq.lua.transitions import NOT_WATCHING
-from reliq.receive.bodies import BodyReader
+from reliq.receive.bodies import BodyReader, Read
 from reliq.redis import commands
 from reliq.text import join_first
-from reliq.worker.claims import FairOrder, PollJitter, QueueClaims, shared_out
+from reliq.worker.claims import FairOrder, Offer, PollJitter, QueueClaims, ServedQueues, shared_out
 from reliq.worker.loop import REPLY_LAG_SECONDS, QueueBackoff
-from reliq.worker.slots import deliveries_of
+from reliq.worker.slots import HeldDelivery, Inflight, deliveries_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from reliq.handlers.settlement import Outcome
-    from reliq.keys import Keys
-    from reliq.receive.bodies import Read
     from reliq.redis.client import Client
     from reliq.redis.wakeups import WakeTokens
-    from reliq.worker.claims import Offer, ServedQueues
     from reliq.worker.scheduler import Scheduler
-    from reliq.worker.slots import HeldDelivery, Inflight
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from reliq.events import RedisAway
+from reliq.events import Event, RedisAway
 from reliq.worker.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from reliq.events import Event
 
 #: The page of figures and probes is served there, for this machine alone, unless another address is named.
 DEFAULT_HOST = "127.0.0.1"

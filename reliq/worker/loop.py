@@ -14,13 +14,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reliq.errors import LoginError, RedisRefusedError, RedisUnavailableError
-from reliq.events import Event, RedisAway, RedisBack, RedisRefused, notify
+from reliq.events import Event, Observer, RedisAway, RedisBack, RedisRefused, notify
 from reliq.settings import RECONNECT, seconds_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reliq.events import Observer
     from reliq.keys import Keys
 
 

@@ -16,7 +16,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reliq.errors import ConfigurationError, UndecodableError
-from reliq.events import Handled, Started, notify, wanting
+from reliq.events import Handled, Observer, Started, notify, wanting
 from reliq.handlers.handler import Job
 from reliq.handlers.settlement import (
     ACKED,
@@ -43,15 +43,11 @@ from reliq.wire_format import described, placed, traceback_of
 from reliq.worker.upkeep import thread_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from reliq.events import Observer
     from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
-
-    ErrorHook = Callable[[Job[Any], BaseException, bool], Any]
 
 
 T = TypeVar("T")
+ErrorHook = Callable[[Job[Any], BaseException, bool], Any]
 #: A handler's answer, and what it raised.
 Returned = tuple[Any, BaseException | None]
 #: Notes which call takes a step in the event loop, None after the step; returns the call noted before.

@@ -17,7 +17,7 @@ from tenacity import wait_exponential
 from reliq.errors import RedisUnavailableError
 from reliq.events import Superseded, notify
 from reliq.lua import transitions
-from reliq.lua.transitions import NOTHING_DUE
+from reliq.lua.transitions import NOTHING_DUE, ClaimAnswer, Tick, TickStatus
 from reliq.publish import NAMING_SECONDS
 from reliq.redis import commands
 from reliq.settings import BATCH_LIMIT, milliseconds, seconds_after
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
     from reliq.handlers.registration import Periodic
     from reliq.keys import Keys
-    from reliq.lua.transitions import ClaimAnswer, Tick, TickStatus
     from reliq.redis.client import Client
     from reliq.redis.commands import Call, Request
 

@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, Literal
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Handled, Lost, RenewalLate, notify
 from reliq.handlers import settlement
-from reliq.handlers.settlement import ACKED, RELEASED, UNTELLABLE, is_final
+from reliq.handlers.settlement import ACKED, RELEASED, UNTELLABLE, Outcome, is_final
 from reliq.lua import transitions
 from reliq.redis.connection import packed
 from reliq.settings import BATCH_LIMIT
 from reliq.worker.loop import QueueBackoff
-from reliq.worker.slots import HOLD_SECONDS
+from reliq.worker.slots import HOLD_SECONDS, HandlerCall, HeldDelivery, Inflight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from reliq.handlers.handler import Handler
-    from reliq.handlers.settlement import Outcome
     from reliq.keys import Keys
     from reliq.lua.transitions import Settled
     from reliq.redis.client import Client
     from reliq.redis.commands import Call
     from reliq.worker.runner import AsyncExecutor
-    from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
 
 
 logger = logging.getLogger(__name__)

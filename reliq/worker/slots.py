@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from reliq.handlers.settlement import RELEASED
+from reliq.handlers.settlement import RELEASED, Outcome
 from reliq.lua.transitions import Suspects
-from reliq.message import Delivery
+from reliq.message import Claimed, Delivery
 from reliq.settings import BATCH_LIMIT
 from reliq.worker.claims import Capacity, QueueClaims
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from reliq.handlers.handler import Handler, Job
-    from reliq.handlers.settlement import Outcome
     from reliq.keys import Keys
-    from reliq.message import Claimed
 
 
 #: A cancelled coroutine has this long to end before its slot counts as hung.

@@ -22,7 +22,7 @@ from reliq.distribution import VERSION
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.events import RedisRefused, WentBack, notify
 from reliq.handlers.settlement import burial
-from reliq.keys import SHARDS_LIMIT, token
+from reliq.keys import SHARDS_LIMIT, Keys, token
 from reliq.lua import transitions
 from reliq.redis import commands
 from reliq.redis.commands import (
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from reliq.admin.resharding import PendingMigration
     from reliq.handlers.handler import Handler
-    from reliq.keys import Keys
     from reliq.redis.client import Client
     from reliq.redis.commands import Command, Request
     from reliq.redis.server import Connection
