@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from reliq.redis.client import AnyClient, AsyncClient, Client
     from reliq.redis.shards import Shards
     from reliq.redis.wakeups import WakeTokens
-    from reliq.worker.scheduler import Scheduler
+    from reliq.worker.upkeep import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class Listener:
             thread.join(KEPT_SECONDS)
 
     def _enter(self) -> Future[Found]:
-        from reliq.worker.scheduler import Scheduler  # noqa: PLC0415  who publishes alone does without it
+        from reliq.worker.upkeep import Scheduler  # noqa: PLC0415  who publishes alone does without it
 
         place: Future[Found] = Future()
         with self._lock:

@@ -27,8 +27,8 @@ from reliq.text import pluralize
 from reliq.wire_format import from_handler
 from reliq.worker.engine import live
 from reliq.worker.runner import Runner
-from reliq.worker.scheduler import Ticker
 from reliq.worker.slots import HandlerCall, deliveries_of
+from reliq.worker.upkeep import Ticker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence

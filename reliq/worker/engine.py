@@ -35,10 +35,9 @@ from reliq.worker.fetcher import Fetcher
 from reliq.worker.health import EngineStats
 from reliq.worker.loop import EventQueue, Loop
 from reliq.worker.runner import AsyncExecutor, ErrorHook, NoteStep, Runner, ThreadExecutor
-from reliq.worker.scheduler import Scheduler, Ticker
 from reliq.worker.settler import Renewer, Settler
 from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
-from reliq.worker.upkeep import Heartbeat, Janitor, stack_report
+from reliq.worker.upkeep import Heartbeat, Janitor, Scheduler, Ticker, stack_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from reliq.redis.client import Client
     from reliq.redis.wakeups import WakeTokens
-    from reliq.worker.scheduler import Scheduler
+    from reliq.worker.upkeep import Scheduler
 
 logger = logging.getLogger(__name__)
 

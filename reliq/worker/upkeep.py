@@ -1,8 +1,10 @@
 """
-What a worker does beside its messages: the janitor tidies queues, the heartbeat writes the worker record.
+What a worker does beside its messages, at due times and in rounds.
 
-The janitor collects dead letters, tidies shards, moves messages when the number of shards changes, and notes the history of
-queues once a minute. The worker record says what each slot runs; on request its stacks are written too.
+The scheduler promotes and reclaims messages, and the ticker publishes periodic jobs: both wait for the next due time in this
+process, not in Redis. The janitor collects dead letters, tidies shards, moves messages when the number of shards changes, and
+notes the history of queues once a minute. The heartbeat writes the worker record, which says what each slot runs; on request
+its stacks are written too.
 """
 
 from __future__ import annotations
@@ -12,31 +14,29 @@ import os
 import random
 import socket
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from traceback import walk_stack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tenacity import wait_exponential
 
 from reliq.distribution import VERSION
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError
-from reliq.events import RedisRefused, WentBack, notify
+from reliq.events import RedisRefused, Superseded, WentBack, notify
 from reliq.handlers.settlement import burial
 from reliq.keys import SHARDS_LIMIT, Keys, token
 from reliq.lua import transitions
+from reliq.lua.transitions import NOTHING_DUE, ClaimAnswer, Tick, TickStatus
+from reliq.publish import NAMING_SECONDS
 from reliq.redis import commands
-from reliq.redis.commands import (
-    BEAT_SECONDS,
-    MINUTE_MS,
-    SLOTS_LIMIT,
-    HandlerStack,
-    RunningJob,
-    StackReport,
-    Totals,
-    Worker,
-)
-from reliq.text import clean_text, printable
-from reliq.worker.loop import QueueBackoff
+from reliq.redis.commands import BEAT_SECONDS
+from reliq.settings import BATCH_LIMIT, milliseconds, seconds_after
+from reliq.text import chunked, clean_text, printable
+from reliq.worker.loop import LONGEST_SLEEP_SECONDS, REPLY_LAG_SECONDS, QueueBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,14 +44,282 @@ if TYPE_CHECKING:
 
     from reliq.admin.resharding import PendingMigration
     from reliq.handlers.handler import Handler
+    from reliq.handlers.registration import Periodic
+    from reliq.keys import Keys
     from reliq.redis.client import Client
-    from reliq.redis.commands import Command, Request
     from reliq.redis.server import Connection
     from reliq.worker.claims import ServedQueues
     from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
 
 
 logger = logging.getLogger(__name__)
+
+#: Leases that are over but spared are looked at this often.
+SPARED_SECONDS = 0.25
+#: One round trip moves at most this many messages over all queues, because Redis serves no other client meanwhile.
+MOVE_LIMIT = 2 * BATCH_LIMIT
+#: One queue moves at least this many, however many queues share the round trip.
+LEAST_MOVED = 20
+#: A process registers its periodic jobs at least this often, and reads which runs were asked for.
+TICKER_SECONDS = 5.0
+#: One round trip makes at most this many ticks.
+TICKS_TOGETHER = 100
+#: When a body cannot be made, the next try waits for 1 s, 2 s, 4 s, … and at most a minute.
+BODY_BACKOFF = wait_exponential(max=60)
+
+
+class Scheduler:
+    """
+    Keeps the next due times of the shards that this process watches; each shard has one watcher.
+
+    After a start or an outage no lease is reclaimed for a third of its length: its worker may be alive and about to
+    renew it. No lease of a shard is reclaimed either while this process is behind with its own deliveries of the shard:
+    a Redis that hung could reclaim them before it serves the renewal that waits beside.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        handlers: Sequence[Handler],
+        buried: Callable[[], None],
+        is_behind: Callable[[Keys], bool] = lambda _keys: False,
+    ) -> None:
+        self._client = client
+        self._buried = buried
+        self._is_behind = is_behind
+        self._lease_seconds = {handler.queue.name: handler.lease_seconds for handler in handlers}
+        self._lock = threading.Lock()
+        self._due: dict[tuple[Keys, str], float] = {}  # by shard and verb
+        self._backoff = QueueBackoff("scheduler", client.observers)
+        self._spared_at: dict[Keys | None, float] = {}  # None: every shard
+        self.spare(None)
+        self.wake: Callable[[], None] = lambda: None
+
+    def spare(self, keys: Keys | None) -> None:
+        """Reclaim no lease of a shard, or of any with None, for a third of its length: its server was away."""
+        self._spared_at[keys] = time.monotonic()
+
+    def watches(self, keys: Keys) -> bool:
+        """Return whether this process waits for a due time of a shard."""
+        with self._lock:
+            return any(shard is keys for shard, _ in self._due)
+
+    def forget(self, keys: Keys) -> None:
+        """Wait for no due time of a shard any more."""
+        with self._lock:
+            for move in [move for move in self._due if move[0] is keys]:
+                del self._due[move]
+        self._spared_at.pop(keys, None)
+
+    def note(self, keys: Keys, answer: ClaimAnswer, at: float) -> None:
+        """Update the next due times from the answer of a claim at `at`; drop them when another process watches."""
+        sooner = False
+        with self._lock:
+            for verb, wait_ms in (("promote", answer.promote_in_ms), ("reclaim", answer.reclaim_in_ms)):
+                move = keys, verb
+                before = self._due.pop(move, None)
+                if wait_ms >= 0:
+                    self._due[move] = at + wait_ms / 1000
+                    sooner = sooner or before is None or self._due[move] < before
+        if sooner:
+            self.wake()
+
+    def step(self) -> float:
+        """Move what is due; return the wait until the next due time."""
+        now = time.monotonic()
+        with self._lock:
+            due = {move: at for move, at in self._due.items() if at <= now}
+        limit = max(LEAST_MOVED, min(BATCH_LIMIT, MOVE_LIMIT // max(1, len(due))))
+        calls: list[commands.Call[Any]] = []
+        for keys, verb in due:
+            if verb == "promote":
+                calls.append(transitions.promote(keys, limit=limit))
+            else:
+                calls.append(transitions.reclaim(keys, limit=limit, spare_leases=self._spares(keys)))
+        sent_at = time.monotonic()
+        answers = self._client.run_all(calls)
+        answered_at = min(time.monotonic(), sent_at + REPLY_LAG_SECONDS)
+        for move, answer in zip(due, answers, strict=True):
+            wait = self._seconds_until_next(*move, answer, limit)
+            with self._lock:
+                if self._due.get(move) != due[move]:  # a claim has set a newer time meanwhile
+                    continue
+                if wait is None:
+                    del self._due[move]
+                else:
+                    self._due[move] = answered_at + wait
+        with self._lock:
+            return max(0.0, min(self._due.values(), default=now + LONGEST_SLEEP_SECONDS) - time.monotonic())
+
+    def _seconds_until_next(self, keys: Keys, verb: str, answer: Any, limit: int) -> float | None:
+        """Return the seconds until a shard's `verb`, which moved `limit` at most, is due again; None when nothing is."""
+        if isinstance(answer, Exception):
+            self._backoff.note(keys, answer)
+            if isinstance(answer, RedisUnavailableError):
+                self.spare(keys)
+            return self._backoff.seconds_of(keys)
+        self._backoff.over(keys)
+        if verb == "reclaim" and answer.buried:
+            self._buried()
+        moved, next_ms = answer if verb == "promote" else (answer.count, answer.next_in_ms)
+        if moved >= limit:
+            return 0.0
+        if next_ms == NOTHING_DUE:
+            return None
+        if next_ms == 0 and verb == "reclaim" and self._spares(keys):
+            return SPARED_SECONDS
+        # A score so far ahead that Redis cannot answer it as a number is less than none.
+        return min(next_ms / 1000, LONGEST_SLEEP_SECONDS) if next_ms >= 0 else LONGEST_SLEEP_SECONDS
+
+    def _spares(self, keys: Keys) -> bool:
+        spared_at = max(self._spared_at.get(shard, 0.0) for shard in (None, keys))
+        return time.monotonic() < spared_at + self._lease_seconds.get(keys.name, 0.0) / 3 or self._is_behind(keys)
+
+
+@dataclass(slots=True)
+class Registered:
+    """
+    A periodic job whose schedule is in force, as Redis had it when it was registered.
+
+    Attributes:
+        last: the tick up to which all is done, in unix seconds.
+        asked: the run that was asked for; None without.
+    """
+
+    entry: Periodic
+    now_ms: int
+    last: int
+    asked: int | None
+
+
+class DueTick(NamedTuple):
+    """A tick `at` to be made, or a run that was asked for, of which `at` is None."""
+
+    row: Registered
+    at: int | None
+    call: commands.Call[TickStatus]
+
+
+class Ticker:
+    """
+    Registers all periodic jobs in one round trip, and publishes what is due in the next.
+
+    There is no leader, and only Redis' clock counts. The process that started last decides the schedules, and in a Redis
+    that has lost its data the jobs are registered as new.
+    """
+
+    def __init__(self, client: Client, entries: Sequence[Periodic]) -> None:
+        self._client = client
+        by_queue: dict[str, list[Periodic]] = {}
+        for entry in entries:
+            by_queue.setdefault(entry.queue.name, []).append(entry)
+        self._groups = [group for of_queue in by_queue.values() for group in chunked(of_queue, BATCH_LIMIT)]
+        self._started = set[str]()
+        self._named_until = 0.0
+        self._superseded = set[str]()
+        self._registering = QueueBackoff("ticker", client.observers)
+        self._ticking = QueueBackoff("ticker", client.observers)
+        self._next: dict[str, tuple[int, int | None]] = {}
+        self._failures: dict[str, tuple[int, float]] = {}
+
+    def step(self) -> float:
+        """Publish what is due; return the wait for the next round."""
+        began = time.monotonic()
+        rows = self._register()
+        self._publish([tick for row in rows for tick in self._due(row)])
+        waits = [self._seconds_until_next(row) for row in rows]
+        if self._registering.until:
+            waits.append(self._registering.seconds())
+        return max(0.0, min(waits, default=TICKER_SECONDS) - (time.monotonic() - began))
+
+    def _register(self) -> list[Registered]:
+        """Register every job; return those whose schedule is in force."""
+        groups = [group for group in self._groups if not self._registering.waits(group[0].queue.keys)]
+        requests: list[commands.Request[Any]] = []
+        for group in groups:
+            schedules = [(entry.name, str(entry.schedule)) for entry in group]
+            is_first = group[0].name not in self._started
+            requests.append(transitions.register(group[0].queue.keys, schedules, newest=is_first))
+        if time.monotonic() >= self._named_until:
+            # A queue of periodic jobs needs no handler, so this names it in the queue registry, once in a minute.
+            self._named_until = time.monotonic() + NAMING_SECONDS
+            requests.append(commands.register([group[0].queue.keys.entry for group in self._groups], int(time.time())))
+        rows = []
+        for group, answer in zip(groups, self._client.run_all(requests), strict=False):
+            keys = group[0].queue.keys
+            if isinstance(answer, Exception):
+                self._registering.note(keys, answer)
+                continue
+            self._registering.over(keys)
+            self._started |= {entry.name for entry in group}
+            now_ms, states = answer
+            for entry, state in zip(group, states, strict=True):
+                if state is not None:
+                    self._superseded.discard(entry.name)
+                    rows.append(Registered(entry, now_ms, state.last, state.asked))
+                elif entry.name not in self._superseded:  # another schedule is in force: report it once
+                    self._superseded.add(entry.name)
+                    notify(self._client.observers, [Superseded(entry.queue.name, entry.name)])
+        return rows
+
+    def _due(self, row: Registered) -> Iterator[DueTick]:
+        """Yield what is due of a job now; where its body cannot be made, what comes before."""
+        entry = row.entry
+        keys = entry.queue.keys
+        settings = entry.queue.settings
+        failures, retry_at = self._failures.get(entry.name, (0, 0.0))
+        if self._ticking.waits(keys) or retry_at > time.monotonic():
+            return
+
+        def call(tick: Tick) -> commands.Call[TickStatus]:
+            return transitions.tick(keys, tick, ttl_ms=milliseconds(settings.ttl), retries=settings.retries)
+
+        try:
+            if (coming := self._next_tick(row)) is not None and coming * 1000 <= row.now_ms:
+                for planned in entry.plan(row.last, row.now_ms // 1000):
+                    yield DueTick(row, planned.at, call(entry.tick(planned)))
+            if row.asked is not None:
+                yield DueTick(row, None, call(entry.run(row.asked)))
+        except BaseException as error:  # a body is the user's code, and one that fails holds up no other job
+            self._handle_body_failure(entry, failures + 1, error)
+        else:
+            self._failures.pop(entry.name, None)
+
+    def _handle_body_failure(self, entry: Periodic, failures: int, error: BaseException) -> None:
+        """Log a body that cannot be made, and have its tick wait; the ticker of the testing kit raises the error instead."""
+        self._failures[entry.name] = (failures, time.monotonic() + seconds_after(BODY_BACKOFF, failures))
+        if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+            text = "queue %s: the body of %s failed for the %d. time; its tick waits"
+            logger.error(text, entry.queue.name, entry, failures, exc_info=error)
+
+    def _publish(self, due: Sequence[DueTick]) -> None:
+        """Make the calls; note how far each job is then."""
+        for ticks in chunked(due, TICKS_TOGETHER):
+            answers = self._client.run_all([tick.call for tick in ticks])
+            for tick, answer in zip(ticks, answers, strict=True):
+                keys = tick.row.entry.queue.keys
+                if isinstance(answer, Exception):
+                    self._ticking.note(keys, answer)
+                    continue
+                self._ticking.over(keys)
+                if tick.at is not None and answer not in ("superseded", "unknown"):
+                    tick.row.last = tick.at
+
+    def _seconds_until_next(self, row: Registered) -> float:
+        """Return the seconds from the registration to the next tick of a job, or to the next try of a failed one."""
+        coming = self._next_tick(row)
+        wait = TICKER_SECONDS if coming is None else min(TICKER_SECONDS, coming - row.now_ms / 1000)
+        now = time.monotonic()
+        _, retry_at = self._failures.get(row.entry.name, (0, now))
+        return max(wait, retry_at - now, self._ticking.seconds_of(row.entry.queue.keys))
+
+    def _next_tick(self, row: Registered) -> int | None:
+        """Return the first tick that is not done; None when none comes."""
+        known = self._next.get(row.entry.name)
+        if known is None or known[0] != row.last:
+            known = self._next[row.entry.name] = (row.last, row.entry.schedule.next_after(row.last))
+        return known[1]
+
 
 #: Every queue is tidied at least this often; processes spread over the second half of it by chance.
 ROUND_SECONDS = 30.0
@@ -97,7 +365,7 @@ class HistoryRollup:
 
     def step(self, now_ms: int) -> None:
         """Note the minute of `now_ms`, by Redis' clock, where no process has."""
-        minute = now_ms // MINUTE_MS
+        minute = now_ms // commands.MINUTE_MS
         if minute == self._minute:
             return
         shards = list(self._shards())
@@ -105,15 +373,15 @@ class HistoryRollup:
         self._unnoted = [
             keys
             for keys, notes in zip(shards, answers, strict=True)
-            if isinstance(notes, list) and not any(note.at_ms // MINUTE_MS == minute for note in notes)
+            if isinstance(notes, list) and not any(note.at_ms // commands.MINUTE_MS == minute for note in notes)
         ]
         if self._unnoted:
-            requests: list[Request[Any]] = []
+            requests: list[commands.Request[Any]] = []
             for keys, queue in self._reader.look(now_ms).queues.items():
                 due = queue.due
                 ages = [queue.oldest[state] for state in ("ready", "retry") if state in queue.oldest]
                 due_ms = now_ms - round(max(ages) * 1000) if due and ages else None
-                totals = Totals(now_ms, *Totals.sums(queue.totals), due, due_ms)
+                totals = commands.Totals(now_ms, *commands.Totals.sums(queue.totals), due, due_ms)
                 requests += commands.note(keys, totals)
             self._client.run_all(requests)
         self._minute = minute
@@ -180,7 +448,7 @@ class Janitor:
 
     def _tidy(self, shards: Sequence[Keys]) -> None:
         """Name every queue in the registry, tidy a part of `shards`, check that claim counts grow, note the minute."""
-        calls: list[Request[Any]] = []
+        calls: list[commands.Request[Any]] = []
         for keys in shards:
             cursor, lease_cursor = self._cursors.get(keys, (0, 0))
             calls.append(transitions.tidy(keys, cursor=cursor, lease_cursor=lease_cursor))
@@ -251,22 +519,22 @@ class Janitor:
         return not all(isinstance(answer, Exception) for answer in answers)
 
 
-def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> StackReport:
+def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> commands.StackReport:
     """Return where each of `runs` stands, and the thread of the event loop where a coroutine is among them."""
     stacks = []
     if any(run.task is not None for run in runs):
-        stacks.append(HandlerStack("", "", thread_stack(loop_thread)))
+        stacks.append(commands.HandlerStack("", "", thread_stack(loop_thread)))
     for run in sorted(runs, key=lambda run: run.started_at):
         first = run.deliveries[0]
-        stacks.append(HandlerStack(first.queue, _printable_id(first), call_stack(run)))
-    reported: list[HandlerStack] = []
+        stacks.append(commands.HandlerStack(first.queue, _printable_id(first), call_stack(run)))
+    reported: list[commands.HandlerStack] = []
     room = REPORT_CHARACTERS
-    for stack in stacks[: SLOTS_LIMIT + 1]:
+    for stack in stacks[: commands.SLOTS_LIMIT + 1]:
         room -= sum(map(len, stack.frames)) + len(stack.id)
         if room < 0:
             break
         reported.append(stack)
-    return StackReport(round(time.time(), 3), tuple(reported), len(stacks) - len(reported))
+    return commands.StackReport(round(time.time(), 3), tuple(reported), len(stacks) - len(reported))
 
 
 def call_stack(run: HandlerCall) -> tuple[str, ...]:
@@ -344,7 +612,7 @@ class Heartbeat:
         served: ServedQueues,
         inflight: Inflight,
         last_claim_at: Callable[[], float],
-        report: Callable[[], StackReport],
+        report: Callable[[], commands.StackReport],
     ) -> None:
         self._client = client
         self._served = served
@@ -377,7 +645,7 @@ class Heartbeat:
         began = time.monotonic()
         record = self._record()
         questions = self._served.questions()
-        calls: list[Command[Any]] = [*record, *questions]
+        calls: list[commands.Command[Any]] = [*record, *questions]
         if self._beats % COUNT_BEATS == 1 and any(map(self._served.is_sharded, self._queues)):
             calls.append(commands.workers_alive(time.time(), self._note_workers))
         answers = self._client.run_all(calls)
@@ -396,17 +664,17 @@ class Heartbeat:
         with suppress(ReliqError):
             self._client.run_all([*commands.remove_worker(self._id)])
 
-    def _record(self) -> list[Command[None]]:
+    def _record(self) -> list[commands.Command[None]]:
         """Return the commands that write the record, and take a request for stacks."""
         runs = sorted(self._inflight.runs(), key=lambda run: run.started_at)
         now = time.time()
         epoch = now - time.monotonic()  # the unix time at which the monotonic clock began
         running = []
-        for run in runs[:SLOTS_LIMIT]:
+        for run in runs[: commands.SLOTS_LIMIT]:
             first = run.deliveries[0]
             started = round(run.started_at + epoch, 3)
-            running.append(RunningJob(first.queue, _printable_id(first), first.delivery.attempt, started))
-        record = Worker(
+            running.append(commands.RunningJob(first.queue, _printable_id(first), first.delivery.attempt, started))
+        record = commands.Worker(
             id=self._id,
             host=self._host,
             pid=os.getpid(),

@@ -12,7 +12,7 @@ from reliq import ConfigurationError, Consumer, Queue
 from reliq.cli.watch import Screen
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
-from reliq.worker.scheduler import Ticker
+from reliq.worker.upkeep import Ticker
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_foreign_fields_hide_no_entry(ticker, admin, client):
 
 
 def test_running_worker_publishes_a_requested_run(url, admin, reports, monkeypatch):
-    monkeypatch.setattr("reliq.worker.scheduler.TICKER_SECONDS", 0.1)
+    monkeypatch.setattr("reliq.worker.upkeep.TICKER_SECONDS", 0.1)
     seen = []
     consumer = Consumer(url)
     consumer.handler(reports)(lambda body, job: seen.append(job.id))

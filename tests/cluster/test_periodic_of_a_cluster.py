@@ -5,7 +5,7 @@ from reliq.keys import Keys
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
-from reliq.worker.scheduler import Ticker
+from reliq.worker.upkeep import Ticker
 
 #: In as many slots, on three nodes.
 NAMES = ("a", "b", "c", "d", "e", "f")

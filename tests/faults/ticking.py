@@ -10,7 +10,7 @@ from reliq import Consumer, Queue
 from reliq.errors import RedisUnavailableError
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
-from reliq.worker.scheduler import Ticker
+from reliq.worker.upkeep import Ticker
 
 #: Seconds of an entry's time in one of ours: a process that is stopped for two is silent for more than a minute.
 SPEED = 40

@@ -73,7 +73,7 @@ def test_periodic_job_is_paused_and_resumed_with_the_right_to_write(orders, entr
 
 
 def test_periodic_job_is_run_at_once_by_its_worker(url, admin, site, monkeypatch):
-    monkeypatch.setattr("reliq.worker.scheduler.TICKER_SECONDS", 0.1)
+    monkeypatch.setattr("reliq.worker.upkeep.TICKER_SECONDS", 0.1)
     queue, consumer = Queue("orders", dict, url=url), Consumer(url)
     consumer.handler(queue)(lambda body: None)
     consumer.cron("0 6 * * *", queue=queue, body={"of": "a tick"}, name="daily")

@@ -19,8 +19,8 @@ from reliq.testing.server import EmbeddedRedis
 from reliq.wire_format import envelope_rest
 from reliq.worker.claims import ServedQueues
 from reliq.worker.fetcher import Fetcher
-from reliq.worker.scheduler import Scheduler
 from reliq.worker.slots import Inflight, deliveries_of
+from reliq.worker.upkeep import Scheduler
 
 #: A test waits for an event at most so long; it goes on as soon as the event comes.
 PATIENCE_SECONDS = 30.0

@@ -16,7 +16,7 @@ from reliq.keys import QUEUES_KEY
 from reliq.lua.transitions import NOTHING_DUE, ClaimAnswer
 from reliq.metrics import names
 from reliq.metrics.process import ProcessMetrics
-from reliq.worker.scheduler import Scheduler
+from reliq.worker.upkeep import Scheduler
 
 
 def publish_as_go_does(client, queue, id: bytes, body: bytes) -> None:

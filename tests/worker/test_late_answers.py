@@ -13,7 +13,7 @@ DELAY, LATE = 600.0, 0.3
 @pytest.fixture
 def held_up(caller, clock, monkeypatch):
     """A client whose answers come LATE by a clock that nothing else moves."""
-    monkeypatch.setattr("reliq.worker.scheduler.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("reliq.worker.upkeep.time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def run_all(requests):
         answers = caller.run_all(requests)

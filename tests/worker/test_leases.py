@@ -26,8 +26,8 @@ from reliq.events import (
     Started,
 )
 from reliq.lua.transitions import NOTHING_DUE, ClaimAnswer
-from reliq.worker.scheduler import Scheduler
 from reliq.worker.settler import Renewer
+from reliq.worker.upkeep import Scheduler
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from reliq.events import RedisRefused, Superseded, Ticked
 from reliq.handlers.registration import Planned
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
-from reliq.worker.scheduler import TICKER_SECONDS, Ticker
+from reliq.worker.upkeep import TICKER_SECONDS, Ticker
 
 HOUR = 3600
 #: Six in the morning of a day in May, in UTC.

@@ -17,7 +17,7 @@ from reliq.lua.transitions import CallNumber
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
 from reliq.worker.fetcher import POLL_SECONDS
-from reliq.worker.scheduler import Scheduler
+from reliq.worker.upkeep import Scheduler
 
 
 @pytest.fixture
