@@ -148,7 +148,11 @@ def url(redis_server: EmbeddedRedis) -> str:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is away is given up after a tenth of a second: for tests of what is said then."""
-    monkeypatch.setattr(Shards, "_patience", lambda _shards, _for_seconds: 0.1)  # of the first read of a map
+
+    async def read(shards, driver, _for_seconds, read=Shards._read_or_stay):
+        await read(shards, driver, 0.1)  # the first read of a map
+
+    monkeypatch.setattr(Shards, "_read_or_stay", read)
     for module in ("queue", "publish.publisher"):
         monkeypatch.setattr(f"reliq.{module}.PUBLISH_SECONDS", 0.1)
 

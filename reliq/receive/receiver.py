@@ -21,7 +21,7 @@ from reliq.handlers.settlement import EXPIRED, Settlement, rate_limit_seconds
 from reliq.keys import Keys, first_published, token
 from reliq.lua import transitions
 from reliq.lua.transitions import NOT_WATCHING, CallNumber, CallSequences, ClaimAnswer, Settled
-from reliq.message import BARE, Ack, Claimed, Delivery, Duration, Nack, RateLimited, Reject, Snooze
+from reliq.message import Ack, Claimed, Delivery, Duration, Nack, RateLimited, Reject, Snooze
 from reliq.receive.bodies import BodyReader
 from reliq.redis import commands
 from reliq.redis.commands import Call, Request, raise_first
@@ -176,7 +176,12 @@ class Listener:
         try:
             with closing(self.client.wake_tokens()) as tokens:
                 self._poke = scheduler.wake = tokens.poke
-                while not self._is_over():
+                while True:
+                    with self._lock:
+                        is_kept = bool(self._waiting or self._unheard)
+                        if not is_kept and (self._is_closed or time.monotonic() >= self._left_at + KEPT_SECONDS):
+                            self._thread = None
+                            break
                     self._step(tokens)
                 # Other processes watch; where something is to come due, one of them looks at once.
                 watched = [keys for keys in look_at if scheduler.watches(keys)]
@@ -190,14 +195,6 @@ class Listener:
                 if self._thread is threading.current_thread():
                     self._thread = None
             self._wake_all()
-
-    def _is_over(self) -> bool:
-        with self._lock:
-            is_kept = bool(self._waiting or self._unheard)
-            is_over = not is_kept and (self._is_closed or time.monotonic() >= self._left_at + KEPT_SECONDS)
-            if is_over:
-                self._thread = None
-            return is_over
 
     def _step(self, tokens: WakeTokens) -> None:
         """Look at what is to be looked at, stand while anybody waits, and hear what comes."""
@@ -427,19 +424,19 @@ class LeaseBatch(Generic[B]):
         lease_seconds: how long a lease lasts that is not renewed.
         undecodable: events of those that were nacked because their body does not decode.
         jobs: those that the block works on.
+        receiver: of the queue.
         given_up: whether the caller has gone.
         listener: waits for tokens and due times of the shards.
         cut: ends the wait of a caller that goes.
     """
 
     def __init__(self, receiver: Receiver[B], limit: int, handling: HandlerSettings) -> None:
-        self._receiver = receiver
+        self.receiver = receiver
         self._handling = handling
         self._limit = limit
         self._take = self._at(receiver.shards.first, limit)
         self._glances: list[ClaimRound] = []
         self._switches = 0
-        self._writes_limits = False
         self._watcher = ""  # which the last look named
         self._is_wide = False
         self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
@@ -469,8 +466,8 @@ class LeaseBatch(Generic[B]):
 
     def begin(self) -> None:
         """Choose a shard, by the map as it is known now."""
-        shards = self._receiver.shards
-        self.listener = self._receiver.listener()
+        shards = self.receiver.shards
+        self.listener = self.receiver.listener()
         self._is_wide = False
         self._take = self._at(shards.keys(shards.turn()), self._limit)
         self._glances = [self._at(keys, 0) for keys in shards.all if keys.shard != self._take.keys.shard]
@@ -481,18 +478,13 @@ class LeaseBatch(Generic[B]):
 
         It claims in one shard; when there was nothing, the next one counts also what there is in the others.
         """
-        spares = self._receiver.spares_leases
-        takes = self._takes()
-        limits_call = self._receiver.limits_call()
-        self._writes_limits = limits_call is not None
-        if limits_call is not None:
-            return [limits_call]
-        self._watcher = watcher = self.listener.watcher
-        looks = []
-        for take in takes:
-            looks.append(take.look(self._call_number, spare_leases=spares(take.keys), watcher=watcher))
+        spares = self.receiver.spares_leases
+        self._watcher = self.listener.watcher
+        calls: list[Request[Any]] = []
+        for take in self._takes():
+            calls += take.look(self._call_number, spare_leases=spares(take.keys), watcher=self._watcher)
             self._call_number = self._call_number.next()
-        return [call for look in looks for call in look]
+        return calls
 
     @contextmanager
     def noting_outages(self) -> Iterator[None]:
@@ -500,7 +492,7 @@ class LeaseBatch(Generic[B]):
         try:
             yield
         except RedisUnavailableError:
-            self._receiver.away(self._receiver.shards.all)
+            self.receiver.away(self.receiver.shards.all)
             raise
 
     def looked(self, answers: Sequence[Any]) -> bool:
@@ -508,30 +500,24 @@ class LeaseBatch(Generic[B]):
         Keep what was claimed; return whether another look is due at once. Raise what was refused.
 
         It is when another shard may have messages: the next look claims there; and when messages were moved after the
-        claim, or the limits alone were written. Shards that are away are left out while others answer.
+        claim. Shards that are away are left out while others answer.
         """
         takes = self._takes()
-        if self._writes_limits:
-            raise_first([*answers])
-            self._receiver.has_written_limits = True
-            return True
         away: dict[Keys, RedisUnavailableError] = {}
         for at, take in enumerate(takes):
             try:
                 take.looked(answers[3 * at :][:3])
-                self._receiver.answered(take.keys, self.lease_seconds)
+                self.receiver.answered(take.keys, self.lease_seconds)
                 if self._watcher:
                     self.listener.note(take.keys, answers[3 * at + 2])
             except RedisUnavailableError as error:
                 away[take.keys] = error
-        self._receiver.away(away)
+        self.receiver.away(away)
         self._glances = [take for take in self._glances if take.keys not in away]
         if self._take.keys in away:
             if self.claimed or not self._glances:
                 raise away[self._take.keys]
-            self._take = self._at(
-                self._glances.pop(self._receiver.shards.turn() % len(self._glances)).keys, self._limit
-            )
+            self._take = self._at(self._glances.pop(self.receiver.shards.turn() % len(self._glances)).keys, self._limit)
             return True
         if self.claimed:
             return False
@@ -552,13 +538,13 @@ class LeaseBatch(Generic[B]):
 
     def over(self) -> None:
         """Note that the last look has its answer: its lane is free."""
-        self._receiver.lanes.give_back(self._call_number)
+        self.receiver.lanes.give_back(self._call_number)
 
     def reader(self) -> BodyReader[Settlement]:
         """Return what reads the bodies of what was claimed."""
         keys = self._take.keys
-        self._held = [Settlement(Delivery(one, b"", BARE, b"")) for one in self.claimed]
-        reader: BodyReader[Settlement] = BodyReader({keys.name: self._receiver.settings.max_body})
+        self._held = [Settlement(Delivery(one)) for one in self.claimed]
+        reader: BodyReader[Settlement] = BodyReader({keys.name: self.receiver.settings.max_body})
         reader.add(keys, self._held)
         return reader
 
@@ -574,7 +560,7 @@ class LeaseBatch(Generic[B]):
                 continue
             delivery = held.delivery
             try:
-                body = settlement.decoded(delivery, self._receiver.codec.decode)
+                body = settlement.decoded(delivery, self.receiver.codec.decode)
             except Exception as error:
                 why = settlement.undecodable(error, queue, delivery.id)
                 held.outcome = settlement.raised(why, delivery.attempt, self._handling)
@@ -595,7 +581,7 @@ class LeaseBatch(Generic[B]):
 
     def release(self) -> list[Call[Settled]]:
         """Return the calls that give everything back unspent."""
-        return self._calls([Settlement(Delivery(one, b"", BARE, b"")) for one in self.claimed])
+        return self._calls([Settlement(Delivery(one)) for one in self.claimed])
 
     def renew(self) -> Call[Settled]:
         """Return the call that extends every lease that still holds."""
@@ -616,7 +602,7 @@ class LeaseBatch(Generic[B]):
         return self._calls(self._held)
 
     def _calls(self, held: list[Settlement]) -> list[Call[Settled]]:
-        return [call for call, _ in settlement.calls(self._take.keys, self._receiver.settings, held)]
+        return [call for call, _ in settlement.calls(self._take.keys, self.receiver.settings, held)]
 
     def _at(self, keys: Keys, limit: int) -> ClaimRound:
         return ClaimRound(keys, limit, self._handling.lease_ms)
@@ -759,6 +745,9 @@ async def _look(
 ) -> None:
     """Look for messages until some are claimed, or the time is over."""
     batch.begin()
+    if limits_call := batch.receiver.limits_call():
+        await client.run(limits_call, for_seconds=TAKE_SECONDS)
+        batch.receiver.has_written_limits = True
     until = time.monotonic() + wait_seconds
     while not batch.given_up:
         again = batch.looked(await client.run_all(batch.look(), for_seconds=TAKE_SECONDS, once_sent=batch.may_detour))

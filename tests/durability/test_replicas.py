@@ -78,7 +78,7 @@ def test_publish_reports_the_replicas_that_it_waited_for(pair, make_queue, call,
 
     assert (receipt.status, receipt.on_disk) == ("published", None)
     assert (receipt.durable, receipt.replicas, waits(pair[0]) - before) == (durable, replicas, asked)
-    eventually(lambda: follower.counts().ready == 1, "the replica has it")
+    eventually(lambda: follower.counts().ready == 2, "the replica has it")
 
 
 @pytest.mark.parametrize("timeout", [0.2, 1.2], ids=["short", "longer than that of a reply"])
