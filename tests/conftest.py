@@ -153,7 +153,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         await read(shards, driver, 0.1)  # the first read of a map
 
     monkeypatch.setattr(Shards, "_read_or_stay", read)
-    for module in ("queue", "publish.publisher"):
+    for module in ("queue", "publish"):
         monkeypatch.setattr(f"reliq.{module}.PUBLISH_SECONDS", 0.1)
 
 
