@@ -54,9 +54,6 @@ _READ = {
 #: A script that knows one of these has the functions of keyed/prelude.lua.
 _KEYED = frozenset({"limits", "ring", "held", "asleep", "rates", "line"})
 
-#: Digest -> text of each script that was read.
-_TEXTS: dict[object, str] = {}
-
 #: How a header names the commands that are run on a key.
 _RUNS = re.compile(r"(\w+):([A-Z]+(?:,[A-Z]+)*)")
 
@@ -124,7 +121,6 @@ def script(name: str, package: str = __name__) -> Script:
         uses |= {("EXISTS", "limits")}
     text = _locals(keys, args, tail_args) + _prelude("prelude.lua")[0] + work
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    _TEXTS[sha] = text
     lead = _lead_of(keys)
     return Script(name, header["move"], keys, tail_keys, args, tail_args, uses, text, sha, keyed_keys, lead)
 
@@ -140,11 +136,6 @@ def _lead_of(names: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
 def _keyed_source(source: str) -> str:
     """Return the text of a script's branch for a queue with keys as it is written."""
     return re.sub(r"^( *)-- keyed: ", r"\1", source, flags=re.MULTILINE)
-
-
-def text_of(sha: object) -> str | None:
-    """Return the text of the script that was read with this digest, None when it is another's, such as a probe of rights."""
-    return _TEXTS.get(sha)
 
 
 def script_names() -> list[str]:

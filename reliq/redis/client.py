@@ -27,44 +27,6 @@ from reliq.redis.url import Target
 from reliq.redis.wakeups import WakeTokens
 from reliq.settings import RECONNECT, seconds_after
 
-
-class Tries:
-    """
-    The further tries at a request, the first at once, until `for_seconds` after its beginning.
-
-    The last one is made at the end of that time, so that a server that is away for no longer fails nothing; where
-    tries take long, no further one is made that would not end in time. Whether a request ran is not known of its last
-    try alone: an earlier one may have been lost on its way back.
-
-    Args:
-        first: the error that the first try ended in.
-        began: when that try began, by the monotonic clock.
-    """
-
-    def __init__(self, for_seconds: float, first: RedisUnavailableError, began: float) -> None:
-        self._for_seconds = for_seconds
-        self._began = began
-        self._maybe_ran = first.maybe_ran
-        self._made = 1
-        self._paused = 0.0
-
-    def pause(self) -> float | None:
-        """Return the seconds until the next try, when one has failed; None when time is over."""
-        self._made += 1
-        since = time.monotonic() - self._began
-        left = self._for_seconds - since - (since - self._paused) / self._made  # a try takes as long as they did so far
-        if left <= 0:
-            return None
-        pause = max(0.0, min(seconds_after(RECONNECT, self._made - 1), left))
-        self._paused += pause
-        return pause
-
-    def mark(self, error: ReliqError) -> None:
-        """Record in an error whether any try may have run."""
-        if isinstance(error, RedisUnavailableError | RedisRefusedError):
-            self._maybe_ran = error.maybe_ran = error.maybe_ran or self._maybe_ran
-
-
 S = TypeVar("S")
 
 
@@ -199,22 +161,33 @@ class AnyClient:
             return answer, error
 
     async def _try(self, make: Callable[[S], Awaitable[T]], asked: S, for_seconds: float) -> T:
-        """Return what `make(asked)` does, tried again until `for_seconds` are over while Redis is away."""
+        """
+        Return what `make(asked)` does, tried again until `for_seconds` are over while Redis is away, the first time at once.
+
+        The last try is made at the end of that time, so that a server that is away for no longer fails nothing; where
+        tries take long, no further one is made that would not end in time. Whether a request ran is not known of its
+        last try alone: an earlier one may have been lost on its way back.
+        """
         began = time.monotonic()
-        try:
-            return await make(asked)
-        except RedisUnavailableError as error:
-            if not for_seconds:
-                raise
-            tries = Tries(for_seconds, error, began)
+        made = 0
+        paused = 0.0
+        maybe_ran = False
         while True:
             try:
                 return await make(asked)
-            except ReliqError as error:
-                tries.mark(error)
-                pause = tries.pause() if isinstance(error, RedisUnavailableError) else None
-                if pause is None:
+            except (RedisUnavailableError, RedisRefusedError) as error:
+                maybe_ran = error.maybe_ran = error.maybe_ran or maybe_ran
+                if not for_seconds or isinstance(error, RedisRefusedError):
                     raise
+                made += 1
+                if made == 1:
+                    continue
+                since = time.monotonic() - began
+                left = for_seconds - since - (since - paused) / made  # a try takes as long as they did so far
+                if left <= 0:
+                    raise
+            pause = max(0.0, min(seconds_after(RECONNECT, made - 1), left))
+            paused += pause
             await self._transport.driver.sleep(pause)
 
     async def _exchange(self, requests: Sequence[Request[Any]], *, together: bool = False) -> list[Any]:
@@ -226,19 +199,20 @@ class AnyClient:
         """
         if self._clock is not None:
             requests = [one.at(self._clock()) for one in requests]
+        replies: list[Any] = []
         try:
             replies = await self._transport.exchange([one.command for one in requests])
-        except (redis.RedisError, OSError) as error:
-            raise translated(requests[0], error) from None
-        unknown = [at for at, reply in enumerate(replies) if isinstance(reply, Exception) and is_unknown_script(reply)]
-        if unknown:
-            again = range(len(requests)) if together else unknown
-            try:
+            unknown = [at for at, one in enumerate(replies) if isinstance(one, Exception) and is_unknown_script(one)]
+            if unknown:
+                again = range(len(requests)) if together else unknown
                 made = await self._transport.exchange([requests[at].command_in_full for at in again])
-            except (redis.RedisError, OSError) as error:
-                made = [error] * len(again)
-            for at, reply in zip(again, made, strict=True):
-                replies[at] = reply
+                for at, reply in zip(again, made, strict=True):
+                    replies[at] = reply
+        except (redis.RedisError, OSError) as error:
+            failure = translated(requests[0], error)
+            if replies and isinstance(failure, RedisUnavailableError):
+                failure.maybe_ran = True  # some have run in the first round trip
+            raise failure from None
         return replies
 
     def _answers(self, requests: Sequence[Request[Any]], replies: Sequence[Any]) -> list[Any]:

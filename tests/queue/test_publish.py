@@ -122,7 +122,7 @@ def test_publish_many_reports_duplicates_and_tombstoned_ids(queue, call):
 
 
 def test_publish_many_sends_limited_numbers_and_bytes_in_a_round_trip(make_queue, call, commands, monkeypatch):
-    monkeypatch.setattr("reliq.publish.CHUNK_BYTES", 2**20)
+    monkeypatch.setattr("reliq.queue.CHUNK_BYTES", 2**20)
     queue, large = make_queue(), make_queue(bytes)
     assert (call(queue, "publish_many", []).published, commands()) == (0, {})
 

@@ -5,10 +5,11 @@ import asyncio
 import pytest
 from lost_scripts import with_scripts_lost
 
-from reliq import Outgoing, Queue
+from reliq import Outgoing, Queue, RedisUnavailableError
 from reliq.lua import script, transitions
 from reliq.lua.transitions import CallNumber
 from reliq.redis.client import AsyncClient, Client
+from reliq.redis.connection import NotSentError, ServerConnections
 from reliq.redis.server import Connection
 
 SECONDS = 5.0
@@ -87,6 +88,23 @@ def test_missing_script_runs_after_the_scripts_that_redis_has(queue, client, kno
     first, second = trips(look(queue.keys, 1), look(queue.keys, 2))
 
     assert (ids(first), first[0][0], ids(second)) == ([], 1, ["m1"])
+
+
+def test_request_may_have_run_when_redis_is_lost_before_the_missing_scripts_run(queue, client, knows, url, monkeypatch):
+    knows(script("promote"))
+    trips = []
+
+    async def send(connections, commands, send=ServerConnections.send):
+        trips.append(commands)
+        if len(trips) > 1:
+            raise NotSentError("gone")
+        return await send(connections, commands)
+
+    monkeypatch.setattr(ServerConnections, "send", send)
+    with pytest.raises(RedisUnavailableError) as raised:
+        Client.to(Connection.to(url).anew(), SECONDS).run_all(look(queue.keys, 1))
+
+    assert raised.value.maybe_ran
 
 
 def test_round_trip_to_a_server_with_the_scripts_sends_digests_only(queue, client, knows, trips):

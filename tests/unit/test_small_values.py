@@ -5,15 +5,19 @@ import os
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import redis
 from hypothesis import given, strategies as st
 
 from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError, UndecodableError, WrongKeyTypeError
 from reliq.events import Cancelled, notify
 from reliq.keys import Keys, Layout, check_id, made_at, new_id
 from reliq.lua.transitions import PARKED_LIMIT, CallSequences, Message
-from reliq.redis.client import Tries
+from reliq.redis import commands
+from reliq.redis.client import AnyClient
+from reliq.redis.connection import BLOCKING, NotSentError, run_blocking
 from reliq.redis.url import check_url, masked
 from reliq.settings import DEFAULT_BACKOFF, seconds_after
 
@@ -303,16 +307,22 @@ def test_default_backoff_is_spread_and_doubles_up_to_an_hour():
 
 
 def test_retries_remember_that_an_earlier_try_may_have_run():
-    last = RedisUnavailableError("away", maybe_ran=False)
+    class Transport:
+        errors = iter([redis.TimeoutError("silence"), *[NotSentError("away")] * 99])
+        driver = SimpleNamespace(sleep=BLOCKING.sleep)
 
-    Tries(1, RedisUnavailableError("silence", maybe_ran=True), 0.0).mark(last)
+        async def exchange(self, _commands):
+            raise next(self.errors)
 
-    assert last.maybe_ran
+    with pytest.raises(RedisUnavailableError) as raised:
+        run_blocking(AnyClient(Transport()).run(commands.server_ms(), for_seconds=0.01))
+
+    assert (str(raised.value), raised.value.maybe_ran) == ("away", True)
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that goes on when somebody sleeps, and the tries of 2 s at what ends in `error` after some time."""
+    """A clock that goes on when somebody sleeps, and the tries of 2 s at a server that is away, each of some time."""
 
     class Clock:
         now = 100.0
@@ -324,24 +334,20 @@ def clock(monkeypatch):
             """Return when each try began, in seconds since the first, until the one that is through."""
             began = []
 
-            def once():
+            async def sleep(seconds):
+                self.sleep(seconds)
+
+            async def exchange(_commands):
                 began.append(self.now - start)
                 self.now += each
                 if began[-1] < back_at:
-                    raise RedisUnavailableError("away")
+                    raise NotSentError("away")
+                return [[b"1", b"0"]]
 
             start = self.now
+            transport = SimpleNamespace(driver=SimpleNamespace(sleep=sleep), exchange=exchange)
             with contextlib.suppress(RedisUnavailableError):
-                once()
-                return began
-            tries = Tries(2.0, RedisUnavailableError("away"), start)
-            pause = 0.0
-            while pause is not None:
-                self.sleep(pause)
-                with contextlib.suppress(RedisUnavailableError):
-                    once()
-                    return began
-                pause = tries.pause()
+                run_blocking(AnyClient(transport).run(commands.server_ms(), for_seconds=2.0))
             return began
 
     clock = Clock()
