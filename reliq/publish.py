@@ -13,7 +13,7 @@ import math
 import time
 import weakref
 from collections import Counter, deque
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -40,7 +40,7 @@ from reliq.text import check_keywords, pluralize, shell_command
 from reliq.wire_format import ENVELOPE_START, MAGIC, NUMBER_LIMIT, check_key, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from reliq.codec import Codec
@@ -74,15 +74,6 @@ def line_of(outgoing: Outgoing[Any]) -> str:
             "keys; give the key more turns with Queue(key_weights={…})"
         )
     return check_key(outgoing.key)
-
-
-def incarnation(outgoing: Outgoing[Any]) -> int | None:
-    """Return the incarnation of a chosen id, None without one; raise ConfigurationError when it is not allowed."""
-    if outgoing.incarnation is None:
-        return None
-    if outgoing.id is None:
-        raise ConfigurationError("incarnation needs an id chosen by you: publish(..., id='order-7', incarnation=1)")
-    return check_int("incarnation", outgoing.incarnation, most=NUMBER_LIMIT - 1)
 
 
 def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
@@ -277,7 +268,13 @@ class Writer:
                     )
             return PreparedMessage(id, payload, terms)
         enqueued = None if outgoing.id is None else made_at(new_id())
-        number = incarnation(outgoing)
+        number = outgoing.incarnation
+        if number is not None:
+            if outgoing.id is None:
+                raise ConfigurationError(
+                    "incarnation needs an id chosen by you: publish(..., id='order-7', incarnation=1)"
+                )
+            check_int("incarnation", number, most=NUMBER_LIMIT - 1)
         line = line_of(outgoing)
         origin = outgoing.origin if isinstance(outgoing, Copied) else None
         start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, number, line, origin)
@@ -357,16 +354,6 @@ class Writer:
         elif outgoing.dedup is not None:
             raise ConfigurationError("dedup needs an id chosen by you: publish(..., id='report-7', dedup=86400)")
         return CallTerms(*when(outgoing.delay, outgoing.at), milliseconds(ttl), retries, window, bool(outgoing.replace))
-
-
-def receipts(
-    orders: list[PreparedMessage], answer: transitions.PublishAnswer, confirmed: Confirmed = NOT_ASKED
-) -> list[Receipt]:
-    """Return the receipt of each order; none when the shard refused the call because a later map binds."""
-    if answer.is_stale:
-        return []
-    due = answer.due_ms / 1000
-    return [Receipt(order.id, answer.refused.get(at, "published"), due, *confirmed) for at, order in enumerate(orders)]
 
 
 #: A process names a queue in a Redis once in this many seconds; a queue is forgotten only after such a time.
@@ -577,15 +564,6 @@ class Router:
         """How many are published, in this and earlier calls."""
         return self._confirmed + sum(receipt.status == "published" for receipt in self._receipts.values())
 
-    @contextmanager
-    def adding_rest(self) -> Iterator[None]:
-        """Add all orders that have no receipt yet to the failure of a part."""
-        try:
-            yield
-        except PublishFailed as failed:
-            failed.orders = self.unsent
-            raise
-
     def looked(self) -> None:
         """
         Route by the map that was read.
@@ -738,8 +716,11 @@ class Sender:
                         raise
                     part = route.asked(part, answers)  # noqa: PLW2901  what is free there
                 if part.orders:
-                    with route.adding_rest():
+                    try:
                         done = await self._call(driver, part, route.confirmed, durability)
+                    except PublishFailed as failed:
+                        failed.orders = route.unsent
+                        raise
                     route.answered(part, done)
         return route.receipts
 
@@ -771,7 +752,11 @@ class Sender:
                 return None
             raise
         self._lanes.give_back(call_number)
-        done = receipts(part.orders, answer, confirmations)
+        due = answer.due_ms / 1000
+        done = [
+            Receipt(order.id, answer.refused.get(at, "published"), due, *confirmations)
+            for at, order in enumerate(() if answer.is_stale else part.orders)
+        ]
         if self._watching and done:
             self._notify_ended(began, Counter(receipt.status for receipt in done))
         return done

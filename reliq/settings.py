@@ -119,11 +119,6 @@ def _format_value(value: object) -> str:
     return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
-def lease_seconds(value: Duration) -> float:
-    """Return the length of a lease in seconds; raise ConfigurationError when it is not allowed."""
-    return seconds("lease", value, least=LEASE_SECONDS[0], most=LEASE_SECONDS[1])
-
-
 def milliseconds(duration: Duration) -> int:
     """Return seconds as whole milliseconds, rounded up: a wait is never cut short."""
     number = duration.total_seconds() if isinstance(duration, timedelta) else duration

@@ -187,8 +187,15 @@ class Connection:
 
     def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Transport:
         """As `wire`, for the running event loop; its connections are closed when the loop ends."""
+        loop = asyncio.get_running_loop()
         with self._lock:
-            return self._transport(ASYNCIO, self._of_loop().by_timeout, timeout_seconds)
+            if loop not in self._loops:
+                for closed in [
+                    known for known in self._loops if known.is_closed()
+                ]:  # and did not end its generators first
+                    del self._loops[closed]
+                self._loops[loop] = _LoopTransports()
+            return self._transport(ASYNCIO, self._loops[loop].by_timeout, timeout_seconds)
 
     def close(self) -> None:
         """Close the blocking connections; they come back when they are used again."""
@@ -245,14 +252,6 @@ class Connection:
             return replies
         finally:
             connection.disconnect()
-
-    def _of_loop(self) -> _LoopTransports:
-        loop = asyncio.get_running_loop()
-        if loop not in self._loops:
-            for closed in [known for known in self._loops if known.is_closed()]:  # and did not end its generators first
-                del self._loops[closed]
-            self._loops[loop] = _LoopTransports()
-        return self._loops[loop]
 
     def _target(self) -> Target:
         client = self._client() if self._client else None
