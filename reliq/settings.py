@@ -16,13 +16,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict
 
 import msgspec
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    wait_exponential,
-    wait_random,
-    wait_random_exponential,
-)
+from tenacity import RetryCallState, Retrying, wait_exponential, wait_random, wait_random_exponential
 
 from reliq.errors import ConfigurationError
 from reliq.message import RETRIES_LIMIT, Duration

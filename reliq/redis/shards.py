@@ -30,13 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from reliq.errors import (
-    ConfigurationError,
-    ProtocolError,
-    RedisRefusedError,
-    RedisUnavailableError,
-    WrongKeyTypeError,
-)
+from reliq.errors import ConfigurationError, ProtocolError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
 from reliq.keys import SHARDS_LIMIT, Keys, Layout, home
 from reliq.redis.commands import Command, read_bytes, read_text, runs
 from reliq.redis.connection import ASYNCIO, Driver
