@@ -156,11 +156,7 @@ class ShardBatch(NamedTuple):
         return self._replace(orders=[self.orders[at] for at in free], places=[self.places[at] for at in free])
 
     def call(
-        self,
-        terms: CallTerms,
-        call_number: transitions.CallNumber,
-        *,
-        remember_ms: int = transitions.REMEMBER_MS,
+        self, terms: CallTerms, call_number: transitions.CallNumber, *, remember_ms: int = transitions.REMEMBER_MS
     ) -> Call[transitions.PublishAnswer]:
         """Return the call that publishes the messages on these terms."""
         lines = [order.line for order in self.orders]
@@ -642,12 +638,7 @@ class Sender:
     """Sends orders through either client."""
 
     def __init__(
-        self,
-        writer: Writer,
-        shards: Shards,
-        lanes: CallSequences,
-        clients: Clients,
-        observers: Sequence[Observer] = (),
+        self, writer: Writer, shards: Shards, lanes: CallSequences, clients: Clients, observers: Sequence[Observer] = ()
     ) -> None:
         self._writer = writer
         self._shards = shards

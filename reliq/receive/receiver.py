@@ -345,12 +345,7 @@ class ClaimRound:
             transitions.promote(self.keys),
             transitions.reclaim(self.keys, spare_leases=spare_leases),
             transitions.claim(
-                self.keys,
-                call_number,
-                limit=self.limit,
-                lease_ms=self.lease_ms,
-                watcher=watcher,
-                spread=self.spread,
+                self.keys, call_number, limit=self.limit, lease_ms=self.lease_ms, watcher=watcher, spread=self.spread
             ),
         ]
 

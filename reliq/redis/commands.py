@@ -442,11 +442,7 @@ def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
 @runs("paused:DEL asleep:ZREM wake:RPUSH,LTRIM")
 def resume_queue(keys: Keys) -> list[Command[Any]]:
     """End the pause of a queue and the sleep of the whole queue: the first two answers are whether there was one."""
-    return [
-        Command(("DEL", keys.paused), bool),
-        Command(("ZREM", keys.asleep, ""), bool),
-        *push_wake_token(keys),
-    ]
+    return [Command(("DEL", keys.paused), bool), Command(("ZREM", keys.asleep, ""), bool), *push_wake_token(keys)]
 
 
 # ---- the registry of queues

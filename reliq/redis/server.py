@@ -75,9 +75,7 @@ def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: st
         secure = "SSL" if is_secure(target) else ""
         kind = getattr(module.sentinel, f"SentinelManaged{secure}Connection")
         manager = module.sentinel.Sentinel(
-            sentinel.sentinels,
-            min_other_sentinels=sentinel.min_other_sentinels,
-            sentinel_kwargs=sentinel.rights | ours,
+            sentinel.sentinels, min_other_sentinels=sentinel.min_other_sentinels, sentinel_kwargs=sentinel.rights | ours
         )
         theirs = {name: value for name, value in theirs.items() if name not in ("host", "port")}
         return module.sentinel.SentinelConnectionPool(

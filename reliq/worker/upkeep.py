@@ -399,11 +399,7 @@ class Janitor:
     """
 
     def __init__(
-        self,
-        client: Client,
-        served: ServedQueues,
-        connection: Connection,
-        workers: Callable[[], int] = lambda: 1,
+        self, client: Client, served: ServedQueues, connection: Connection, workers: Callable[[], int] = lambda: 1
     ) -> None:
         self._client = client
         self._served = served
