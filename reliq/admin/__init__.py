@@ -8,58 +8,29 @@ if TYPE_CHECKING:
     from reliq.admin.acl import AclRule as AclRule
     from reliq.admin.admin import Admin as Admin, ReadOnlyAdmin as ReadOnlyAdmin
     from reliq.admin.aio import AsyncAdmin as AsyncAdmin
-    from reliq.admin.bulk import (
-        MoveResult as MoveResult,
-        OnMoved as OnMoved,
-        OnStep as OnStep,
-        RemoveResult as RemoveResult,
-    )
-    from reliq.admin.calls import Place as Place
-    from reliq.admin.check import (
-        CheckReport as CheckReport,
-        Fault as Fault,
-        FaultKind as FaultKind,
-        FaultName as FaultName,
-        OnProgress as OnProgress,
-    )
+    from reliq.admin.bulk import MoveResult as MoveResult, RemoveResult as RemoveResult
+    from reliq.admin.check import CheckReport as CheckReport, Fault as Fault, FaultKind as FaultKind
     from reliq.admin.dead import (
         DeadGroup as DeadGroup,
         DeadGroups as DeadGroups,
-        GroupBy as GroupBy,
-        OnRedriven as OnRedriven,
         RedriveOptions as RedriveOptions,
         RedriveResult as RedriveResult,
     )
-    from reliq.admin.doctor import Finding as Finding, Verdict as Verdict
+    from reliq.admin.doctor import Finding as Finding
     from reliq.admin.filters import Filter as Filter, LetterFilter as LetterFilter
     from reliq.admin.keys import KeyPage as KeyPage
-    from reliq.admin.messages import (
-        Entry as Entry,
-        EntryMark as EntryMark,
-        MessagePage as MessagePage,
-        OnLetters as OnLetters,
-        OnLook as OnLook,
-        SearchResult as SearchResult,
-    )
-    from reliq.admin.publish import FilePublished as FilePublished, OnBytes as OnBytes, OnError as OnError
+    from reliq.admin.messages import Entry as Entry, MessagePage as MessagePage, SearchResult as SearchResult
+    from reliq.admin.publish import FilePublished as FilePublished
     from reliq.admin.queues import Overview as Overview
     from reliq.admin.rates import MinuteStats as MinuteStats
     from reliq.admin.resharding import PendingMigration as PendingMigration, ShardsView as ShardsView
     from reliq.admin.show import (
-        FinishedKind as FinishedKind,
         FinishedMessage as FinishedMessage,
-        MessageState as MessageState,
         MessageView as MessageView,
         Timeline as Timeline,
         TimelineEvent as TimelineEvent,
-        TimelineKind as TimelineKind,
     )
-    from reliq.admin.watch import (
-        Failure as Failure,
-        QueueSample as QueueSample,
-        RateHistory as RateHistory,
-        Watcher as Watcher,
-    )
+    from reliq.admin.watch import Failure as Failure, QueueSample as QueueSample, Watcher as Watcher
     from reliq.admin.workers import Running as Running, WorkerView as WorkerView
     from reliq.lua.transitions import KeyQueue as KeyQueue, KeyQueues as KeyQueues
     from reliq.metrics.crons import CronState as CronState
@@ -70,7 +41,7 @@ if TYPE_CHECKING:
         StackReport as StackReport,
         Worker as Worker,
     )
-    from reliq.redis.shards import MapState as MapState, ShardMap as ShardMap
+    from reliq.redis.shards import ShardMap as ShardMap
     from reliq.wire_format import FailureNote as FailureNote
 
 if not TYPE_CHECKING:  # a type checker sees every name above, and that there is no other
@@ -80,26 +51,25 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.acl": "AclRule",
             "reliq.admin.admin": "Admin ReadOnlyAdmin",
             "reliq.admin.aio": "AsyncAdmin",
-            "reliq.admin.bulk": "MoveResult OnMoved OnStep RemoveResult",
-            "reliq.admin.calls": "Place",
-            "reliq.admin.check": "CheckReport Fault FaultKind FaultName OnProgress",
-            "reliq.admin.dead": "DeadGroup DeadGroups GroupBy OnRedriven RedriveOptions RedriveResult",
-            "reliq.admin.doctor": "Finding Verdict",
+            "reliq.admin.bulk": "MoveResult RemoveResult",
+            "reliq.admin.check": "CheckReport Fault FaultKind",
+            "reliq.admin.dead": "DeadGroup DeadGroups RedriveOptions RedriveResult",
+            "reliq.admin.doctor": "Finding",
             "reliq.admin.keys": "KeyPage",
             "reliq.admin.filters": "Filter LetterFilter",
-            "reliq.admin.messages": "Entry EntryMark MessagePage OnLetters OnLook SearchResult",
-            "reliq.admin.publish": "FilePublished OnBytes OnError",
+            "reliq.admin.messages": "Entry MessagePage SearchResult",
+            "reliq.admin.publish": "FilePublished",
             "reliq.admin.queues": "Overview",
             "reliq.admin.rates": "MinuteStats",
-            "reliq.admin.watch": "Failure QueueSample RateHistory Watcher",
+            "reliq.admin.watch": "Failure QueueSample Watcher",
             "reliq.metrics.crons": "CronState",
             "reliq.metrics.snapshot": "QueueSnapshot Rates",
-            "reliq.admin.show": "FinishedKind FinishedMessage MessageState MessageView Timeline TimelineEvent TimelineKind",
+            "reliq.admin.show": "FinishedMessage MessageView Timeline TimelineEvent",
             "reliq.admin.workers": "Running WorkerView",
             "reliq.lua.transitions": "KeyQueue KeyQueues",
             "reliq.redis.commands": "HandlerStack RunningJob StackReport Worker",
             "reliq.admin.resharding": "PendingMigration ShardsView",
-            "reliq.redis.shards": "MapState ShardMap",
+            "reliq.redis.shards": "ShardMap",
             "reliq.wire_format": "FailureNote",
         },
     )

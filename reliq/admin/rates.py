@@ -46,6 +46,11 @@ class MinuteStats:
     waiting: int
     oldest: float | None
 
+    @property
+    def rates(self) -> Rates:
+        """The same in messages a second."""
+        return Rates(self.published / 60, self.acked / 60, self.failed / 60, self.dead / 60, over_seconds=60.0)
+
 
 def histories_of(
     session: Session, queues: Sequence[Keys], minutes: int, maps: ShardMaps

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from reliq.admin.show import FinishedMessage
     from reliq.keys import Keys
     from reliq.metrics.crons import CronState
-    from reliq.metrics.snapshot import Selection, ShardMaps
+    from reliq.metrics.snapshot import Rates, Selection, ShardMaps
 
 #: A trend has the rates of this many looks.
 TREND_LOOKS = 120
@@ -29,14 +29,6 @@ TREND_LOOKS = 120
 NOTED_MINUTES = 60
 #: From a queue this many ends are read, and as many errors of messages that are to be delivered again.
 SAMPLE = 40
-
-
-@dataclass(frozen=True, slots=True)
-class RateHistory:
-    """How many messages a second arrived and were acked: of the minutes before the first look, then of each look."""
-
-    arrived: Sequence[float]
-    acked: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +58,14 @@ class QueueSample:
     One look.
 
     Attributes:
-        trends: queue -> how its rates went.
+        trends: queue -> the rates of the minutes before the first look, then those of each look.
         ends: the newest abnormal ends first.
         errors: what living messages failed with, from a sample of each queue, the most frequent first.
         crons: periodic entries, those first that tick next.
     """
 
     overview: Overview
-    trends: Mapping[str, RateHistory]
+    trends: Mapping[str, Sequence[Rates]]
     ends: Sequence[Failure]
     errors: Sequence[Failure]
     crons: Sequence[CronState] = ()
@@ -115,7 +107,7 @@ class Watcher:
         self._queues = queues
         self._maps = maps
         self._last: Overview | None = None
-        self._rates: dict[str, tuple[deque[float], deque[float]]] = {}
+        self._rates: dict[str, deque[Rates]] = {}
 
     def look(self) -> QueueSample:
         """
@@ -132,14 +124,10 @@ class Watcher:
             self._rates = _noted(self._session, queues, self._maps)
         for view in now.queues:
             if view.rates is not None:
-                arrived, acked = self._rates.setdefault(
-                    view.queue, (deque(maxlen=TREND_LOOKS), deque(maxlen=TREND_LOOKS))
-                )
-                arrived.append(view.rates.arrived)
-                acked.append(view.rates.acked)
+                self._rates.setdefault(view.queue, deque(maxlen=TREND_LOOKS)).append(view.rates)
         return QueueSample(
             now,
-            {queue: RateHistory(tuple(arrived), tuple(acked)) for queue, (arrived, acked) in self._rates.items()},
+            {queue: tuple(rates) for queue, rates in self._rates.items()},
             [
                 Failure(keys.name, end, end.reason, end.error)
                 for keys, end in last_ends(self._session, queues, SAMPLE, self._maps)
@@ -162,15 +150,10 @@ class Watcher:
         return sorted(failures, key=lambda one: -one.count)
 
 
-def _noted(session: Session, queues: Sequence[Keys], maps: ShardMaps) -> dict[str, tuple[deque[float], deque[float]]]:
+def _noted(session: Session, queues: Sequence[Keys], maps: ShardMaps) -> dict[str, deque[Rates]]:
     """Return the rates of the minutes that workers have noted, so that a first look has a past."""
-    told = {
-        keys.name: minutes for keys, minutes in histories_of(session, queues, NOTED_MINUTES, maps).items() if minutes
-    }
     return {
-        name: (
-            deque((one.published / 60 for one in minutes), maxlen=TREND_LOOKS),
-            deque((one.acked / 60 for one in minutes), maxlen=TREND_LOOKS),
-        )
-        for name, minutes in told.items()
+        keys.name: deque((minute.rates for minute in minutes), maxlen=TREND_LOOKS)
+        for keys, minutes in histories_of(session, queues, NOTED_MINUTES, maps).items()
+        if minutes
     }

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from reliq.admin import CronState, Failure, QueueSample, QueueSnapshot, RateHistory, RunningJob, Watcher, Worker
+    from reliq.admin import CronState, Failure, QueueSample, QueueSnapshot, Rates, RunningJob, Watcher, Worker
 
 
 #: On a terminal of this many columns a queue has one line instead of two.
@@ -218,7 +218,7 @@ def _sizes(view: QueueSnapshot) -> dict[str, int]:
     return dict(zip(STATE_STYLES, sizes, strict=True))
 
 
-def _picture(view: QueueSnapshot, trends: Mapping[str, RateHistory], width: int) -> Text:
+def _picture(view: QueueSnapshot, trends: Mapping[str, Sequence[Rates]], width: int) -> Text:
     """Return a bar of the states and the trend of the rates; for a paused queue, who paused it."""
     if view.pause is not None:
         return Text(printable(describe_pause(view.pause, time.time()))[: max(0, width)], "black on yellow")
@@ -226,9 +226,9 @@ def _picture(view: QueueSnapshot, trends: Mapping[str, RateHistory], width: int)
     line = Text.assemble(_bar(_sizes(view), bar))
     trend = trends.get(view.queue)
     room = (width - bar - len("  in   acked ")) // 2
-    if trend is not None and room > 0:
-        line.append_text(Text.assemble("  in ", (_spark(trend.arrived, room), "cyan")))
-        line.append_text(Text.assemble(" acked ", (_spark(trend.acked, room), "green")))
+    if trend and room > 0:
+        line.append_text(Text.assemble("  in ", (_spark([rates.arrived for rates in trend], room), "cyan")))
+        line.append_text(Text.assemble(" acked ", (_spark([rates.acked for rates in trend], room), "green")))
     return line
 
 

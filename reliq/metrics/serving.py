@@ -6,6 +6,7 @@ import errno
 import gzip
 import logging
 import os
+import re
 import socket
 import socketserver
 import threading
@@ -58,6 +59,8 @@ GZIP_BYTES = 1400
 GZIP_LEVEL = 1
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PLAIN = "text/plain; charset=utf-8"
+#: An Accept-Encoding header that allows gzip: named, and not with the quality 0.
+_GZIP = re.compile(r"(?:^|,)\s*gzip\s*(?:$|,|;(?!\s*q\s*=\s*0(?:\.0*)?\s*(?:$|,)))", re.IGNORECASE)
 #: A registry that a user hands in, for our metrics beside theirs.
 Registry = CollectorRegistry
 
@@ -205,22 +208,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        if len(body) > GZIP_BYTES and _takes_gzip(self.headers.get("Accept-Encoding", "")):
+        if len(body) > GZIP_BYTES and _GZIP.search(self.headers.get("Accept-Encoding", "")):
             body = gzip.compress(body, GZIP_LEVEL)
             self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-
-def _takes_gzip(accepted: str) -> bool:
-    """Say whether an Accept-Encoding header allows gzip."""
-    for encoding in accepted.lower().split(","):
-        name, _, quality = encoding.partition(";")
-        if name.strip() == "gzip":
-            return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return False
 
 
 def queue_collector(connection: Connection, queues: Sequence[Keys] = (), *, with_queues: bool = True) -> QueueCollector:

@@ -11,7 +11,7 @@ from required import module_of_ci
 ROOT = Path(__file__).parents[2]
 
 GOOD = """
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypedDict, assert_type
 
 from reliq import AsyncAdmin, BulkResult, CancelStatus, Consumer, Duration, Durability, Event, Job, Letter, Nack
 from reliq import Observer, Outgoing, PublishOptions, Queue, Receipt, Received, Reject, Snooze
-from reliq.admin import Filter, LetterFilter, OnStep, Overview, RemoveResult
+from reliq.admin import Filter, LetterFilter, Overview, RemoveResult
 from reliq.events import Acked
 from reliq.testing import DrainResult, Published, Reliq, isolated
 
@@ -148,7 +148,7 @@ def later(order: Order, options: PublishOptions) -> Receipt:
 def step(looked: int, done: RemoveResult) -> None: ...
 
 
-STEPS: OnStep = step
+STEPS: Callable[[int, RemoveResult], None] = step
 
 
 async def of_an_operator(desk: AsyncAdmin) -> CancelStatus:
