@@ -230,8 +230,8 @@ def url(route: str, **params: Any) -> str:
 
 
 def answer(pages: Pages, route: Route) -> None:
-    """Answer a request of the browser for a page or a file of its style; the stream never begins."""
-    name = route.request.url.removeprefix(ORIGIN).removeprefix("/")
+    """Answer a request of the browser for a page or a file of its style; it is pictured before its first refresh."""
+    name = route.request.url.removeprefix(ORIGIN).removeprefix("/").partition("?")[0]
     if name in PICTURES:
         template, fields, _ = PICTURES[name]
         route.fulfill(

@@ -38,7 +38,6 @@ HEADERS = {
     "Referrer-Policy": "same-origin",  # with no-referrer, a browser sends `Origin: null` with our own forms over plain HTTP
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
 }
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: A cookie is good for this many seconds.
@@ -61,7 +60,9 @@ class HeaderGuard:
 
         async def with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("Cache-Control", "no-store")
+                headers.update(HEADERS)
             await send(message)
 
         await self._app(scope, receive, with_headers)

@@ -43,8 +43,7 @@ from reliq.web.access import (
     is_known_host,
     visitor_of,
 )
-from reliq.web.live import Part, Stream
-from reliq.web.pages import LIVE, rendered
+from reliq.web.pages import STATIC
 from reliq.web.request import Fields, PageError, RequestContext
 from reliq.web.site import Site
 
@@ -127,9 +126,8 @@ PAGES = (
     WebPage("stacks", "/workers/{id}/stacks", Access.WRITE, actions.stacks, "POST"),
     WebPage("stop", "/progress/{id}/stop", Access.READ, actions.stop, "POST"),
 )
-#: The addresses that the application answers itself: the stream, and those that need no access.
+#: The addresses that the application answers itself; they need no access.
 OTHERS = {
-    "live": "/stream",
     "login": "/login",
     "enter": "/enter/{once}",
     "logout": "/logout",
@@ -139,7 +137,6 @@ OTHERS = {
 PATHS = {page.name: page.path for page in PAGES} | OTHERS
 
 
-STATIC = Path(__file__).parent / "static"
 #: A form has at most this many bytes.
 FORM_BYTES = 65_536
 #: A form must arrive within this many seconds.
@@ -154,6 +151,16 @@ VISITOR = "reliq.visitor"
 #: Under this key a scope keeps what it was before it came here: `request.app` is that of the application in which the
 #: page is mounted.
 HOST = "reliq.host"
+
+
+class KeptFiles(StaticFiles):
+    """Files that a browser keeps: their addresses have a digest of their contents."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        """Return a file."""
+        response = super().file_response(*args, **options)
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response
 
 
 class Application:
@@ -173,12 +180,11 @@ class Application:
             for page in PAGES
         ]
         routes += [
-            Route(OTHERS["live"], self._safe(self._stream)),
             Route(OTHERS["login"], self._safe(self._login), methods=["GET", "POST"]),
             Route(OTHERS["enter"], self._safe(self._enter), methods=["GET", "POST"]),
             Route(OTHERS["logout"], self._safe(self._logout), methods=["POST"]),
             Route(OTHERS["health"], self._health),
-            Mount("/static", StaticFiles(directory=STATIC)),
+            Mount("/static", KeptFiles(directory=STATIC)),
         ]
         inner = Starlette(routes=routes, exception_handlers={HTTPException: self._missing})
         inner.router.redirect_slashes = False
@@ -214,14 +220,11 @@ class Application:
             )
 
     async def _page(self, page: WebPage, request: Request) -> Response:
-        return await in_thread(page.answer, await self._allowed(request, page.name, page.needs))
-
-    async def _allowed(self, request: Request, route: str, needs: Access) -> RequestContext:
-        """Return the request as pages see it; raise PageError when it is not allowed."""
         visitor = request.scope[VISITOR] = await self._visitor(request)
-        if not visitor.may(needs):
-            raise self._not_allowed(visitor, needs)
-        return self._context(request, route, request.scope["query_string"], await _form(request))
+        if not visitor.may(page.needs):
+            raise self._not_allowed(visitor, page.needs)
+        context = self._context(request, page.name, request.scope["query_string"], await _form(request))
+        return await in_thread(page.answer, context)
 
     async def _visitor(self, request: Request) -> Visitor:
         """Return who makes a request; an exception of the resolver is logged and not shown."""
@@ -252,19 +255,6 @@ class Application:
             asker=_asker(request),
             may_log_out=self.site.token is not None and self.site.token.cookie in request.cookies,
         )
-
-    async def _stream(self, request: Request) -> Stream:
-        context = await self._allowed(request, "live", Access.READ)
-        query = context.query
-        part = Part(query.text("page"), query.text("queue") or query.text("id"), query.text("layout"), context.root)
-        if part.page not in LIVE:
-            raise PageError(404, "There is no such stream", f"There are {', '.join(LIVE)}.")
-        if request.method != "GET":
-            raise PageError(405, "A stream has no head")
-        visitor = f"{context.visitor.who}@{context.asker}"
-        if not self.site.live.has_room(part, visitor):
-            raise PageError(429, "Too many are watching", "This page is as new as its last reload.")
-        return Stream(self.site.live, part, visitor)
 
     async def _login(self, request: Request) -> Response:
         token = self._token()
@@ -331,12 +321,8 @@ class Application:
         """Return the page that says why there is no other."""
         context = self._context(request, "")
         refusal = _refusal(error, request.method)
-        if (
-            self._login_url
-            and refusal.status == HTTPStatus.FORBIDDEN
-            and not context.visitor.access
-            and request.method in SAFE_METHODS
-        ):
+        is_safe = request.method in SAFE_METHODS
+        if self._login_url and refusal.status == HTTPStatus.FORBIDDEN and not context.visitor.access and is_safe:
             return RedirectResponse(f"{self._login_url}?{urlencode({'next': request.url.path})}", 303)
         if refusal.status == HTTPStatus.UNAUTHORIZED:
             response = context.page("login.html", refusal.status, failed=bool(refusal.detail))
@@ -349,7 +335,7 @@ class Application:
             heading=refusal.heading,
             detail=refusal.detail,
             advice=list(refusal.advice),
-            retry_seconds=RETRY_SECONDS if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE else 0,
+            retry_seconds=RETRY_SECONDS if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE and is_safe else 0,
         )
 
 
@@ -442,5 +428,5 @@ def app(
             "say who may see the page: access=..., which is called with each request, or token=..."
         )
     logger.addFilter(limiter)
-    site = Site(admin, access, Token(token) if token else None, visitor_of(grants), title, PATHS, rendered)
+    site = Site(admin, access, Token(token) if token else None, visitor_of(grants), title, PATHS)
     return Application(site, login, hosts)

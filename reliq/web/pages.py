@@ -1,8 +1,8 @@
-"""The pages that show something: their contents, the parts of them that stay live, and how templates render them."""
+"""The pages that show something: their contents, and how templates render them."""
 
 from __future__ import annotations
 
-import logging
+import hashlib
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,28 +15,27 @@ from markupsafe import Markup
 from reliq.admin.screens import account as account_of, format_missing, format_number, format_rate, pretty, start_of
 from reliq.admin.show import story_of
 from reliq.admin.workers import running_in
-from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
+from reliq.errors import ConfigurationError
 from reliq.message import DEATH_REASONS
 from reliq.redis.commands import BEAT_SECONDS
 from reliq.text import clamp_time, format_duration, pluralize, printable, shell_command
-from reliq.web.access import Access, Visitor
 from reliq.web.render import Sparkline, ages, cron_marks, is_unwatched, marks, redacted, share
-from reliq.web.request import Fields, PageError, RequestContext
+from reliq.web.request import PageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
     from jinja2.runtime import Context
     from starlette.responses import Response
 
     from reliq.admin import Failure, MessagePage, QueueSnapshot, SearchResult
-    from reliq.web.live import Part
-    from reliq.web.site import Now, Site
-
-
-logger = logging.getLogger(__name__)
+    from reliq.web.request import RequestContext
+    from reliq.web.site import Now
 
 TEMPLATES = Path(__file__).parent / "templates"
+STATIC = Path(__file__).parent / "static"
+#: File of a page -> its digest, which its address has: browsers keep the file for ever.
+DIGESTS = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in STATIC.iterdir()}
 #: A page of dead letters groups the newest letters that can be read in this many seconds.
 GROUPS_SECONDS = 0.05
 #: The same, when a visitor asks to look further.
@@ -49,12 +48,25 @@ SILENT_SECONDS = 2 * BEAT_SECONDS
 
 def queues(context: RequestContext) -> Response:
     """Show every queue at a glance."""
-    return context.page("queues.html", **_queues(context, context.site.last.get()))
+    now = context.site.last.get()
+    return context.page("queues.html", overview=now.overview, histories=now.histories)
 
 
 def queue(context: RequestContext) -> Response:
     """Show one queue: where its messages are, and who works on it."""
-    return context.page("queue.html", **_queue(context, context.site.last.get()))
+    now = context.site.last.get()
+    view = view_of(context, now)
+    failures: Counter[Failure] = Counter()  # without the texts of their errors; those alike are counted together
+    for failure in now.moment.errors:
+        if failure.queue == view.queue:
+            failures[replace(failure, error="", count=0)] += failure.count
+    return context.page(
+        "queue.html",
+        view=view,
+        history=now.histories.get(view.queue, ()),
+        running=running_in(list(now.overview.workers or ()), view.queue),
+        failures=[replace(failure, count=count) for failure, count in failures.most_common()],
+    )
 
 
 def keys(context: RequestContext) -> Response:
@@ -82,17 +94,18 @@ def keys(context: RequestContext) -> Response:
 
 def workers(context: RequestContext) -> Response:
     """Show who is alive, and what runs where."""
-    return context.page("workers.html", **_workers(context, context.site.last.get()))
+    return context.page("workers.html", workers=context.site.last.get().overview.workers)
 
 
 def worker(context: RequestContext) -> Response:
     """Show one worker process, and where its handlers stood when somebody asked."""
-    return context.page("worker.html", **_worker(context))
+    worker = context.admin.worker(context.path["id"])
+    return context.page("worker.html", worker=worker, silent_seconds=SILENT_SECONDS)
 
 
 def crons(context: RequestContext) -> Response:
     """Show every periodic entry: when it ticks next, and what was missed or skipped."""
-    return context.page("crons.html", **_crons(context, context.site.last.get()))
+    return context.page("crons.html", entries=context.site.last.get().moment.crons)
 
 
 def cron(context: RequestContext) -> Response:
@@ -106,7 +119,10 @@ def cron(context: RequestContext) -> Response:
 
 def task(context: RequestContext) -> Response:
     """Show one write that takes a while, and how far it is."""
-    return context.page("task.html", **_task(context))
+    task = context.site.tasks.get(context.path["id"])
+    if task is None:
+        raise PageError(404, "There is no such work", "It has long ended, or was begun by another process.")
+    return context.page("task.html", task=task)
 
 
 def tasks(context: RequestContext) -> Response:
@@ -198,85 +214,6 @@ def doctor(context: RequestContext) -> Response:
     return context.page("doctor.html", findings=context.admin.doctor())
 
 
-def rendered(site: Site, parts: Iterable[Part]) -> Mapping[Part, str]:
-    """
-    Look at Redis once, and return each part as HTML.
-
-    A part is left out whose queue or task is gone, or which Redis refuses: the others have other viewers.
-    """
-    now = site.last.get()
-    texts = {}
-    for part in parts:
-        context = RequestContext(
-            site=site,
-            route=part.page,
-            visitor=Visitor(Access.READ),  # a part is the same for all its viewers
-            path={"queue": part.of, "id": part.of},
-            query=Fields(b"layout=" + part.layout.encode("ascii", "replace")),
-            form=Fields(b""),
-            root=part.root,
-            asker="",
-            may_log_out=False,
-        )
-        try:
-            texts[part] = context.text(f"live/{part.page}.html", **LIVE[part.page](context, now))
-        except (ConfigurationError, RedisRefusedError, PageError):
-            continue
-        except RedisUnavailableError:
-            raise
-        except Exception:
-            logger.exception("the live part of the page %s failed", part.page)
-    return texts
-
-
-def _queues(_context: RequestContext, now: Now) -> dict[str, Any]:
-    return {"overview": now.overview, "histories": now.histories}
-
-
-def _queue(context: RequestContext, now: Now) -> dict[str, Any]:
-    view = view_of(context, now)
-    failures: Counter[Failure] = Counter()  # without the texts of their errors; those alike are counted together
-    for failure in now.moment.errors:
-        if failure.queue == view.queue:
-            failures[replace(failure, error="", count=0)] += failure.count
-    return {
-        "view": view,
-        "history": now.histories.get(view.queue, ()),
-        "running": running_in(list(now.overview.workers or ()), view.queue),
-        "failures": [replace(failure, count=count) for failure, count in failures.most_common()],
-    }
-
-
-def _workers(_context: RequestContext, now: Now) -> dict[str, Any]:
-    return {"workers": now.overview.workers}
-
-
-def _crons(_context: RequestContext, now: Now) -> dict[str, Any]:
-    return {"entries": now.moment.crons}
-
-
-def _worker(context: RequestContext, _now: Now | None = None) -> dict[str, Any]:
-    return {"worker": context.admin.worker(context.path["id"]), "silent_seconds": SILENT_SECONDS}
-
-
-def _task(context: RequestContext, _now: Now | None = None) -> dict[str, Any]:
-    task = context.site.tasks.get(context.path["id"])
-    if task is None:
-        raise PageError(404, "There is no such work", "It has long ended, or was begun by another process.")
-    return {"task": task}
-
-
-#: The part of a page that goes on changing -> what it shows.
-LIVE: Mapping[str, Callable[[RequestContext, Now], dict[str, Any]]] = {
-    "queues": _queues,
-    "queue": _queue,
-    "workers": _workers,
-    "worker": _worker,
-    "crons": _crons,
-    "task": _task,
-}
-
-
 def view_of(context: RequestContext, now: Now) -> QueueSnapshot:
     """Return the queue of the address; raise ConfigurationError when there is none."""
     layout = context.query.text("layout") or "reliq"
@@ -326,10 +263,11 @@ class Pages:
             cron_marks=cron_marks,
             is_unwatched=is_unwatched,
             typed=shell_command,
+            digests=DIGESTS,
         )
 
     def render(self, template: str, **context: Any) -> str:
-        """Return a template's HTML: a whole page, or the live part of one, whose name begins with `live/`."""
+        """Return a template's HTML."""
         return self._jinja.get_template(template).render(context)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Connections that wait to be accepted.
 WAITING_CONNECTIONS = 128
-#: Connections that are open at once, streams included.
+#: Connections that are open at once.
 CONNECTIONS_LIMIT = 256
 #: The head of a request must arrive within this many seconds, and a client must read on within as many.
 HEADER_SECONDS = 10.0
@@ -107,7 +107,7 @@ class LimitedConnection(H11Protocol):
 
 class PageServer(uvicorn.Server):
     """
-    Serves the page; its streams end when it stops.
+    Serves the page.
 
     Args:
         proxy: the addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto count, with commas between; None
@@ -132,12 +132,6 @@ class PageServer(uvicorn.Server):
                 timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
             )
         )
-        self._live = app.site.live
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams, which would go on for ever, and wait for all other answers."""
-        self._live.close()
-        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -13,18 +13,16 @@ from reliq.errors import RedisUnavailableError
 from reliq.keys import Layout
 from reliq.web.access import Visitor, bearer_of, visitor_of
 from reliq.web.actions import BackgroundTasks
-from reliq.web.live import Live
 from reliq.web.pages import Pages
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from starlette.requests import Request
 
     from reliq.admin import MinuteStats, Overview, QueueSample
     from reliq.redis.url import Target
     from reliq.web.access import Access, Token
-    from reliq.web.live import Part
 
     #: It says what a request may; the visitor's name comes with `Access.by`.
     Resolver = Callable[[Request], Access | Visitor | Awaitable[Access | Visitor]]
@@ -56,7 +54,7 @@ class Now:
 
 
 class LastSample:
-    """The last look at every queue, for pages and streams alike."""
+    """The last look at every queue: many pages that poll cost Redis one look a second."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
@@ -118,7 +116,6 @@ class Site:
         bearer: Visitor,
         title: str,
         paths: Mapping[str, str],
-        render: Callable[[Site, Iterable[Part]], Mapping[Part, str]],
     ) -> None:
         self._admin = admin if isinstance(admin, Admin) else Admin(admin)
         self._resolver = resolver
@@ -128,7 +125,6 @@ class Site:
         self.pages = Pages(title)
         self.tasks = BackgroundTasks()
         self.last = LastSample(self._admin)
-        self.live = Live(lambda parts: render(self, parts), FRESH_SECONDS)
 
     @property
     def place(self) -> str:

@@ -14,9 +14,9 @@ from reliq.web.serve import PageServer, listen
 TOKEN = "a token that nobody guesses"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 EVERYTHING = Access.WRITE | Access.BODIES
-#: A link of a page, but for those of forms and of streams, which do not end.
-FORMS = "stream|pause|resume|limits|purge|cancel|reschedule|redrive|delete|check|logout"
-LINK = rf'(?:href|src|action|data-live)="(?!#|[^"]*/(?:{FORMS}))([^"]+)"'
+#: A link of a page, but for those of forms.
+FORMS = "pause|resume|limits|purge|cancel|reschedule|redrive|delete|check|logout"
+LINK = rf'(?:href|src|action)="(?!#|[^"]*/(?:{FORMS}))([^"]+)"'
 
 
 class Site:
@@ -24,7 +24,7 @@ class Site:
     One page at one address.
 
     Attributes:
-        app: of the page; `shared` has its streams and background tasks.
+        app: of the page; `shared` has its background tasks.
         url: where it is served, without a slash at the end.
     """
 

@@ -63,7 +63,7 @@ def test_no_address_outside_the_table_is_open(levels):
     client = levels.client()
     others = {name: client.get(path.replace("{path:path}", "reliq.css")).status_code for name, path in OTHERS.items()}
 
-    assert others == {"live": 401, "login": 200, "enter": 401, "logout": 405, "health": 200, "static": 200}
+    assert others == {"login": 200, "enter": 401, "logout": 405, "health": 200, "static": 200}
     assert client.get("/nothing").status_code == 404
     assert client.get("/static/../pages.py").status_code == 404
 
@@ -76,6 +76,10 @@ def test_every_answer_even_an_error_has_the_security_headers(orders, levels):
 
     assert [one.status_code for one in answers] == [200, 404, 404, 200, 404, 200, 403, 405, 500]
     assert [{name: one.headers.get(name) for name in HEADERS} for one in answers] == [HEADERS] * len(answers)
+    kept = "public, max-age=31536000, immutable"
+    assert [one.headers["cache-control"] for one in answers] == [
+        kept if one is answers[3] else "no-store" for one in answers
+    ]
     assert "unsafe" not in HEADERS["Content-Security-Policy"]
 
 

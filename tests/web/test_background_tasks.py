@@ -1,13 +1,11 @@
 """Writes that take a while: how far they are, how they end, and that they can be stopped."""
 
-import asyncio
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from streams import viewing
 from waiting import eventually
 
 from reliq import Queue
@@ -50,18 +48,14 @@ def test_slow_redrive_shows_its_progress_and_two_visitors_stop_it_between_steps(
     location = browser.post("/queues/orders/dead/redrive", data={"rate": "0.2", "delay": "1h"}).headers["location"]
     id = location.rpartition("/")[2]
 
-    async def watch():
-        async with viewing(site, f"/stream?page=task&id={id}") as viewer:
-            some = await viewer.event()
-            stops = [asyncio.to_thread(visitor.post, f"{location}/stop") for visitor in (browser, other)]
-            stopped = [stop.status_code for stop in await asyncio.gather(*stops)]
-            return some, stopped, await viewer.until(lambda event: "data-finished" in event.data)
-
-    some, stopped, last = asyncio.run(watch())
+    running = browser.get(location).text
+    eventually(lambda: admin.size("orders", "pending"), "a letter is redriven")
+    stopped = [visitor.post(f"{location}/stop").status_code for visitor in (browser, other)]
+    eventually(lambda: 'data-live="task"' not in browser.get(location).text, "it has stopped")
     task = site.shared.tasks.get(id)
 
-    assert "running" in some.data
-    assert "stopped" in last.data
+    assert 'data-live="task"' in running
+    assert ">stopped<" in browser.get(location).text
     assert (stopped, task.state, site.shared.tasks.stop(id)) == ([303, 303], "stopped", False)
     assert 0 < admin.size("orders", "pending") < 30
     assert task.outcome == f"{admin.size('orders', 'pending')} redriven"

@@ -14,7 +14,7 @@ from required import module_of_ci
 from site_page import TOKEN, site_of
 from waiting import eventually
 
-from reliq.admin import session
+from reliq.admin import Admin, session
 from reliq.testing.server import EmbeddedRedis
 from reliq.web import Access
 
@@ -109,7 +109,7 @@ def window(windows):
     page = windows["script"]
     look(page, 1440, "light")
     yield page
-    page.goto("about:blank")  # it leaves the stream
+    page.goto("about:blank")  # it polls no longer
 
 
 def look(page, width, scheme):
@@ -186,6 +186,35 @@ def test_live_page_keeps_the_focus_and_can_be_stopped(window, address, redis_url
     expect(live).to_have_text("stopped")
     live.click()
     expect(live).to_have_text("live")
+
+
+def test_live_page_changes_without_a_reload_and_keeps_a_form_half_filled_in(window, address, redis_url):
+    window.goto(address + "/queues/reports")
+    window.evaluate("window.mark = 'not reloaded'")
+    window.get_by_role("searchbox").fill("an id half ty")
+
+    Admin(redis_url).publish("reports", b"{}", delay=86_400)
+
+    expect(window.locator(".picture a", has_text="pending").locator(".count")).to_have_text("1")
+    assert window.evaluate("window.mark") == "not reloaded"
+    assert window.get_by_role("searchbox").input_value() == "an id half ty"
+    assert window.evaluate("document.activeElement.id") == "find"
+
+
+def test_hidden_page_asks_for_nothing_until_it_is_seen_again(windows, address):
+    page, asked = windows["script"].context.browser.new_page(), []
+    page.clock.install()
+    page.goto(address)
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    page.clock.run_for(60_000)
+    while_hidden = [url for url in asked if "/static/" not in url]
+    page.evaluate("delete document.hidden")
+    with page.expect_request(f"{address}/", timeout=PATIENCE_MS):
+        page.clock.run_for(2000)
+    page.close()
+
+    assert while_hidden == []
 
 
 def test_keyboard_reaches_search_rows_and_content(window, address):
@@ -274,7 +303,7 @@ def test_reader_gets_no_body_and_no_form_that_writes(window, redis_url, paths):
             assert [form for form in re.findall(r'method="post" action="([^"]*)"', html) if "/check" not in form] == []
         window.goto(elsewhere)
         expect(window.locator(".about")).to_contain_text("read-only")
-        window.goto("about:blank")  # it leaves the stream
+        window.goto("about:blank")  # its server ends
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", FAR_HOST])
@@ -299,7 +328,6 @@ def test_person_logs_in_pauses_a_queue_and_logs_out(windows, redis_url, script, 
 
 
 def test_page_reports_an_outage_of_redis_and_recovers(window, server_path, monkeypatch):
-    monkeypatch.setattr("reliq.web.application.RETRY_SECONDS", 1)
     monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
     with EmbeddedRedis(server=server_path, port=free_port()) as server:
         publish_seven(server.url, "orders")
@@ -307,9 +335,15 @@ def test_page_reports_an_outage_of_redis_and_recovers(window, server_path, monke
             window.goto(address)
             expect(window.locator("#live")).to_have_text("live")
             server.kill()
-            expect(window.locator("#live.away")).to_contain_text("stands still")
+            expect(window.locator("#live.away")).to_contain_text("could not refresh: Redis does not answer")
             expect(cell(window, "orders", "ready")).to_have_text("7")
+            server.start()
+            expect(window.locator("#live")).to_have_text("live")
+            publish_seven(server.url, "later")
+            expect(cell(window, "later", "ready")).to_have_text("7")
 
+            server.kill()
+            expect(window.locator("#live.away")).to_contain_text("could not refresh")
             window.goto(address)
             expect(window.locator("body")).to_contain_text("503")
             server.start()

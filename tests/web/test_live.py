@@ -1,28 +1,22 @@
-"""Streams: one look a second whoever watches, the newest alone for who is slow, and Redis may be away."""
+"""Pages that poll: one look a second at Redis however many are open, and Redis may be away."""
 
 import asyncio
-import itertools
-from contextlib import AsyncExitStack
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from anyio import to_thread
 from listener import Listener
 from ports import free_port
 from site_page import site_of
-from streams import events_of, viewing
-from waiting import eventually
 
-from reliq import Admin, Layout, Queue, RedisUnavailableError
+from reliq import Admin, RedisUnavailableError
 from reliq.admin import session
 from reliq.testing.server import EmbeddedRedis
-from reliq.web import live, site as web_site
+from reliq.web import site as web_site
 from reliq.web.application import in_thread
-from reliq.web.live import EVENTS_LIMIT, Live, Part
-from reliq.web.pages import LIVE
 from reliq.web.site import LastSample
 
 pytestmark = pytest.mark.slow
-PART = Part("queues", "", "", "")
 VIEWERS = 50
 
 
@@ -31,41 +25,18 @@ def looks_at_redis(client):
     return client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
 
 
-def test_fifty_viewers_share_each_look_and_the_last_to_leave_ends_them(orders, site, client):
-    site.program().get("/")  # the script is known from here on
-    live, before, first = site.shared.live, looks_at_redis(client), site.shared.live.number
-
-    async def watch():
-        async with AsyncExitStack() as stack:
-            viewers = [await stack.enter_async_context(viewing(site, "/stream?page=queues")) for _ in range(VIEWERS)]
-            events = await asyncio.gather(*(viewer.until(lambda one: one.number >= first + 2) for viewer in viewers))
-            return events, live.viewers
-
-    events, viewers = asyncio.run(watch())
-    eventually(lambda: not live.is_looking, "the last look ends when the last viewer has left")
-
-    assert viewers == VIEWERS
-    assert len({(event.number, event.data) for event in events}) == len({event.number for event in events})
-    assert 1 <= looks_at_redis(client) - before <= live.number - first + 1
-
-
-def test_pages_requested_at_once_share_a_look(orders, site, client, monkeypatch):
-    monkeypatch.setattr(web_site, "FRESH_SECONDS", 3600)
+@pytest.mark.parametrize(("fresh", "most"), [(3600, 0), (-1, VIEWERS)], ids=["one second", "another second"])
+def test_pages_polled_at_once_share_a_look(fresh, most, orders, site, client, monkeypatch):
     program = site.program()
-    program.get("/")
+    program.get("/")  # the script is known from here on
+    monkeypatch.setattr(web_site, "FRESH_SECONDS", fresh)
     before = looks_at_redis(client)
-    for _ in range(20):
-        program.get("/")
+    with ThreadPoolExecutor(VIEWERS) as viewers:
+        paths = ["/", "/queues/orders"] * (VIEWERS // 2)
+        statuses = set(viewers.map(lambda path: program.get(path).status_code, paths))
 
-    assert looks_at_redis(client) == before
-
-
-def test_stream_shows_a_queue_of_another_layout(url, site):
-    Queue("legacy", bytes, url=url, layout=Layout.hdt3213()).publish(b"x")
-
-    [event] = events_of(site, "/stream?page=queue&queue=legacy&layout=hdt3213", 1)
-
-    assert "legacy" in event.data
+    assert statuses == {200}
+    assert looks_at_redis(client) - before == most
 
 
 @pytest.mark.parametrize(("old_after", "arrived"), [(3600, True), (-1, False)], ids=["recent", "old"])
@@ -80,80 +51,23 @@ def test_rates_count_from_the_last_look_unless_it_is_old(orders, admin, monkeypa
     assert bool(view.rates and view.rates.arrived) == arrived
 
 
-def test_viewer_who_leaves_leaves_no_task(orders, site):
-    before = site.tasks()
-
-    async def come_and_go():
-        async with viewing(site, "/stream?page=queue&queue=orders") as viewer:
-            await viewer.event()
-            return site.tasks() - before
-
-    assert len(asyncio.run(come_and_go())) >= 2
-    eventually(lambda: site.tasks() <= before and not site.shared.live.viewers, "its tasks have ended")
-
-
-def test_slow_viewer_of_failing_looks_gets_the_newest_alone_until_its_stream_ends(caplog):
-    """A stream ends so that the browser asks for access again."""
-    numbers = itertools.count(1)
-
-    def render(parts):
-        number = next(numbers)
-        if number == 2:
-            raise RuntimeError("a secret")
-        return dict.fromkeys(parts, f"look {number}")
-
-    async def watch():
-        live = Live(render, 0)
-        live.join(PART)
-        events = live.events(PART)
-        seen = [await anext(events) for _ in range(3)]
-        slow = live.number + 3
-        while live.number < slow:  # noqa: ASYNC110  what passes is looks, not time
-            await asyncio.sleep(0)
-        seen += [event async for event in events]
-        live.leave(PART)
-        assert not live.is_looking
-        return seen, slow
-
-    (again, first, failed, later, *others), slow = asyncio.run(watch())
-
-    assert again == "retry: 2000\n\n"
-    assert "look 1\n" in first
-    assert failed.startswith("event: away")
-    assert "secret" not in failed
-    assert "a secret" in caplog.text
-    assert int(later.split("look ")[1].split()[0]) > slow
-    assert len(others) == EVENTS_LIMIT - 3
-
-
-def test_pages_and_streams_report_an_outage_of_redis_and_recover(server_path, monkeypatch):
+def test_pages_report_an_outage_of_redis_and_recover(server_path, monkeypatch):
     monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
-
-    async def watch():
-        async with viewing(site, "/stream?page=queues") as viewer:
-            before = await viewer.until(lambda one: one.kind == "message")
-            await asyncio.to_thread(server.kill)
-            away = await viewer.until(lambda one: one.kind == "away")
-            page = await asyncio.to_thread(program.get, "/queues/orders")
-            form = await asyncio.to_thread(program.post, "/queues/orders/pause")
-            await asyncio.to_thread(server.start)
-            await asyncio.to_thread(queue.publish, "y")
-            after = await viewer.until(lambda one: one.kind == "message")
-            return before, away, page, form, after
-
+    monkeypatch.setattr(web_site, "FRESH_SECONDS", -1)
     with EmbeddedRedis(server=server_path, port=free_port()) as server, site_of(server.url) as site:
-        queue, program = Queue("orders", str, url=server.url), site.program()
-        queue.publish("x")
-        before, away, page, form, after = asyncio.run(watch())
-        queue.close()
-        assert program.get("/queues/orders").status_code == 200
+        Admin(server.url).publish("orders", b"1")
+        program = site.program()
+        before = program.get("/queues/orders")
+        server.kill()
+        away = program.get("/queues/orders")
+        form = program.post("/queues/orders/pause")
+        server.start()
+        after = program.get("/queues/none")
 
-    assert "orders" in before.data
-    assert "orders" not in away.data
-    assert (page.status_code, form.status_code) == (503, 503)
-    assert "Redis does not answer" in page.text
-    assert 'http-equiv="refresh"' in page.text
-    assert "orders" in after.data
+    assert (before.status_code, away.status_code, form.status_code, after.status_code) == (200, 503, 503, 404)
+    assert "Redis does not answer" in away.text
+    assert ['http-equiv="refresh"' in page.text for page in (away, form)] == [True, False]
+    assert ["data-live" in page.text for page in (away, form)] == [True, False]
 
 
 class HangsUp(Listener):
@@ -174,50 +88,6 @@ def test_pages_that_wait_in_an_outage_do_not_all_try_redis_again(monkeypatch):
     listener.close()
 
     assert tries[0] == tries[1] > 0
-
-
-def test_part_that_redis_refuses_or_that_fails_harms_no_other(orders, client, admin, url, monkeypatch, caplog):
-    Queue("third", str, url=url).publish("x")
-    rule = admin.acl(["viewer"], ["orders"], user="looks")
-    client.execute_command("ACL", "SETUSER", "looks", "reset", *rule.rules, "on", ">secret")
-    monkeypatch.setitem(LIVE, "workers", lambda context, now: 1 / 0)
-
-    async def watch(site):
-        async with AsyncExitStack() as stack:
-            for part in ("queue&queue=third", "workers", "worker&id=none", "queue&queue=orders"):
-                viewer = await stack.enter_async_context(viewing(site, f"/stream?page={part}"))
-            return [await viewer.event() for _ in range(2)]
-
-    try:
-        with site_of(url.replace("redis://", "redis://looks:secret@")) as site:
-            events = asyncio.run(watch(site))
-    finally:
-        client.acl_deluser("looks")
-
-    assert {event.kind for event in events} == {"message"}
-    assert "the live part of the page workers failed" in caplog.text
-
-
-def test_parts_and_viewers_are_bounded(orders, site, monkeypatch):
-    monkeypatch.setattr(live, "PARTS_LIMIT", 2)
-    monkeypatch.setattr(live, "VIEWERS_LIMIT", 3)
-    program = site.program()
-
-    async def watch():
-        async with AsyncExitStack() as stack:
-            for page in ("queues", "workers", "workers"):
-                before = [status_of(page) for page in ("queues", "account", "worker")]
-                await stack.enter_async_context(viewing(site, f"/stream?page={page}"))
-            return before, status_of("queues")
-
-    def status_of(page):
-        with program.stream("GET", f"/stream?page={page}") as answer:
-            return answer.status_code
-
-    (known, unknown, new), full = asyncio.run(watch())
-
-    assert (known, unknown, new, full) == (200, 404, 429, 429)
-    assert program.head("/stream?page=queues").status_code == 405
 
 
 def test_pages_leave_the_threads_of_their_host_application_alone(orders, url):

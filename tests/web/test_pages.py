@@ -18,8 +18,8 @@ def test_templates_have_no_inline_style_script_or_unescaped_text():
 
 def test_queue_at_rest_has_no_mark_and_nothing_red():
     at_rest, hour = view(rates=rates(acked=3.0)), [minute(published=3, acked=3)] * 60
-    html = Pages().render("live/queues.html", **context(overview=overview(at_rest, workers=[worker()]), histories={}))
-    html += Pages().render("live/queue.html", **context(view=at_rest, history=hour, running=[], failures=[]))
+    html = Pages().render("queues.html", **context(overview=overview(at_rest, workers=[worker()]), histories={}))
+    html += Pages().render("queue.html", **context(view=at_rest, history=hour, running=[], failures=[]))
 
     assert marks(at_rest) == []
     assert re.findall(r'class="[^"]*\b(bad|warn|is-bad|fail|wrong)\b', html) == []
@@ -53,8 +53,8 @@ def test_queue_is_marked_when_it_needs_attention():
 def test_last_hour_of_a_queue_is_drawn_in_the_table_and_on_its_page():
     hour = [minute(2, 1, 1, 1, 20.0, ago=60 * past) for past in reversed(range(31))]
 
-    table = Pages().render("live/queues.html", **context(overview=overview(view()), histories={"orders": hour}))
-    page = Pages().render("live/queue.html", **context(view=view(), history=hour, running=[], failures=[]))
+    table = Pages().render("queues.html", **context(overview=overview(view()), histories={"orders": hour}))
+    page = Pages().render("queue.html", **context(view=view(), history=hour, running=[], failures=[]))
 
     assert re.findall(r'<polyline class="curve (\w+)" points="120.0', table) == ["out", "in", "age"]
     assert re.findall(r'<polyline class="curve (\w+)" points="120.0', page) == ["out", "in", "fail", "age"]

@@ -8,8 +8,7 @@ import pytest
 from site_page import BEARER, EVERYTHING, TOKEN, serving, site_of
 from waiting import eventually
 
-from reliq.web import Access, app, live, serve
-from reliq.web.access import Visitor
+from reliq.web import Access, app, serve
 
 
 @pytest.fixture
@@ -142,25 +141,6 @@ def test_page_of_spoilt_data_says_so(client, orders, site, caplog):
     assert answer.status_code == 503
     assert "orders" in answer.text
     assert "Traceback" not in caplog.text
-
-
-def test_reader_with_many_streams_leaves_room_for_others(url, monkeypatch):
-    monkeypatch.setattr(live, "VIEWERS_PER_VISITOR", 3)
-    monkeypatch.setattr(live, "PARTS_PER_VISITOR", 2)
-    with serving(app(url, access=lambda request: Visitor(Access.READ, request.headers["x-user"]))) as site:
-
-        def opened(who, *pages):
-            """Open streams, which stay open; return their statuses."""
-            client = site.client()
-            streams = [client.stream("GET", f"/stream?page={page}", headers={"x-user": who}) for page in pages]
-            return [site.clients.enter_context(stream).status_code for stream in streams]
-
-        assert opened("carol", *["queues"] * 4) == [200, 200, 200, 429]
-        assert opened("alice", *(f"worker&id={n}" for n in range(3))) == [200, 200, 429]
-        assert opened("bob", "queues") == [200]
-        site.clients.close()
-        eventually(lambda: not site.shared.live.viewers, "the streams are closed")
-        assert [opened("carol", "queues"), opened("alice", "worker&id=9")] == [[200], [200]]
 
 
 def test_checks_of_readers_leave_room_for_writes(url, orders, monkeypatch):

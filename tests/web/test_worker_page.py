@@ -4,7 +4,6 @@ import html
 import re
 
 from site_page import EVERYTHING, site_of
-from streams import events_of
 
 from reliq.admin.calls import REQUEST_MS
 from reliq.keys import stack_request_key, stacks_key, worker_key
@@ -43,8 +42,6 @@ def test_stacks_are_shown_to_readers_too(orders, alive, client, site, lookers):
     assert FRAME not in page
     assert "/workers/w/stacks" not in page
     assert lookers.browser().post("/workers/w/stacks").status_code == 403
-    [_, event] = events_of(site, "/stream?page=worker&id=w", 2)
-    assert html.escape(FRAME) in event.data
 
 
 def test_silent_or_unknown_worker_has_an_error_page(orders, alive, client, site):
