@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reliq.admin.publish import FilePublished as FilePublished
     from reliq.admin.queues import Overview as Overview
     from reliq.admin.rates import MinuteStats as MinuteStats
-    from reliq.admin.resharding import PendingMigration as PendingMigration, ShardsView as ShardsView
+    from reliq.admin.shards import ShardsView as ShardsView
     from reliq.admin.show import (
         FinishedMessage as FinishedMessage,
         MessageView as MessageView,
@@ -68,7 +68,7 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.workers": "Running WorkerView",
             "reliq.lua.transitions": "KeyQueue KeyQueues",
             "reliq.redis.commands": "HandlerStack RunningJob StackReport Worker",
-            "reliq.admin.resharding": "PendingMigration ShardsView",
+            "reliq.admin.shards": "ShardsView",
             "reliq.redis.shards": "ShardMap",
             "reliq.wire_format": "FailureNote",
         },

@@ -1,7 +1,8 @@
-"""The least Redis ACL rule for a role, made of the scripts and commands that it needs (`roles`).
+"""
+The least Redis ACL rule for each role, and the check whether a user has the rights of a role.
 
-From Redis 7.0 on, selectors bind each command to the keys it is run on: a producer may SET a body and GET a marker,
-and still GET no body. Redis 6.2 knows no selectors; there a user may run each of its commands on each of its keys.
+From Redis 7.0 on, selectors bind each command to the keys that it is run on: a producer may SET a body and GET a marker,
+and cannot GET a body. Redis 6.2 has no selectors: there a user may run each of its commands on each of its keys.
 """
 
 from __future__ import annotations
@@ -13,46 +14,123 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from reliq.admin import calls
-from reliq.admin.calls import ROLES, Role
-from reliq.admin.check import CHECK, CHECK_KEYS
+from reliq.admin.calls import ROLES, TYPES, Role
+from reliq.admin.session import AdminBase
 from reliq.errors import ConfigurationError, RedisRefusedError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, stack_request_key, stacks_key, worker_key
 from reliq.lua import Script, script, script_names
-from reliq.metrics import crons
-from reliq.redis import commands, shards
-from reliq.redis.commands import USES, Call
+from reliq.redis.commands import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from reliq.admin.session import Session
     from reliq.keys import Keys
-    from reliq.lua import Use
     from reliq.redis.commands import Request
 
 
-#: Keys of a queue that there is one of for each message, call or fault.
+WORKER_KEY, REQUEST_KEY, STACKS_KEY = worker_key("*"), stack_request_key("*"), stacks_key("*")
+#: Keys of a queue that exist once for each message, call, message key or fault.
 FAMILIES = frozenset({"msg", "dedup", "lane", "line", "aside"})
-#: Keys that belong to no queue, by the name that `reliq.keys` gives them; as patterns.
-SHARED_KEYS = {
-    "QUEUES_KEY": QUEUES_KEY,
-    "WORKERS_KEY": WORKERS_KEY,
-    "worker_key": worker_key("*"),
-    "stack_request_key": stack_request_key("*"),
-    "stacks_key": stacks_key("*"),
+
+_OWN = " ".join(TYPES)
+_READ_HASH = "HEXISTS HGET HGETALL HKEYS HLEN HMGET HRANDFIELD HSCAN"
+_READ_LIST = "EXISTS LINDEX LLEN LPOS LRANGE"
+_READ_SORTED_SET = "EXISTS ZCARD ZCOUNT ZLEXCOUNT ZMSCORE ZRANDMEMBER ZRANGE ZSCAN ZSCORE"
+#: Role -> keys -> the commands that the role runs on them, in scripts or alone; "" for commands without a key. `Keys` has
+#: the names of a queue's keys; a key with `%W~` may be written only.
+RIGHTS: dict[Role, dict[str, str]] = {
+    "producer": {
+        "": "TIME",
+        QUEUES_KEY: "HSET",
+        "%W~msg": "SET",
+        "dedup": "DEL GET",
+        "lane": "GET PEXPIRE SET",
+        "line ready": "EXISTS LLEN LPOS LPUSH LREM",
+        "wake": "LLEN LPUSH",
+        "pending ring": "ZADD ZCARD ZRANGE",
+        "ring": "ZREM",
+        "asleep held rates unack": "ZCARD ZLEXCOUNT ZMSCORE ZSCORE",
+        "garbage": "SISMEMBER",
+        "lease": "HDEL",
+        "lease retries_left windows": "HEXISTS HGET HLEN HSET",
+        "limits": "EXISTS HGET HLEN HMGET HSETNX",
+        "totals": "HINCRBY",
+        "ends": "XADD",
+        "watch": "DEL",
+        "epoch map": "GET GETRANGE",
+        "epoch": "SET",
+    },
+    "consumer": {
+        "": "INFO SCAN TIME WAIT",
+        QUEUES_KEY: "HLEN HSCAN HSET",
+        WORKERS_KEY: "ZADD ZCOUNT ZREM ZREMRANGEBYSCORE",
+        WORKER_KEY: "DEL SET",
+        REQUEST_KEY: "GETDEL",
+        STACKS_KEY: "SET",
+        "msg": "DEL GET GETRANGE MGET PERSIST PEXPIRE PTTL SET SETRANGE STRLEN UNLINK",
+        "dedup epoch map token watch": "DEL GET GETRANGE PTTL SET",
+        "lane": "DEL GET PEXPIRE SET",
+        "lane wake": "BLPOP LLEN LPOP LPUSH LTRIM RPUSH",
+        "line ready retry": f"{_READ_LIST} LPUSH LREM LTRIM RPUSH",
+        "asleep held pending rates ring unack": f"{_READ_SORTED_SET} ZADD ZRANGEBYSCORE ZREM",
+        "garbage": "SADD SCARD SISMEMBER SRANDMEMBER SREM SSCAN",
+        "arrived cron errors lease leaving limits minutes retries_left totals windows": f"{_READ_HASH} HDEL HSET",
+        "limits paused": "EXISTS",
+        "minutes": "PEXPIRE",
+        "totals": "HINCRBY",
+        "dead ends history": "XADD",
+        "dead": "XDEL XLEN XRANGE XREVRANGE XTRIM",
+    },
+    "operator": {
+        "": "INFO SCAN TIME WAIT",
+        QUEUES_KEY: "HDEL HEXISTS HGET HLEN HSCAN HSET",
+        WORKERS_KEY: "ZREVRANGE ZSCORE",
+        WORKER_KEY: "GET",
+        REQUEST_KEY: "PTTL SET",
+        STACKS_KEY: "DEL GET",
+        "msg": "DEL EXISTS GET GETRANGE PEXPIRE PTTL SET SETRANGE STRLEN",
+        "dedup epoch lane map moving paused token watch": "DEL EXISTS GET GETRANGE PEXPIRE PTTL SET",
+        "line ready retry wake": f"{_READ_LIST} LPUSH LREM LTRIM RPUSH",
+        "asleep held pending rates ring unack": f"{_READ_SORTED_SET} ZADD ZRANK ZREM",
+        "garbage": "EXISTS SADD SCARD SISMEMBER SMISMEMBER SREM SSCAN",
+        "arrived cron errors lease leaving limits minutes retries_left totals windows": (
+            f"EXISTS {_READ_HASH} HDEL HINCRBY HSET HSETNX"
+        ),
+        "dead ends history": "EXISTS XADD XDEL XLEN XRANGE XREVRANGE",
+        f"{_OWN} aside asleep ends held history limits msg rates ring": "RENAMENX TYPE UNLINK",
+    },
+    "viewer": {
+        "": "INFO SCAN TIME",
+        QUEUES_KEY: "HEXISTS HGET HLEN HSCAN",
+        WORKERS_KEY: "ZREVRANGE ZSCORE",
+        WORKER_KEY: "GET",
+        REQUEST_KEY: "PTTL",
+        STACKS_KEY: "GET",
+        "dedup epoch map moving msg paused": "EXISTS GET GETRANGE PTTL STRLEN",
+        "line ready retry wake": _READ_LIST,
+        "asleep held pending rates ring unack": f"{_READ_SORTED_SET} ZRANK",
+        "garbage": "EXISTS SCARD SISMEMBER SMISMEMBER SSCAN",
+        "cron errors lease leaving limits minutes retries_left totals windows": f"EXISTS {_READ_HASH}",
+        "dead ends history": "EXISTS XLEN XRANGE XREVRANGE",
+        f"{_OWN} msg": "TYPE",
+    },
+    "exporter": {
+        "": "INFO TIME",
+        QUEUES_KEY: "HLEN HSCAN",
+        "epoch map msg": "GETRANGE",
+        "line ready retry": "LINDEX LLEN",
+        "asleep held pending rates ring unack": "ZCARD ZCOUNT ZLEXCOUNT ZRANDMEMBER ZRANGE ZSCORE",
+        "cron lease limits retries_left totals": "HGET HGETALL HLEN HMGET HRANDFIELD",
+        "garbage": "SCARD",
+        "paused": "EXISTS",
+        "dead": "XLEN",
+    },
 }
-#: From 7.0 on, rights on keys are by what a command does with them: what is neither here nor in ONLY_READ may do both.
-ONLY_WRITE = frozenset(
-    {
-        *("DEL", "EXPIRE", "HDEL", "HSET", "LPUSH", "LREM", "LTRIM", "PEXPIRE", "RPUSH", "SADD", "SET", "SETRANGE"),
-        *("SREM", "UNLINK", "XADD", "XDEL", "XTRIM", "ZADD", "ZREM", "ZREMRANGEBYSCORE"),
-    }
-)
-SCRIPT_COMMANDS = ("EVAL", "EVALSHA")
-#: The end of a hash tag that names a shard; no name of a queue has such a one.
+
+#: The end of a hash tag that names a shard; no name of a queue ends so.
 _OF_SHARD = re.compile(r"#\d+\.\d+}")
-#: Connections to a Cluster make these commands by themselves.
-IN_CLUSTER = frozenset({"ASKING", "CLUSTER|INFO", "CLUSTER|SLOTS", "PING"})
+#: No rule can hold these: there any character may stand.
+_QUOTED = re.compile("[ \"']")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +139,7 @@ class AclRule:
     The rules of one Redis user, as ACL SETUSER takes them.
 
     Attributes:
-        rules: one after another; they leave the user's passwords, and whether it is on, as they are.
+        rules: in their order; they leave the user's passwords, and whether it is on, as they are.
     """
 
     user: str
@@ -72,8 +150,8 @@ class AclRule:
         return f"ACL SETUSER {self.user} {' '.join(self.rules)}"
 
 
-def acl_roles(roles: Sequence[str]) -> list[Role]:
-    """Return the roles named; raise ConfigurationError when one is none of `ROLES`."""
+def check_roles(roles: Sequence[str]) -> list[Role]:
+    """Return the roles named; raise ConfigurationError for a name that is not in `ROLES`."""
     if unknown := sorted(set(roles) - set(ROLES)):
         raise ConfigurationError(f"a role must be one of {', '.join(ROLES)}, not {', '.join(unknown)}")
     return [role for role in ROLES if role in roles]
@@ -96,204 +174,64 @@ def acl_rule(
         user: its name, by default reliq-ROLE.
         selectors: whether the server is 7.0 or newer.
         select: whether its URL names another database than 0.
-        in_cluster: whether it is for the nodes of a Cluster, where a connection asks who has which slot.
-        without_eval: whether the user may run no scripts but those that are loaded (`Admin.load_scripts`).
+        in_cluster: whether it is for the nodes of a Cluster, where a connection asks which node has which slot.
+        without_eval: whether the user may run only loaded scripts (`Admin.load_scripts`).
 
     Raises:
-        ConfigurationError: there is no role or no queue, or a role is none of `ROLES`.
+        ConfigurationError: `roles` or `queues` is empty, or a role is not in `ROLES`.
     """
-    queues = [*queues, *(one.of_shard(1) for one in queues if not one.bare)]  # which stands for all other shards
-    known = acl_roles(roles)
+    known = check_roles(roles)
     if not known:
         raise ConfigurationError(f"an ACL rule needs at least one role of {', '.join(ROLES)}")
     if not queues:
         raise ConfigurationError("an ACL rule needs at least one queue: name it with --queue")
-    scripts = {script for role in known for script in SCRIPTS[role]}
-    uses = {use for role in known for use in uses_of(role)}
-    alone = {command for command, key in uses if not key} | ({"SELECT"} if select else set())
-    alone |= IN_CLUSTER if in_cluster else set()
-    alone |= {"PING"} if "consumer" in known else set()  # who waits for messages sees first whether the server answers
-    declared = {key for script in scripts for key in (*script.keys, *script.tail_keys)}
-    runs_scripts = ("EVALSHA",) if without_eval else SCRIPT_COMMANDS
-    for_scripts = {(command, key) for command in runs_scripts for key in declared}
-    rules = (_selectors if selectors else _flat)(uses, alone, for_scripts, queues)
-    return AclRule(user or "reliq-" + "-".join(known), tuple(known), tuple(rules))
+    queues = [
+        *queues,
+        *(queue.of_shard(1) for queue in queues if not queue.bare),
+    ]  # shard 1 stands for all other shards
+    scripts = "EVALSHA" if without_eval else "EVAL EVALSHA"
+    alone = {"SELECT"} if select else set()
+    if in_cluster:
+        alone |= {"ASKING", "CLUSTER|INFO", "CLUSTER|SLOTS", "PING"}
+    if "consumer" in known:
+        alone.add("PING")  # a waiting connection checks first whether the server answers
+    allowed = defaultdict[tuple[str, ...], set[str]](set)
+    for role in known:
+        rights = RIGHTS[role]
+        every_key = " ".join(names for names in rights if ":" not in names)
+        for names, commands in (*rights.items(), (every_key.replace("%W", ""), scripts)):
+            allowed[_patterns(names, queues)] |= set(commands.split())
+    alone |= allowed.pop((), set())
+    begin = ["resetkeys", "resetchannels", *(["clearselectors"] if selectors else []), "-@all"]
+    if selectors:
+        rules = [f"({' '.join((*_words(commands), *patterns))})" for patterns, commands in sorted(allowed.items())]
+        rules = [*_words(alone), *rules]
+    else:
+        rules = _words(alone.union(*allowed.values()))
+        rules += sorted({pattern.removeprefix("%W") for patterns in allowed for pattern in patterns})
+    return AclRule(user or "reliq-" + "-".join(known), tuple(known), (*begin, *rules))
 
 
-def _selectors(uses: set[Use], alone: set[str], for_scripts: set[Use], queues: Sequence[Keys]) -> list[str]:
-    """Return a root of commands without keys, and a selector for each set of keys."""
-    keys_of: dict[str, set[str]] = defaultdict(set)
-    for command, key in uses:
-        if key:
-            keys_of[command].add(_access(command) + key)
-    commands_of: dict[frozenset[str], set[str]] = defaultdict(set)
-    for command, keys in keys_of.items():
-        commands_of[frozenset(keys)].add(command)
-    if for_scripts:
-        # A script's keys are declared in one piece, whatever it does with them.
-        commands_of[frozenset("~" + key for _, key in for_scripts)].update(command for command, _ in for_scripts)
-    groups = sorted((sorted(commands), keys) for keys, commands in commands_of.items())
-    return [
-        *("resetkeys", "resetchannels", "clearselectors", "-@all"),
-        *_allowed(alone),
-        *(f"({' '.join((*_allowed(commands), *_patterns(keys, queues)))})" for commands, keys in groups),
-    ]
-
-
-def _flat(uses: set[Use], alone: set[str], for_scripts: set[Use], queues: Sequence[Keys]) -> list[str]:
-    """Return every command and every key: Redis before 7.0 cannot say which goes with which."""
-    commands = {command for command, key in uses | for_scripts if key} | alone
-    keys = {"~" + key for _, key in uses | for_scripts if key}
-    return ["resetkeys", "resetchannels", "-@all", *_allowed(commands), *_patterns(keys, queues)]
-
-
-def _access(command: str) -> str:
-    return "%R~" if command in ONLY_READ else "%W~" if command in ONLY_WRITE else "~"
-
-
-def _allowed(commands: Collection[str]) -> list[str]:
+def _words(commands: set[str]) -> list[str]:
     return [f"+{command.lower()}" for command in sorted(commands)]
 
 
-def _patterns(keys: Collection[str], queues: Sequence[Keys]) -> list[str]:
-    """Return the patterns of keys, each `access~name`, in every queue."""
-    found = set()
-    for access, name in (key.rpartition("~")[::2] for key in keys):
-        spelled = [SHARED_KEYS[name]] if name in SHARED_KEYS else [_spelled(queue, name) for queue in queues]
-        found |= {f"{access}~{key}" for key in spelled}
-    return sorted(found)
+def _patterns(names: str, queues: Sequence[Keys]) -> tuple[str, ...]:
+    """Return the ACL patterns of keys, in every queue."""
+    patterns = set()
+    for name in names.split():
+        access, _, key = name.rpartition("~")
+        for queue in queues:
+            text = key if ":" in key else _OF_SHARD.sub("#*}", pattern(key_of(queue, key))) + "*" * (key in FAMILIES)
+            patterns.add(f"{access}~{_QUOTED.sub('?', text)}")
+    return tuple(sorted(patterns))
 
 
-def _spelled(queue: Keys, name: str) -> str:
+def key_of(keys: Keys, name: str) -> str:
+    """Return a key of a queue by its name in `RIGHTS`; the beginning of the key, where a queue has several."""
     if name == "aside":
-        return _pattern(queue.aside("", 0).rpartition("0:")[0]) + "*"
-    return _pattern(getattr(queue, name)("")) + "*" if name in FAMILIES else _pattern(getattr(queue, name))
-
-
-def _pattern(key: str) -> str:
-    """Return the pattern of a key; no rule can hold a space or a quote, so there any character may stand."""
-    return re.sub(r"[ \"']", "?", _OF_SHARD.sub("#*}", pattern(key)))
-
-
-#: Commands that change nothing.
-ONLY_READ = frozenset(
-    {
-        *("EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD", "HSCAN"),
-        *("LINDEX", "LLEN", "LPOS", "LRANGE", "MGET", "PTTL", "SCARD", "SISMEMBER", "SMISMEMBER", "SRANDMEMBER"),
-        *("SSCAN", "STRLEN", "TTL", "TYPE", "XLEN", "XRANGE", "XREVRANGE", "ZCARD", "ZCOUNT", "ZLEXCOUNT", "ZMSCORE"),
-        *("ZRANDMEMBER", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZSCAN", "ZSCORE"),
-    }
-)
-
-#: A change of the number of shards goes on by these.
-_TO_RESHARD = ("arrive", "ask", "cancel", "depart", "leave", "remap")
-_TRANSITIONS: dict[Role, tuple[str, ...]] = {
-    "producer": ("publish", "ask"),
-    "consumer": (
-        *(
-            *_TO_RESHARD,
-            "ack",
-            "bodies",
-            "claim",
-            "collect",
-            "counts",
-            "extend",
-            "held_up",
-            "limit",
-            "key_queues",
-            "nack",
-        ),
-        *("promote", "reclaim", "register", "release", "snooze", "tick", "tidy"),
-    ),
-    "operator": (
-        *(
-            "counts",
-            "forget",
-            "held_up",
-            "limit",
-            "key_queues",
-            "publish",
-            "purge",
-            "redrive",
-            "reschedule",
-            "sleep",
-            "tick",
-        ),
-        *_TO_RESHARD,
-    ),
-    "viewer": ("counts", "key_queues"),
-    "exporter": ("counts", "held_up", "key_queues"),
-}
-SCRIPTS: dict[Role, tuple[Script, ...]] = {role: tuple(map(script, names)) for role, names in _TRANSITIONS.items()}
-SCRIPTS["operator"] += (CHECK, CHECK_KEYS)
-SCRIPTS["viewer"] += (CHECK, CHECK_KEYS)
-
-
-def _reads(use: Use) -> bool:
-    """Say whether a command changes nothing; what a role makes without a key never does."""
-    command, key = use
-    return command in ONLY_READ or not key
-
-
-_TO_PUBLISH = (commands.register, shards.shard_map, shards.fence)
-_TO_LOOK = (
-    *(commands.body_start, commands.state_words, commands.first_score),
-    *(commands.held_sample, commands.end_of, commands.due_count),
-    *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
-    *(shards.shard_map, shards.fence, shards.declaration, crons.cron_states),
-)
-#: Calls about the server and its users, which `reliq doctor` and `reliq acl` make when they may.
-_OF_THE_SERVER = (
-    *(
-        calls.delete_keys,
-        calls.parameter,
-        calls.cluster_facts,
-        calls.slow_scripts,
-        calls.eval_nothing,
-        calls.load_script,
-    ),
-    *(calls.user_name, calls.user_rule, calls.commands_in),
-)
-COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
-    "producer": _TO_PUBLISH,
-    "consumer": (
-        *(commands.bodies, commands.state_words, commands.retries_left, commands.first_score, commands.held),
-        *(commands.garbage, commands.claims),
-        *(commands.wake_token, commands.wake_token_at_once, commands.push_wake_token),
-        *(commands.poke, commands.drop_watch),
-        *(commands.register, commands.write_worker, commands.remove_worker, commands.workers_alive),
-        *(*_TO_LOOK, commands.noted, commands.note, commands.take_request, commands.write_report),
-        *(shards.map_text, commands.letters_between, calls.keys_scanned, calls.ids_scanned, calls.ids_at),
-        *(calls.leaving, calls.marker, calls.marker_ms, calls.take_id, calls.free_id, calls.at_a_replica),
-    ),
-    "operator": (
-        *(*_TO_PUBLISH, *_TO_LOOK, commands.retries_left, calls.scores),
-        *(commands.delete_letters, commands.letters_between, commands.claims),
-        *(calls.worker_ids, calls.worker_records),
-        shards.map_text,
-        *(commands.pause, calls.paused, commands.resume_queue),
-        *(made for made in USES if made.__module__ == calls.__name__ and made not in _OF_THE_SERVER),
-        *(commands.noted, calls.ask_stacks, calls.asked_stacks),
-        *(
-            calls.pause_cron,
-            calls.resume_cron,
-            calls.ask_run,
-            calls.asked_run,
-            calls.withdraw_run,
-            calls.forget_cron,
-        ),
-    ),
-    "exporter": _TO_LOOK,
-}
-COMMANDS["viewer"] = tuple(made for made in COMMANDS["operator"] if all(map(_reads, USES[made])))
-
-
-def uses_of(role: Role) -> set[Use]:
-    """Return every command that a role runs, in scripts or alone, with the name of its key."""
-    alone = {use for made in COMMANDS[role] for use in USES[made]}
-    in_scripts = {use for one in SCRIPTS[role] for use in one.uses}
-    # The script `check` looks, and mends only for an operator who says so.
-    return alone | (set(filter(_reads, in_scripts)) if role == "viewer" else in_scripts)
+        return keys.aside("", 0).removesuffix("0:")
+    return str(getattr(keys, name)("") if name in FAMILIES else getattr(keys, name))
 
 
 #: From 7.0 on, a script may ask what its user may do.
@@ -313,64 +251,68 @@ QUESTION = Script(
 
 def denied_commands(run_all: Callable[[Sequence[Request[Any]]], list[Any]], role: Role, keys: Keys) -> list[str] | None:
     """
-    Return the commands of a role that this user may not run on the keys of a queue; None when nobody tells.
+    Return the commands of a role that this user may not run on the keys of a queue; None where Redis cannot say.
 
-    A user needs EVALSHA; one who may not EVAL besides can work while the scripts are loaded, and is told so by EVAL.
+    A user needs EVALSHA; without EVAL it can work while the scripts are loaded, and EVAL is returned.
     """
-    uses = sorted({*uses_of(role), ("EVALSHA", "")})
-    answers = run_all([_question(use, keys) for use in uses])
-    if all(isinstance(answer, bool) for answer in answers):
-        return sorted({command for (command, _), allowed in zip(uses, answers, strict=True) if not allowed})
-    refused = [str(one) for one in answers if isinstance(one, RedisRefusedError)]
-    if any("may not EVAL" in one for one in refused):
+    questions = list(_questions(role, keys))
+    answers = run_all([Call(QUESTION, (), words, bool) for words in questions])
+    refused = " ".join(str(answer) for answer in answers if isinstance(answer, RedisRefusedError))
+    if not refused:
+        return sorted({words[0] for words, allowed in zip(questions, answers, strict=True) if not allowed})
+    if "may not EVAL" in refused:
         return ["EVAL"]
-    if any("perm" in one.lower() for one in refused):
-        return list(SCRIPT_COMMANDS)
-    return _by_the_rule(run_all, uses)
+    return ["EVAL", "EVALSHA"] if "perm" in refused.lower() else None
 
 
-def _question(use: Use, keys: Keys) -> Call[bool]:
-    command, name = use
-    asked = [command, *([_spelled_rights(keys, name)] if name else [])]
-    if command in SCRIPT_COMMANDS:
-        asked = [command, "-", "0"]
-    return Call(QUESTION, (), asked, bool)
+def _questions(role: Role, keys: Keys) -> Iterator[list[str]]:
+    """Yield each command of a role, with a key that it is run on."""
+    yield ["EVALSHA", "-", "0"]
+    for names, commands in RIGHTS[role].items():
+        texts = [_example(name.rpartition("~")[2], keys) for name in names.split()]
+        for command in commands.split():
+            yield from ([command, text] for text in texts) if texts else [[command]]
 
 
-def _spelled_rights(keys: Keys, name: str) -> str:
-    if name in SHARED_KEYS:
-        return str(SHARED_KEYS[name])
-    if name == "aside":
-        return keys.aside("x", 0)
-    return str(getattr(keys, name)("x") if name in FAMILIES else getattr(keys, name))
+def _example(name: str, keys: Keys) -> str:
+    return name.replace("*", "x") if ":" in name else key_of(keys, name) + "x" * (name in FAMILIES)
 
 
-def _by_the_rule(run_all: Callable[[Sequence[Request[Any]]], list[Any]], uses: Sequence[Use]) -> list[str] | None:
-    """Read the user's own rule, on a server before 7.0; None when that is not allowed."""
-    [name] = run_all([calls.user_name()])
-    [rule] = [name] if isinstance(name, Exception) else run_all([calls.user_rule(name)])
-    if isinstance(rule, Exception):
-        return None
-    groups = sorted({word[2:] for word in rule.split() if word[1:2] == "@" and word[2:] != "all"})
-    members = run_all([calls.commands_in(group) for group in groups]) if groups else []
-    if any(isinstance(one, Exception) for one in members):
-        return None
-    return sorted(_denied({command for command, _ in uses}, rule, dict(zip(groups, members, strict=True))))
+class AclActions(AdminBase):
+    """The rights of Redis users, and the scripts that they may run."""
 
+    def acl(
+        self, roles: Sequence[str], queues: Sequence[str], *, user: str = "", without_eval: bool = False
+    ) -> AclRule:
+        """
+        Return the least ACL rule, in the form this server knows, for a user who plays `roles` on `queues`.
 
-def _denied(wanted: set[str], rule: str, groups: Mapping[str, set[str]]) -> set[str]:
-    """Return which commands a rule denies: its last word on each holds."""
-    denied = set(wanted)
-    for word in rule.split():
-        meant = wanted if word[1:] == "@all" else groups.get(word[2:], set()) if word[1] == "@" else {word[1:].upper()}
-        denied = denied - meant if word[0] == "+" else denied | (meant & wanted)
-    return denied
+        Args:
+            roles: of `producer`, `consumer`, `operator`, `viewer`, `exporter`.
+            user: its name, by default reliq-ROLE.
+            without_eval: whether it may run only the scripts that `load_scripts` has loaded.
+        """
+        address = self._redis.connection.address
+        return acl_rule(
+            roles,
+            [self.redis_keys(queue) for queue in queues],
+            user=user,
+            selectors=not self._redis.session().version().is_before((7, 0)),
+            select=address.database != 0,
+            in_cluster=address.is_cluster,
+            without_eval=without_eval,
+        )
 
+    def load_scripts(self) -> list[str]:
+        """
+        Load the scripts of this version, for users who may not EVAL; return their names.
 
-def load_scripts(session: Session) -> list[str]:
-    """Have each server, and each replica that may be promoted, know every script of this version; return their names."""
-    scripts = [*map(script, script_names()), CHECK, CHECK_KEYS, QUESTION]
-    for server_session in session.each(replicas=True).values():
-        for one in scripts:
-            server_session.run(calls.load_script(one))
-    return list(dict.fromkeys(one.name for one in scripts))
+        Redis forgets them when it restarts, and a promoted replica may not have them; in a Cluster every node and every
+        replica gets them.
+        """
+        of_check = [script(name, __package__) for name in ("check", "check_keys")]
+        scripts = [*map(script, script_names()), *of_check, QUESTION]
+        for server in self._redis.session().each(replicas=True).values():
+            for each in scripts:
+                server.run(calls.load_script(each))
+        return list(dict.fromkeys(each.name for each in scripts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from reliq.admin import bulk, messages
+from reliq.admin.acl import AclActions
 from reliq.admin.bulk import MoveResult, OnMoved, move
 from reliq.admin.crons import CronActions, CronReads
 from reliq.admin.dead import DeadGroups, GroupBy, dead_groups, redrive
@@ -22,6 +23,7 @@ from reliq.admin.messages import (
     size_of,
 )
 from reliq.admin.queues import QueueActions, QueueReads
+from reliq.admin.shards import ShardActions
 from reliq.admin.show import FinishedMessage, MessageView, Timeline, check_ends, ends_of, story_of, view_of
 from reliq.admin.watch import HistoryReads
 from reliq.admin.workers import WorkerActions, WorkerReads
@@ -34,13 +36,11 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from reliq.admin.acl import AclRule
     from reliq.admin.bulk import RemoveResult
     from reliq.admin.check import CheckReport, OnProgress
     from reliq.admin.dead import OnRedriven, RedriveOptions, RedriveResult
     from reliq.admin.doctor import Finding
     from reliq.admin.publish import FilePublished, OnBytes, OnError
-    from reliq.admin.resharding import PendingMigration, ShardsView
     from reliq.message import CancelStatus, Duration, Letter, PublishOptions, Receipt, RescheduleStatus
 
 
@@ -155,41 +155,13 @@ class ReadOnlyAdmin(QueueReads, HistoryReads, KeyReads, CronReads, WorkerReads):
         return messages.count(self._redis.queue(queue), where, on_step)
 
 
-class Admin(ReadOnlyAdmin, QueueActions, KeyActions, CronActions, WorkerActions):
+class Admin(ReadOnlyAdmin, QueueActions, KeyActions, CronActions, WorkerActions, AclActions, ShardActions):
     """
     An operator's view of the queues of one Redis, and every change of them.
 
     A bulk method works in bounded steps while the queue is in use, and calls `on_step` after each with how many ids the
     step looked at, and the sum so far. When it is cut off, nothing is lost; called again, it goes on with the rest.
     """
-
-    def shards(self, queue: str) -> ShardsView:
-        """Return how many shards a queue has, and the counts of each that answers."""
-        from reliq.admin.resharding import shards_of  # noqa: PLC0415  other methods need none of it
-
-        return shards_of(self._redis.queue(queue))
-
-    def resize(self, queue: str, number: int) -> None:
-        """
-        Begin to have `number` shards, or go on with a change that was cut off; workers or `finish_resize` finish it.
-
-        Publishers and workers go on meanwhile. A chosen id is accepted once, whichever map a publisher has.
-
-        Raises:
-            ConfigurationError: it is no power of two, or an earlier change is not finished.
-        """
-        from reliq.admin.resharding import ShardChange  # noqa: PLC0415  other methods need none of it
-
-        ShardChange(self._redis.queue(queue)).resize(number)
-
-    def finish_resize(self, queue: str) -> PendingMigration:
-        """Finish a change of the number of shards; return the messages that it has to wait for, if any."""
-        from reliq.admin.resharding import PendingMigration, ShardChange  # noqa: PLC0415  other methods need none of it
-
-        left = PendingMigration()
-        for left in ShardChange(self._redis.queue(queue)).steps(count=True):  # noqa: B007  the last one counts
-            pass
-        return left
 
     def check(
         self, queue: str, *, repair: bool = False, patience: Duration = 5.0, progress: OnProgress = ignore
@@ -207,47 +179,6 @@ class Admin(ReadOnlyAdmin, QueueActions, KeyActions, CronActions, WorkerActions)
 
         return check(self._redis.queue(queue, mends=True), repair=repair, patience=patience, progress=progress)
 
-    def acl(
-        self,
-        roles: Sequence[str],
-        queues: Sequence[str],
-        *,
-        user: str = "",
-        without_eval: bool = False,
-    ) -> AclRule:
-        """
-        Return the least ACL rule, in the form this server knows, for a user who plays `roles` on `queues`.
-
-        Args:
-            roles: of `producer`, `consumer`, `operator`, `viewer`, `exporter`.
-            user: its name, by default reliq-ROLE.
-            without_eval: whether it may run no scripts but those that `load_scripts` has loaded.
-        """
-        from reliq.admin.acl import acl_rule  # noqa: PLC0415  other methods need none of it
-
-        address = self._redis.connection.address
-        keys = [self.redis_keys(queue) for queue in queues]
-        return acl_rule(
-            roles,
-            keys,
-            user=user,
-            selectors=not self._redis.session().version().is_before((7, 0)),
-            select=address.database != 0,
-            in_cluster=address.is_cluster,
-            without_eval=without_eval,
-        )
-
-    def load_scripts(self) -> list[str]:
-        """
-        Load the scripts of this version, for users who may not EVAL; return their names.
-
-        Redis forgets them when it restarts, and a promoted replica may not have them; in a Cluster every node and every
-        replica gets them.
-        """
-        from reliq.admin.acl import load_scripts  # noqa: PLC0415  other methods need none of it
-
-        return load_scripts(self._redis.session())
-
     def doctor(self, *, roles: Sequence[str] = (), queue: str = "reliq-doctor") -> list[Finding]:
         """
         Check whether this Redis is fit for queues; return a finding for each check.
@@ -255,10 +186,10 @@ class Admin(ReadOnlyAdmin, QueueActions, KeyActions, CronActions, WorkerActions)
         Args:
             roles: check that this user has the rights of each role on the keys of `queue`, which need not exist.
         """
-        from reliq.admin.acl import acl_roles  # noqa: PLC0415  other methods need none of it
+        from reliq.admin.acl import check_roles  # noqa: PLC0415  other methods need none of it
         from reliq.admin.doctor import examine  # noqa: PLC0415
 
-        wanted = acl_roles(roles)
+        wanted = check_roles(roles)
         return examine(self._redis.session(), self._redis.connection.address, wanted, self.redis_keys(queue))
 
     def publish(self, queue: str, body: bytes, *, raw: bool = False, **options: Unpack[PublishOptions]) -> Receipt:

@@ -22,7 +22,6 @@ from reliq.redis.commands import (
     read_raw_scores,
     read_scores,
     read_text,
-    runs,
 )
 from reliq.settings import check_is_one_of
 from reliq.text import clamp_time, whole_number
@@ -120,7 +119,6 @@ def check_place(place: str, allowed: Sequence[Place] = PLACES) -> Place:
     return cast("Place", place)
 
 
-@runs("SCAN")
 def keys_scanned(pattern: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
     """Look at about `count` keys; return where the next are (0: these were the last), and those that match."""
     return Command(
@@ -128,31 +126,26 @@ def keys_scanned(pattern: str, cursor: int, count: int) -> Command[tuple[int, li
     )
 
 
-@runs("TYPE")
 def type_of_key(any_key: str) -> Command[str]:
     """Return the type of a key, `none` when it is not there."""
     return Command(("TYPE", any_key), bytes.decode)
 
 
-@runs("UNLINK")
 def delete_keys(any_keys: Sequence[str]) -> Command[int]:
     """Delete keys."""
     return Command(("UNLINK", *any_keys), int)
 
 
-@runs("CONFIG")
 def parameter(name: str) -> Command[dict[str, str]]:
     """Read a parameter of the server's configuration, by its name."""
     return Command(("CONFIG", "GET", name), _pairs)
 
 
-@runs("CLUSTER")
 def cluster_facts() -> Command[dict[str, str]]:
     """Return what a node of a Cluster thinks of the Cluster."""
     return Command(("CLUSTER", "INFO"), read_facts)
 
 
-@runs("SLOWLOG")
 def slow_scripts(count: int) -> Command[list[int]]:
     """Return the microseconds of each script among the last `count` entries of the slow log."""
     return Command(
@@ -161,44 +154,19 @@ def slow_scripts(count: int) -> Command[list[int]]:
     )
 
 
-@runs("EVAL")
 def eval_nothing() -> Command[bool]:
     """Run a script that does nothing: it is refused to who may not EVAL."""
     return Command(("EVAL", "return 1", 0), bool)
 
 
-@runs("SCRIPT")
 def load_script(script: Script) -> Command[str]:
     """Have the server know a script; return its digest."""
     return Command(("SCRIPT", "LOAD", script.text), bytes.decode)
 
 
-@runs("ACL")
-def user_name() -> Command[str]:
-    """Return the user that asks."""
-    return Command(("ACL", "WHOAMI"), bytes.decode)
-
-
-@runs("ACL")
-def user_rule(name: str) -> Command[str]:
-    """Return the rule of a user on commands."""
-    return Command(("ACL", "GETUSER", name), _rule)
-
-
-@runs("ACL")
-def commands_in(group: str) -> Command[set[str]]:
-    """Return the commands of a group of ACL rules, in capitals."""
-    return Command(("ACL", "CAT", group), lambda reply: {one.decode().upper() for one in reply})
-
-
 def _pairs(reply: Sequence[bytes]) -> dict[str, str]:
     texts = [part.decode("utf-8", "replace") for part in reply]
     return dict(zip(texts[::2], texts[1::2], strict=True))
-
-
-def _rule(reply: Sequence[Any]) -> str:
-    pairs = dict(zip(reply[::2], reply[1::2], strict=True))
-    return str(pairs[b"commands"].decode())
 
 
 #: Keys of a queue that hold ids.
@@ -210,79 +178,66 @@ _SCANS = {"pending": "ZSCAN", "unack": "ZSCAN", "garbage": "SSCAN", "retries_lef
 # ---- one message
 
 
-@runs("msg:GET")
 def value(keys: Keys, id: str) -> Command[bytes | None]:
     """Read the value of a message; None when it is gone."""
     return Command(("GET", keys.msg(id)), _as_it_is)
 
 
-@runs("msg:STRLEN")
 def length(keys: Keys, id: str) -> Command[int]:
     """Count the bytes of a message's value."""
     return Command(("STRLEN", keys.msg(id)), int)
 
 
-@runs("msg:EXISTS")
 def has_value(keys: Keys, id: str) -> Command[bool]:
     """Say whether a message has a value."""
     return Command(("EXISTS", keys.msg(id)), bool)
 
 
-@runs("msg:PTTL")
 def ttl_ms(keys: Keys, id: str) -> Command[int]:
     """Return in how many ms a message's value expires; below 0 when it does not, or is gone."""
     return Command(("PTTL", keys.msg(id)), int)
 
 
-@runs("errors:HMGET")
 def failure_notes(keys: Keys, ids: Sequence[str]) -> Command[list[FailureNote]]:
     """Read why messages failed last."""
     return Command(("HMGET", keys.errors, *ids), lambda reply: [FailureNote.parse(one) for one in reply])
 
 
-@runs("errors:HGET")
 def failures(keys: Keys, id: str) -> Command[list[FailureNote]]:
     """Read each failure of a message that is kept, the newest first."""
     return Command(("HGET", keys.errors, id), FailureNote.parse_all)
 
 
-@runs("dead:XRANGE")
 def letter_failures(keys: Keys, letter: str) -> Command[list[FailureNote]]:
     """Read each failure that a dead letter keeps, the newest first."""
     return Command(("XRANGE", keys.dead, letter, letter), _letter_failures)
 
 
-@runs("retries_left:HEXISTS")
 def is_alive(keys: Keys, id: str) -> Command[bool]:
     """Say whether a message has a retry count: it is pending, in a list or in unack."""
     return Command(("HEXISTS", keys.retries_left, id), bool)
 
 
-@runs("garbage:SISMEMBER")
 def is_in_garbage(keys: Keys, id: str) -> Command[bool]:
     """Say whether a message waits to be collected."""
     return Command(("SISMEMBER", keys.garbage, id), bool)
 
 
-@runs("dedup:GET")
 def marker(keys: Keys, id: str) -> Command[bytes | None]:
     """Read why a chosen id is taken after its end; None when it is not."""
     return Command(("GET", keys.dedup(id)), _as_it_is)
 
 
-@runs("dedup:PTTL")
 def marker_ms(keys: Keys, id: str) -> Command[int]:
     """Return for how many ms more a chosen id is taken; below 0 when it is not."""
     return Command(("PTTL", keys.dedup(id)), int)
 
 
-@runs("dedup:SET")
 def take_id(keys: Keys, id: str, why: bytes, for_ms: int) -> Command[None]:
     """Have a chosen id taken for so many ms, unless it is so already."""
     return Command(("SET", keys.dedup(id), why, "PX", for_ms, "NX"), read_nothing)
 
 
-@runs("dedup:DEL")
 def free_id(keys: Keys, id: str) -> Command[None]:
     """Have a chosen id taken no more."""
     return Command(("DEL", keys.dedup(id)), read_nothing)
@@ -291,26 +246,22 @@ def free_id(keys: Keys, id: str) -> Command[None]:
 # ---- the messages of one place
 
 
-@runs("WAIT")
 def at_a_replica(for_ms: int) -> Command[Confirmed]:
     """Wait until one replica has what came before on the same connection; say whether it has."""
     return Command(("WAIT", 1, for_ms), lambda reply: Confirmed(int(reply) > 0, int(reply)))
 
 
-@runs("leaving:HLEN")
 def leaving(keys: Keys) -> Command[int]:
     """Count what is on its way to another shard; the hash has one field more."""
     return Command(("HLEN", keys.leaving), lambda reply: max(0, int(reply) - 1))
 
 
-@runs("pending:ZCARD ready:LLEN line:LLEN unack:ZCARD retry:LLEN garbage:SCARD dead:XLEN")
 def size(keys: Keys, spot: Spot) -> Command[int]:
     """Count what is in a place."""
     command = "LLEN" if is_list(spot) else {"garbage": "SCARD", "dead": "XLEN"}.get(place_of(spot), "ZCARD")
     return Command((command, redis_key(keys, spot)), int)
 
 
-@runs("pending:ZRANGE ready:LRANGE line:LRANGE unack:ZRANGE retry:LRANGE")
 def ids_at(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
     """Read ids of a list or sorted set from the place `at`, those first that come first."""
     if is_list(spot):
@@ -318,44 +269,37 @@ def ids_at(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
     return Command(("ZRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
 
 
-@runs("pending:ZRANGE unack:ZRANGE")
 def scored_at(keys: Keys, place: SortedSet, at: int, count: int) -> Command[list[tuple[str, float]]]:
     """Read ids of a sorted set from the place `at`, each with its score as Redis has it."""
     return Command(("ZRANGE", getattr(keys, place), at, at + count - 1, "WITHSCORES"), read_raw_scores)
 
 
-@runs("pending:ZRANK unack:ZRANK")
 def rank(keys: Keys, place: SortedSet, id: str) -> Command[int | None]:
     """Return how many of a sorted set come before an id; None when it is not there."""
     return Command(("ZRANK", getattr(keys, place), id), _as_it_is)
 
 
-@runs("pending:ZSCORE unack:ZSCORE")
 def score(keys: Keys, place: SortedSet, id: str) -> Command[float | None]:
     """Return the score of an id as Redis has it; None when it is not there."""
     return Command(("ZSCORE", getattr(keys, place), id), lambda reply: None if reply is None else float(reply))
 
 
-@runs("pending:ZCOUNT unack:ZCOUNT")
 def count_to(keys: Keys, place: SortedSet, score: float, *, without: bool = False) -> Command[int]:
     """Count those of a sorted set up to a score, or with `without` those below it."""
     return Command(("ZCOUNT", getattr(keys, place), "-inf", f"{'(' * without}{score!r}"), int)
 
 
-@runs("ready:LPOS line:LPOS retry:LPOS")
 def index_of(keys: Keys, spot: Spot, id: str, *, newest_first: bool, most: int) -> Command[int | None]:
     """Return the index of an id in a list, 0 for the newest, when it is among the first or the newest `most`."""
     rank = "1" if newest_first else "-1"
     return Command(("LPOS", redis_key(keys, spot), id, "RANK", rank, "MAXLEN", most), _as_it_is)
 
 
-@runs("ready:LRANGE line:LRANGE retry:LRANGE")
 def newest_ids(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
     """Read ids of a list from the place `at`, those first that come last."""
     return Command(("LRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
 
 
-@runs("pending:ZSCAN unack:ZSCAN garbage:SSCAN retries_left:HSCAN lease:HSCAN errors:HSCAN")
 def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
     """Read about `count` ids of a key; return where the next are (0: these were the last), and them."""
     command = _SCANS.get(index, "HSCAN")
@@ -366,7 +310,6 @@ def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tu
     )
 
 
-@runs("SCAN")
 def names_of(keys: Keys, kind: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
     """Look at about `count` keys of the whole key space; return where the next are, and who has a `msg` or a `line`."""
     prefix = getattr(keys, kind)("")
@@ -376,7 +319,6 @@ def names_of(keys: Keys, kind: str, cursor: int, count: int) -> Command[tuple[in
     )
 
 
-@runs("lease:HSCAN")
 def words_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, StateWord]]]]:
     """Read about `count` ids with their state words; return where the next are (0: these were the last), and them."""
 
@@ -387,14 +329,12 @@ def words_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, lis
     return Command(("HSCAN", keys.lease, cursor, "COUNT", count), read)
 
 
-@runs("pending:ZRANGE unack:ZRANGE")
 def due_between(keys: Keys, place: SortedSet, first: int, last: int, count: int) -> Command[list[tuple[str, float]]]:
     """Read up to `count` ids that are due from `first` to `last`, in unix seconds, each with when."""
     rest = ("BYSCORE", "LIMIT", 0, count, "WITHSCORES")
     return Command(("ZRANGE", getattr(keys, place), first, last, *rest), read_scores)
 
 
-@runs("errors:HRANDFIELD")
 def failure_sample(keys: Keys, count: int) -> Command[list[FailureNote]]:
     """Draw up to `count` of the messages that failed, and read why."""
     return Command(
@@ -402,13 +342,11 @@ def failure_sample(keys: Keys, count: int) -> Command[list[FailureNote]]:
     )
 
 
-@runs("retries_left:HRANDFIELD")
 def any_id(keys: Keys) -> Command[list[str]]:
     """Draw the id of a message that is alive; none when there is none."""
     return Command(("HRANDFIELD", keys.retries_left, 1), read_ids)
 
 
-@runs("ends:XREVRANGE history:XREVRANGE dead:XREVRANGE")
 def newest_entries(keys: Keys, stream: Stream, before: str, count: int) -> Command[list[Any]]:
     """Read up to `count` entries of a stream from the place `before` (`+`: its end) back, the newest first."""
     return Command(("XREVRANGE", getattr(keys, stream), before, "-", "COUNT", count), list)
@@ -423,35 +361,27 @@ def _as_it_is(reply: Any) -> Any:
     return reply
 
 
-@runs(
-    " ".join(f"{name}:EXISTS" for name in ("pending", "ready", "unack", "retry", "garbage", "retries_left", "dead"))
-    + " totals:EXISTS ends:EXISTS paused:EXISTS cron:EXISTS"
-)
 def key_count(keys: Keys) -> Command[int]:
     """Count the keys of a queue that only a queue has which was used."""
     places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left)
     return Command(("EXISTS", *places, keys.dead, keys.totals, keys.ends, keys.paused, keys.cron), int)
 
 
-@runs("retries_left:EXISTS totals:EXISTS")
 def is_used(keys: Keys) -> Command[bool]:
     """Say whether a queue has messages, or a total."""
     return Command(("EXISTS", keys.retries_left, keys.totals), bool)
 
 
-@runs("totals:HGETALL")
 def raw_totals(keys: Keys) -> Command[list[bytes]]:
     """Read the account of a queue, names and numbers by turns, as Redis has them."""
     return Command(("HGETALL", keys.totals), list)
 
 
-@runs("paused:PTTL")
 def pause_ms(keys: Keys) -> Command[int]:
     """Return for how many ms more a queue is paused; below 0 when it waits for its resume, or is not paused."""
     return Command(("PTTL", keys.paused), int)
 
 
-@runs("limits:HGETALL")
 def limit_fields(keys: Keys) -> Command[dict[str, str]]:
     """Read the limits of a queue as Redis has them; empty for a queue without keys."""
     return Command(
@@ -460,31 +390,26 @@ def limit_fields(keys: Keys) -> Command[dict[str, str]]:
     )
 
 
-@runs(" ".join(f"{name}:TYPE" for name in TYPES))
 def type_of(keys: Keys, name: str) -> Command[str]:
     """Return the type of the key `name` of a queue, one of `TYPES`."""
     return Command(("TYPE", getattr(keys, name)), bytes.decode)
 
 
-@runs(" ".join(f"{name}:RENAMENX" for name in (*TYPES, "aside")))
 def put_aside(keys: Keys, name: str, stamp: int) -> Command[bool]:
     """Give the key `name` of a queue another name, of which `stamp` is a part; say whether that name was free."""
     return Command(("RENAMENX", getattr(keys, name), keys.aside(name, stamp)), bool)
 
 
-@runs("QUEUES_KEY:HEXISTS")
 def is_registered(keys: Keys) -> Command[bool]:
     """Say whether the registry names a queue."""
     return Command(("HEXISTS", QUEUES_KEY, keys.entry), bool)
 
 
-@runs("QUEUES_KEY:HGET")
 def registered_at(keys: Keys) -> Command[bytes]:
     """Read the unix seconds at which a process last named a queue in the registry; empty when none did."""
     return Command(("HGET", QUEUES_KEY, keys.entry), lambda reply: reply or b"")
 
 
-@runs("QUEUES_KEY:HDEL")
 def unregister(keys: Keys) -> Command[int]:
     """Take a queue out of the registry."""
     return Command(("HDEL", QUEUES_KEY, keys.entry), int)
@@ -493,20 +418,17 @@ def unregister(keys: Keys) -> Command[int]:
 # ---- a move to another queue
 
 
-@runs("moving:SET")
 def note_move(keys: Keys, to: str, *, only_first: bool) -> Command[bool]:
     """Note to which queue messages are being moved; say whether it was noted: `only_first` keeps an earlier note."""
     condition = ("NX",) if only_first else ()
     return Command(("SET", keys.moving, to, *condition), lambda reply: reply is not None)
 
 
-@runs("moving:GET")
 def noted_move(keys: Keys) -> Command[str]:
     """Read to which queue messages are being moved; empty when none are."""
     return Command(("GET", keys.moving), read_text)
 
 
-@runs("moving:DEL")
 def drop_move(keys: Keys) -> Command[int]:
     """Note that no messages are being moved."""
     return Command(("DEL", keys.moving), int)
@@ -516,7 +438,6 @@ def drop_move(keys: Keys) -> Command[int]:
 KeySet = Literal["ring", "asleep"]
 
 
-@runs("ring:ZSCAN asleep:ZSCAN")
 def keys_among(keys: Keys, among: KeySet, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
     """Read about `count` keys that may be served, or sleep; return where the next are (0: these were the last), and them."""
     return Command(
@@ -525,13 +446,11 @@ def keys_among(keys: Keys, among: KeySet, cursor: int, count: int) -> Command[tu
     )
 
 
-@runs("ring:ZRANGE asleep:ZRANGE")
 def first_keys(keys: Keys, among: KeySet, count: int) -> Command[list[str]]:
     """Read the first `count` keys that may be served, or sleep, in the order of their turns or ends."""
     return Command(("ZRANGE", getattr(keys, among), 0, count - 1), read_ids)
 
 
-@runs("held:ZRANGE")
 def keys_holding(keys: Keys, after: str | None, count: int) -> Command[list[str]]:
     """Read the keys of the next `count` messages that hold a place, after those of the key `after`; each once."""
     start = "-" if after is None else f"({after}\1"
@@ -541,13 +460,11 @@ def keys_holding(keys: Keys, after: str | None, count: int) -> Command[list[str]
     )
 
 
-@runs("limits:EXISTS ring:EXISTS held:EXISTS asleep:EXISTS")
 def has_keys(keys: Keys) -> Command[bool]:
     """Say whether messages of a queue have, or had, keys."""
     return Command(("EXISTS", keys.limits, keys.ring, keys.held, keys.asleep), bool)
 
 
-@runs("held:ZSCAN")
 def places_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, str]]]]:
     """Read about `count` places, each as key and id; return where the next are (0: these were the last), and them."""
 
@@ -558,7 +475,6 @@ def places_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, li
     return Command(("ZSCAN", keys.held, cursor, "COUNT", count), read)
 
 
-@runs("pending:ZMSCORE unack:ZMSCORE")
 def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
     """Read the unix seconds at which messages are due, or their leases end; None for one that is not there."""
     return Command(
@@ -567,13 +483,11 @@ def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[flo
     )
 
 
-@runs("paused:GET")
 def paused(keys: Keys) -> Command[Pause | None]:
     """Read who paused the queue, when and why; None when it is not paused."""
     return Command(("GET", keys.paused), lambda reply: None if reply is None else read_pause(reply))
 
 
-@runs("WORKERS_KEY:ZREVRANGE")
 def worker_ids() -> Command[list[str]]:
     """Return the workers that wrote a record in the last hour, the latest first; not all of them are alive."""
     return Command(
@@ -582,19 +496,16 @@ def worker_ids() -> Command[list[str]]:
     )
 
 
-@runs("worker_key:GET")
 def worker_records(ids: Sequence[str]) -> list[Command[Worker | None]]:
     """Read each worker's record; None for one that is not alive, or whose record is none of ours."""
     return [Command(("GET", worker_key(id)), lambda reply: _decoded(_worker_decoder, reply)) for id in ids]
 
 
-@runs("TIME")
 def server_seconds() -> Command[float]:
     """Return Redis' clock in unix seconds."""
     return Command(("TIME",), lambda reply: int(reply[0]) + int(reply[1]) / 1e6)
 
 
-@runs("stack_request_key:SET stacks_key:DEL")
 def ask_stacks(id: str) -> list[Command[Any]]:
     """Ask a worker for its stacks, and forget those that it told before."""
     return [
@@ -603,7 +514,6 @@ def ask_stacks(id: str) -> list[Command[Any]]:
     ]
 
 
-@runs("stack_request_key:PTTL stacks_key:GET WORKERS_KEY:ZSCORE")
 def asked_stacks(id: str) -> list[Command[Any]]:
     """
     Read for how many ms a request has waited for its worker, and the stacks that it told; None where there is none.
@@ -622,37 +532,31 @@ _CRON_FIELDS = (
 )
 
 
-@runs("cron:HSET")
 def pause_cron(keys: Keys, entry: str, pause: Pause) -> Command[None]:
     """Have the ticks of an entry skipped until it is resumed."""
     return Command(("HSET", keys.cron, f"{entry} pause", msgspec.json.encode(pause)), read_nothing)
 
 
-@runs("cron:HDEL")
 def resume_cron(keys: Keys, entry: str) -> Command[bool]:
     """Have the next tick of an entry published; say whether it was paused."""
     return Command(("HDEL", keys.cron, f"{entry} pause"), bool)
 
 
-@runs("cron:HSET")
 def ask_run(keys: Keys, entry: str, now_ms: int) -> Command[None]:
     """Ask the processes of an entry to publish its message at once."""
     return Command(("HSET", keys.cron, f"{entry} asked", now_ms), read_nothing)
 
 
-@runs("cron:HGET")
 def asked_run(keys: Keys, entry: str) -> Command[int | None]:
     """Read when somebody asked for a run that is not published yet, in unix ms; None when nobody did."""
     return Command(("HGET", keys.cron, f"{entry} asked"), lambda reply: whole_number(reply or b""))
 
 
-@runs("cron:HDEL")
 def withdraw_run(keys: Keys, entry: str) -> Command[bool]:
     """Ask for no run any more; say whether one was asked for that is not published."""
     return Command(("HDEL", keys.cron, f"{entry} asked"), bool)
 
 
-@runs("cron:HDEL")
 def forget_cron(keys: Keys, entry: str) -> Command[int]:
     """Remove what is known of an entry."""
     return Command(("HDEL", keys.cron, *(f"{entry} {field}" for field in _CRON_FIELDS)), int)

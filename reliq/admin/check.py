@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from reliq.admin import calls
 from reliq.admin.calls import MOVING_MS, TYPES, KeyQueueState
-from reliq.admin.resharding import ShardChange
 from reliq.errors import RedisUnavailableError
 from reliq.lua import script, transitions
 from reliq.lua.transitions import bounded, clock_arg
@@ -22,6 +21,7 @@ from reliq.redis import commands
 from reliq.redis.commands import LISTS, Arg, Call, id_text
 from reliq.redis.shards import fence
 from reliq.settings import seconds
+from reliq.sharding import ShardChange
 from reliq.text import chunked, whole_number
 from reliq.wire_format import (
     Delayed,
@@ -762,10 +762,10 @@ class Checker:
         if fenced is None:
             self._fault_count.found("bad-fence", self._keys.epoch)
             if self._repair and self._queue.run(calls.put_aside(self._keys, "epoch", time.time_ns() // 1_000_000)):
-                ShardChange(self._queue).restore()
+                ShardChange(self._queue, self._keys).restore()
                 self._fault_count.was_mended("bad-fence")
         elif fenced.epoch > known.epoch or (known.is_lost and self._keys.shard == 0):
-            change = ShardChange(self._queue)
+            change = ShardChange(self._queue, self._keys)
             if change.map.is_lost:  # else somebody has changed it since the check began
                 self._fault_count.found(
                     "lost-map", f"{self._keys.of_shard(0).map}: {change.map.n} shards, epoch {change.map.epoch}"

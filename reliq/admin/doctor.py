@@ -409,7 +409,7 @@ def _eval(facts: Facts) -> Finding:
         "warning",
         "this user may run any script",
         "one that never ends holds up Redis for everybody; once it has written, SHUTDOWN NOSAVE alone ends it",
-        "reliq acl --role producer --without-eval, and reliq scripts load after each start of Redis",
+        "reliq acl --role producer --without-eval, and reliq acl --load after each start of Redis",
     )
 
 

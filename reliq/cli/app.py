@@ -63,7 +63,6 @@ SUMMARIES = {
         "check": "Look at every message of a queue for what contradicts the model, beside those who use it.",
         "doctor": "Say whether a Redis is fit for queues, what each finding means, and how to mend it.",
         "acl": "Print the least Redis ACL rule for a role; passwords, and whether the user is on, stay as they are.",
-        "scripts": "Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`.",
     },
     "Measure": {
         "bench": "Measure reliq on your Redis: drain, publish, lateness, pickup, idle cost.",
@@ -71,7 +70,7 @@ SUMMARIES = {
 }
 #: Module of this package -> the commands in it, where it is not the module of the command's own name.
 MODULES = {
-    "checks": "check doctor acl scripts bench",
+    "checks": "check doctor acl bench",
     "init": "init demo",
     "keys": "limits keys shards",
     "messages": "list show cancel purge move publish",

@@ -1,4 +1,4 @@
-"""The commands that check and measure a Redis: `check`, `doctor`, `acl`, `scripts` and `bench`."""
+"""The commands that check and measure a Redis: `check`, `doctor`, `acl` and `bench`."""
 
 import sys
 from dataclasses import asdict
@@ -117,14 +117,17 @@ class Server(StrEnum):
 
 
 def acl(
-    role: Annotated[list[str], typer.Option(help=f"{', '.join(ROLES)}; may be given again.")],
-    queue: Annotated[list[str], typer.Option(help="A queue of the user; may be given again.")],
+    role: Annotated[list[str] | None, typer.Option(help=f"{', '.join(ROLES)}; may be given again.")] = None,
+    queue: Annotated[list[str] | None, typer.Option(help="A queue of the user; may be given again.")] = None,
     user: Annotated[str, typer.Option(help="The user's name.", show_default="reliq-ROLE")] = "",
     server: Annotated[
         Server | None, typer.Option(help="The oldest server it is for; without it, the server is asked.")
     ] = None,
     without_eval: Annotated[
-        bool, typer.Option("--without-eval", help="No scripts but those that `reliq scripts load` has loaded.")
+        bool, typer.Option("--without-eval", help="Allow only the scripts that `reliq acl --load` has loaded.")
+    ] = False,
+    load: Annotated[
+        bool, typer.Option("--load", help="Load the scripts of this version instead of printing a rule.")
     ] = False,
     layout: LayoutText = DEFAULT_LAYOUT,
     json: Json = False,
@@ -138,52 +141,32 @@ def acl(
     publishes is a producer too. Publishing with `durability` takes +wait or +waitaof besides. The rule of a Cluster's URL
     has what its connections need; one by --server alone takes +cluster|slots +cluster|info +asking +ping besides.
 
-    Who may EVAL can run a script that never ends, and hold up Redis for everybody. --without-eval allows EVALSHA alone;
-    run `reliq scripts load` then, after each start of the server and with each new version.
+    A user with EVAL can run a script that never ends, and hold up Redis for all clients. --without-eval allows EVALSHA
+    alone. Then run `reliq acl --load` after each start of the server, after a failover, and with each new version of reliq
+    before its producers start: Redis forgets loaded scripts. It needs a user who may SCRIPT LOAD.
 
     Example: reliq acl --role producer --queue orders --server 7.0
     """
+    if load:
+        loaded = open_admin(url).load_scripts()
+        if json:
+            print_json(loaded)
+        else:
+            say(f"{pluralize(len(loaded), 'script is', 'scripts are')} loaded")
+        return
     if server is None:
-        rule = open_admin(url, layout).acl(role, queue, user=user, without_eval=without_eval)
+        rule = open_admin(url, layout).acl(role or (), queue or (), user=user, without_eval=without_eval)
     else:
-        queues = [Keys(name, Layout.parse(layout)) for name in queue]
+        queues = [Keys(name, Layout.parse(layout)) for name in queue or ()]
         is_seven = server is Server.seven
         from reliq.admin.acl import acl_rule  # noqa: PLC0415  completion does not wait for it
 
-        rule = acl_rule(role, queues, user=user, selectors=is_seven, without_eval=without_eval)
+        rule = acl_rule(role or (), queues, user=user, selectors=is_seven, without_eval=without_eval)
     if json:
         print_json(rule)
         return
     say(*str(rule).split("\n"))
     say(f"# Then give it a password: ACL SETUSER {rule.user} on >PASSWORD", stderr=True)
-
-
-scripts = typer.Typer(
-    help="Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`.", add_completion=False
-)
-
-
-@scripts.callback()
-def root() -> None:
-    """Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`."""
-
-
-@scripts.command()
-def load(json: Json = False, url: Url = None) -> None:
-    """
-    Load the scripts of this version, so that users without EVAL can run them.
-
-    Redis forgets them when it restarts, and a replica that is promoted may not have them: run this after each start
-    of the server, after a failover, and with each new version of reliq before its producers start. It needs a user
-    who may SCRIPT LOAD.
-
-    Example: reliq scripts load
-    """
-    loaded = open_admin(url).load_scripts()
-    if json:
-        print_json(loaded)
-        return
-    say(f"{pluralize(len(loaded), 'script is', 'scripts are')} loaded")
 
 
 def bench(

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import reliq.admin
 from reliq.admin.screens import format_missing
 from reliq.cli.options import Json, QueueName, WholeQueueAdmin, Yes, state_option
 from reliq.cli.output import EXIT_UNFINISHED, confirm, print_facts, print_json, print_table, say
@@ -219,7 +218,7 @@ def shards(
     if number is not None:
         confirm(f"Have {number} shards of {queue}? Every publisher must be of a version that knows of shards.", yes=yes)
         admin.resize(queue, number)
-    left = admin.finish_resize(queue) if finish else reliq.admin.PendingMigration()
+    left = admin.finish_resize(queue) if finish else 0
     view = admin.shards(queue)
     if json:
         print_json({"map": view.map, "counts": view.counts, "away": view.away, "left": left})
@@ -237,6 +236,6 @@ def shards(
         if view.away:
             say(f"{queue} is {format_missing(view.away)}")
         if left:
-            say(f"not finished: {left}")
+            say(f"not finished: {pluralize(left, 'message')} that workers have or are about to have")
     if left:
         raise typer.Exit(EXIT_UNFINISHED)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import ConfigurationError
-from reliq.redis.commands import Command, id_text, read_pause, runs
+from reliq.redis.commands import Command, id_text, read_pause
 from reliq.schedule import Schedule
 from reliq.text import LAST_SECOND, whole_number
 
@@ -67,7 +67,6 @@ class CronState:
         return replace(self, late=late, is_served=now - self.seen <= UNSERVED_SECONDS, is_alive=is_alive)
 
 
-@runs("cron:HGETALL")
 def cron_states(keys: Keys) -> Command[list[CronState]]:
     """Read the periodic entries of a queue, by name."""
 

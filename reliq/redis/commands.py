@@ -1,4 +1,4 @@
-"""Notes which commands a function makes on which keys: ACL rules are made of them, and tests compare them."""
+"""Requests to Redis as values: scripts and plain commands, each with a parser for its reply."""
 
 from __future__ import annotations
 
@@ -17,29 +17,7 @@ from reliq.wire_format import FailureNote, StateWord, open_envelope
 
 if TYPE_CHECKING:
     from reliq.events import Event
-    from reliq.lua import Script, Use
-
-
-F = TypeVar("F", bound="Callable[..., Any]")
-
-#: Each function that makes commands -> the commands, each with its key, empty for one without.
-USES: dict[Callable[..., Any], frozenset[Use]] = {}
-
-
-def runs(text: str) -> Callable[[F], F]:
-    """
-    Note that a function makes the commands of `text`, such as `unack:ZSCORE,ZRANGE msg:GET INFO`.
-
-    It is the form of the scripts' headers: a key as `Keys` or `reliq.keys` names it, and what is run on it.
-    """
-    parts = [part.rpartition(":") for part in text.split()]
-    uses = frozenset((command, key) for key, _, commands in parts for command in commands.split(","))
-
-    def note(function: F) -> F:
-        USES[function] = uses
-        return function
-
-    return note
+    from reliq.lua import Script
 
 
 T = TypeVar("T")
@@ -308,7 +286,6 @@ SortedSet = Literal["pending", "unack"]
 # ---- messages and dead letters
 
 
-@runs("msg:MGET")
 def bodies(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
     """Read the values of messages; None where there is none."""
     return Command(
@@ -316,25 +293,21 @@ def bodies(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
     )
 
 
-@runs("msg:GETRANGE")
 def body_start(keys: Keys, id: str, length: int) -> Command[bytes]:
     """Read the first bytes of a value; empty when it is gone."""
     return Command(("GETRANGE", keys.msg(id), 0, length - 1), read_bytes)
 
 
-@runs("lease:HMGET")
 def state_words(keys: Keys, ids: Sequence[str]) -> Command[list[StateWord]]:
     """Read the state words of messages."""
     return Command(("HMGET", keys.lease, *ids), lambda reply: [StateWord.parse(one) for one in reply])
 
 
-@runs("retries_left:HMGET")
 def retries_left(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
     """Read the retries left of messages, as Redis has them; None where there is none."""
     return Command(("HMGET", keys.retries_left, *ids), list)
 
 
-@runs("pending:ZRANGE unack:ZRANGE")
 def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
     """Read the unix seconds at which the first message is due, or the first lease ends; None when there is none."""
     return Command(
@@ -343,43 +316,36 @@ def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
     )
 
 
-@runs("pending:ZCOUNT")
 def due_count(keys: Keys, now_seconds: float) -> Command[int]:
     """Count the pending messages whose due time has come."""
     return Command(("ZCOUNT", keys.pending, "-inf", f"{now_seconds:.3f}"), int)
 
 
-@runs("unack:ZRANGE")
 def held(keys: Keys, at: int = 0) -> Command[list[tuple[str, float]]]:
     """Read BATCH_LIMIT ids in unack from the place `at`, the first to end first, with when lease or backoff is over."""
     return Command(("ZRANGE", keys.unack, at, at + BATCH_LIMIT - 1, "WITHSCORES"), read_scores)
 
 
-@runs("unack:ZRANDMEMBER")
 def held_sample(keys: Keys, count: int) -> Command[list[str]]:
     """Draw up to `count` ids in unack."""
     return Command(("ZRANDMEMBER", keys.unack, count), read_ids)
 
 
-@runs("ready:LINDEX retry:LINDEX")
 def end_of(keys: Keys, place: List) -> Command[str]:
     """Read the id of a list that is claimed next; empty when there is none."""
     return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, -1), lambda reply: id_text(reply or b""))
 
 
-@runs("garbage:SRANDMEMBER")
 def garbage(keys: Keys, count: int) -> Command[list[str]]:
     """Return up to `count` ids that wait to be collected."""
     return Command(("SRANDMEMBER", keys.garbage, count), read_ids)
 
 
-@runs("totals:HGET")
 def claims(keys: Keys) -> Command[int]:
     """Return how many deliveries the queue has counted: a number that only grows."""
     return Command(("HGET", keys.totals, "claimed"), lambda reply: int(reply or 0))
 
 
-@runs("dead:XRANGE,XREVRANGE")
 def letters_between(
     keys: Keys, first: str, last: str, *, count: int, newest_first: bool = False
 ) -> Command[list[Letter]]:
@@ -390,7 +356,6 @@ def letters_between(
     )
 
 
-@runs("dead:XDEL")
 def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
     """Delete dead letters; return how many were deleted."""
     return Command(("XDEL", keys.dead, *letters), int)
@@ -399,7 +364,6 @@ def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
 # ---- waiting for work, waking who waits, and the pause
 
 
-@runs("lane:BLPOP wake:BLPOP")
 def wake_token(poke: str, queues: Sequence[Keys], for_seconds: float) -> Command[str | None]:
     """Wait for a token of one of several queues, or for a `poke`; return the key it came by, None when none came."""
     tokens = (keys.wake for keys in queues)
@@ -408,38 +372,32 @@ def wake_token(poke: str, queues: Sequence[Keys], for_seconds: float) -> Command
     )
 
 
-@runs("wake:LPOP")
 def wake_token_at_once(keys: Keys) -> Command[bool]:
     """Take the token that says there is something to claim, without waiting; say whether there was one."""
     return Command(("LPOP", keys.wake), bool)
 
 
-@runs("wake:RPUSH,LTRIM")
 def push_wake_token(keys: Keys) -> list[Command[Any]]:
     """Leave the queue one token."""
     return [Command(("RPUSH", keys.wake, "1"), int), Command(("LTRIM", keys.wake, 0, 0), bool)]
 
 
-@runs("lane:RPUSH,PEXPIRE")
 def poke(key: str, lasts_ms: int) -> list[Command[int]]:
     """End the wait for `wake_token` by its `poke`; when nobody waits, it is forgotten after so many ms."""
     return [Command(("RPUSH", key, "1"), int), Command(("PEXPIRE", key, lasts_ms), int)]
 
 
-@runs("watch:DEL")
 def drop_watch(keys: Keys) -> Command[int]:
     """Let another process watch for the next due time."""
     return Command(("DEL", keys.watch), int)
 
 
-@runs("paused:SET")
 def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
     """Have the queue not claimed: for so many ms, or until it is resumed."""
     limit = () if for_ms is None else ("PX", for_ms)
     return Command(("SET", keys.paused, msgspec.json.encode(pause), *limit), read_nothing)
 
 
-@runs("paused:DEL asleep:ZREM wake:RPUSH,LTRIM")
 def resume_queue(keys: Keys) -> list[Command[Any]]:
     """End the pause of a queue and the sleep of the whole queue: the first two answers are whether there was one."""
     return [Command(("DEL", keys.paused), bool), Command(("ZREM", keys.asleep, ""), bool), *push_wake_token(keys)]
@@ -448,20 +406,17 @@ def resume_queue(keys: Keys) -> list[Command[Any]]:
 # ---- the registry of queues
 
 
-@runs("QUEUES_KEY:HSET")
 def register(entries: Sequence[str], now_seconds: int) -> Command[None]:
     """Note in the registry that these queues are in use, each by its `Keys.entry`."""
     pairs = [part for entry in entries for part in (entry, str(now_seconds))]
     return Command(("HSET", QUEUES_KEY, *pairs), read_nothing)
 
 
-@runs("QUEUES_KEY:HLEN")
 def registry_size() -> Command[int]:
     """Count the queues of the registry."""
     return Command(("HLEN", QUEUES_KEY), int)
 
 
-@runs("QUEUES_KEY:HSCAN")
 def registry_page(cursor: int, count: int) -> Command[tuple[int, list[str]]]:
     """Read about `count` entries of the registry; return where the next are (0: these were the last), and them."""
     return Command(
@@ -472,7 +427,6 @@ def registry_page(cursor: int, count: int) -> Command[tuple[int, list[str]]]:
 # ---- the records of workers
 
 
-@runs("worker_key:SET WORKERS_KEY:ZADD,ZREMRANGEBYSCORE")
 def write_worker(worker: Worker) -> list[Command[None]]:
     """Write a worker's record and its place in the index; drop from the index who was silent for an hour."""
     return [
@@ -482,13 +436,11 @@ def write_worker(worker: Worker) -> list[Command[None]]:
     ]
 
 
-@runs("worker_key:DEL WORKERS_KEY:ZREM")
 def remove_worker(id: str) -> list[Command[None]]:
     """Remove a worker's record and its place in the index."""
     return [Command(("DEL", worker_key(id)), read_nothing), Command(("ZREM", WORKERS_KEY, id), read_nothing)]
 
 
-@runs("WORKERS_KEY:ZCOUNT")
 def workers_alive(now_seconds: float, counted: Callable[[int], Any]) -> Command[None]:
     """Count the workers whose records have not expired; call `counted` with their number."""
     since = round(now_seconds - RECORD_MS / 1000)
@@ -498,19 +450,16 @@ def workers_alive(now_seconds: float, counted: Callable[[int], Any]) -> Command[
 # ---- the server
 
 
-@runs("INFO")
 def server_facts(section: str) -> Command[dict[str, str]]:
     """Return a section of INFO."""
     return Command(("INFO", section), read_facts)
 
 
-@runs("TIME")
 def server_ms() -> Command[int]:
     """Return Redis' clock in unix ms."""
     return Command(("TIME",), lambda reply: int(reply[0]) * 1000 + int(reply[1]) // 1000)
 
 
-@runs("WAIT WAITAOF")
 def confirmation(durability: Durability) -> Command[Confirmed]:
     """Wait until what came before on the same connection is confirmed; say what was."""
     count = durability.count
@@ -575,7 +524,6 @@ class Totals(NamedTuple):
         return arrived, acked, failed, dead, ended
 
 
-@runs("minutes:HMGET")
 def noted(keys: Keys, minutes: Sequence[int]) -> Command[list[Totals]]:
     """Read what the ring has in the places of these minutes, each by its number; it may be of the minutes before them."""
     return Command(
@@ -584,7 +532,6 @@ def noted(keys: Keys, minutes: Sequence[int]) -> Command[list[Totals]]:
     )
 
 
-@runs("minutes:HSET,PEXPIRE")
 def note(keys: Keys, totals: Totals) -> list[Command[Any]]:
     """Note a queue's totals of one minute; the notes are gone when none was written for as long as they last."""
     minute = totals.at_ms // MINUTE_MS
@@ -641,7 +588,6 @@ class StackReport:
     left_out: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
 
 
-@runs("stack_request_key:GETDEL")
 def take_request(id: str, asked: Callable[[], Any]) -> Command[None]:
     """Take the request for the stacks of a worker; call `asked` when there was one."""
 
@@ -652,7 +598,6 @@ def take_request(id: str, asked: Callable[[], Any]) -> Command[None]:
     return Command(("GETDEL", stack_request_key(id)), read)
 
 
-@runs("stacks_key:SET")
 def write_report(id: str, report: StackReport) -> Command[None]:
     """Write the stacks of a worker, which somebody asked for."""
     return Command(("SET", stacks_key(id), msgspec.json.encode(report), "PX", REPORT_MS), read_nothing)

@@ -301,9 +301,7 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
             "redis://:PASSWORD@host or redis://USER:PASSWORD@host:6379/0"
         )
     if isinstance(request, Call) and isinstance(error, exceptions.NoPermissionError) and "'eval'" in text:
-        return RedisRefusedError(
-            f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq scripts load`"
-        )
+        return RedisRefusedError(f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq acl --load`")
     if (code := error_code(error)) in NOT_NOW:
         answer = text if code in text else f"{code} {text}"  # redis-py cuts some codes off
         return RedisUnavailableError(f"{name}: Redis answered: {answer}", maybe_ran=False, refusal=code)

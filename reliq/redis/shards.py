@@ -32,7 +32,7 @@ import msgspec
 
 from reliq.errors import ConfigurationError, ProtocolError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
 from reliq.keys import SHARDS_LIMIT, Keys, Layout, home
-from reliq.redis.commands import Command, read_bytes, read_text, runs
+from reliq.redis.commands import Command, read_bytes, read_text
 from reliq.redis.connection import ASYNCIO, Driver
 from reliq.text import pluralize, shell_command
 
@@ -157,19 +157,17 @@ UNSHARDED = ShardMap()
 CORRUPT = ShardMap(state="lost")
 
 
-@runs("map:GETRANGE")
 def map_text(keys: Keys) -> Command[bytes]:
     """Read the map of a queue as Redis has it; empty without one."""
     return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), read_bytes)
 
 
-@runs("map:GETRANGE")  # GET would let an exporter read bodies on Redis 6.2, which binds no command to keys
 def shard_map(keys: Keys) -> Command[ShardMap]:
     """Read how many shards the queue of `keys` has: one, while there is no map."""
+    # On Redis 6.2, which binds no command to keys, a right to GET would let an exporter read bodies.
     return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), ShardMap.parse)
 
 
-@runs("epoch:GETRANGE")
 def fence(keys: Keys) -> Command[ShardMap | None]:
     """Read the map of which a shard has the fence; UNSHARDED without a fence, None when the fence is corrupt."""
     return Command(("GETRANGE", keys.epoch, 0, -1), _fenced)
@@ -184,7 +182,6 @@ def _fenced(reply: bytes) -> ShardMap | None:
     return ShardMap.of(epoch, n, was) if is_possible else None
 
 
-@runs("limits:HMGET")
 def declaration(keys: Keys) -> Command[str | None]:
     """Read which limits were declared of a queue, as `Limits.declared` says them; None while it has neither keys nor limits."""
     return Command(("HMGET", keys.limits, "on", "declared"), _read_declaration)

@@ -15,7 +15,7 @@ from reliq.message import Claimed, Delivery, Outgoing
 from reliq.metrics.snapshot import registered
 from reliq.publish import Writer
 from reliq.redis.client import Client
-from reliq.redis.commands import Command, drop_watch, push_wake_token, runs
+from reliq.redis.commands import Command, drop_watch, push_wake_token
 from reliq.redis.server import Connection, redirected
 from reliq.redis.shards import shard_map
 from reliq.settings import LONGEST_SECONDS, OUTBOX_PREFIX, check_int, check_is_one_of, seconds
@@ -52,13 +52,11 @@ MOVED_US = 5000
 SOONER_MS = 50
 
 
-@runs("PTTL")
 def expiries(any_keys: Sequence[str]) -> list[Command[int]]:
     """Read in how many ms keys expire; below 0: never, or gone."""
     return [Command(("PTTL", key), int) for key in any_keys]
 
 
-@runs("PEXPIRE")
 def expire(any_key: str, lasts_ms: int) -> Command[bool]:
     """Have a key expire in so many ms; below 1: at once."""
     return Command(("PEXPIRE", any_key, lasts_ms), bool)

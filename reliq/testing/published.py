@@ -17,7 +17,7 @@ from reliq.outbox.store import Database
 from reliq.outbox.tables import check_dialect, percent
 from reliq.outbox.transactions import wrong_kind
 from reliq.redis import commands
-from reliq.redis.commands import Command, read_ids, runs
+from reliq.redis.commands import Command, read_ids
 from reliq.text import chunked
 from reliq.wire_format import open_envelope
 
@@ -177,7 +177,6 @@ def messages(client: Client, queue: Queue[B]) -> Iterator[Published[B]]:
                     yield Published(id, body, dict(header.headers), due, state, header.key, header.priority)
 
 
-@runs("line:LRANGE")
 def line_ids(keys: Keys, line: str) -> Command[list[str]]:
     """Read the ids that wait under a key, the oldest first."""
     return Command(("LRANGE", keys.line(line), 0, -1), lambda reply: read_ids(reply[::-1]))

@@ -18,7 +18,7 @@ import redis
 
 from reliq import distribution
 from reliq.errors import ConfigurationError, RedisUnavailableError
-from reliq.redis.commands import Command, read_nothing, runs
+from reliq.redis.commands import Command, read_nothing
 from reliq.text import pluralize
 
 if TYPE_CHECKING:
@@ -212,13 +212,11 @@ def url_of(server: str) -> str:
     return server
 
 
-@runs("DBSIZE")
 def keys_there() -> Command[int]:
     """Count the keys of the database."""
     return Command(("DBSIZE",), int)
 
 
-@runs("FLUSHDB")
 def empty() -> Command[None]:
     """Empty the database."""
     return Command(("FLUSHDB",), read_nothing)

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
-    from reliq.admin.resharding import PendingMigration
     from reliq.handlers.handler import Handler
     from reliq.handlers.registration import Periodic
     from reliq.keys import Keys
@@ -405,7 +404,7 @@ class Janitor:
         self._served = served
         self._connection = connection
         self._workers = workers
-        self._migrations: dict[str, Iterator[PendingMigration]] = {}  # the changes of shards under way, by queue
+        self._migrations: dict[str, Iterator[int]] = {}  # the changes of shards under way, by queue
         self._next = _chance.randrange(SHARDS_LIMIT)  # the shard of each queue to go on with
         self._cursors: dict[Keys, tuple[int, int]] = {}
         self._history = HistoryRollup(client, served.shards)
@@ -467,13 +466,13 @@ class Janitor:
         if not isinstance(now_ms, Exception):
             self._history.step(now_ms)
 
-    def _migrate(self, shards: list[Keys]) -> Iterator[PendingMigration]:
+    def _migrate(self, shards: list[Keys]) -> Iterator[int]:
         """Move what is to leave `shards`, a step at a time; the process with the first shard ends the change if it can."""
-        from reliq.admin.resharding import ShardChange  # noqa: PLC0415  a satellite
-        from reliq.admin.session import QueueSession  # noqa: PLC0415
+        from reliq.redis.session import Session  # noqa: PLC0415  a change is rare
+        from reliq.sharding import ShardChange  # noqa: PLC0415
 
-        session = QueueSession(self._connection.wire(), shards[0].of_shard(0), self._connection.clock)
-        yield from ShardChange(session).steps({keys.shard for keys in shards})
+        session = Session(self._connection.wire(), self._connection.clock)
+        yield from ShardChange(session, shards[0]).steps({keys.shard for keys in shards})
 
     def _step_migrations(self) -> bool:
         """Take some steps of the changes under way; return whether there are more."""

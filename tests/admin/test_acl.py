@@ -10,7 +10,7 @@ import redis
 
 import reliq
 from reliq import Admin, ConfigurationError, PublishFailed, Queue, RedisRefusedError
-from reliq.admin import acl
+from reliq.admin.calls import ROLES
 from reliq.keys import Keys
 from reliq.metrics.snapshot import SnapshotReader
 from reliq.redis.client import Client
@@ -42,7 +42,7 @@ def knows_selectors(client):
     return not client.info("server")["redis_version"].startswith("6.")
 
 
-@pytest.mark.parametrize("role", acl.ROLES)
+@pytest.mark.parametrize("role", ROLES)
 def test_role_is_refused_the_server_and_the_rights_of_others(role, login, knows_selectors):
     server = ("FLUSHALL", "CONFIG GET *", "KEYS *", "ACL LIST", "GET foreign", "SHUTDOWN", "MONITOR")
     by_selectors = REFUSED_BY_SELECTORS.get(role, ()) if knows_selectors else ()
@@ -92,11 +92,11 @@ def test_producer_without_eval_publishes_once_the_scripts_are_loaded(login, refu
     as_producer = login("producer", "q", without_eval=True)
     queue = Queue("q", bytes, url=as_producer)
 
-    with pytest.raises(PublishFailed, match="may not EVAL, and Redis lacks the script: run `reliq scripts load`"):
+    with pytest.raises(PublishFailed, match="may not EVAL, and Redis lacks the script: run `reliq acl --load`"):
         queue.publish(b"too early")
     assert "EVAL" in Admin(as_producer).doctor(roles=["producer"], queue="q")[-1].what
     client.acl_log_reset()
-    assert command("scripts", "load").code == 0
+    assert command("acl", "--load").code == 0
     queue.publish(b"now")
     queue.publish(b"late", delay=60)
     queue.publish(b"mine", id="mine")

@@ -8,9 +8,10 @@ import sys
 import time
 
 import pytest
+from handling import handle_all
 from transition import run_transition
 
-from reliq import Outgoing, Queue
+from reliq import Admin, ConfigurationError, Outgoing, Queue
 from reliq.redis.commands import RunningJob
 
 #: Rights that these calls do not need: to watch, to continue a page, to repair other faults.
@@ -155,3 +156,47 @@ def test_operator_of_other_queues_sees_a_queue_as_unreadable(scene, operator, ur
         done = command(*words.split(), url=operator)
         assert (done.code, bool(re.search("permission|NOPERM", done.err))) == (1, True), words
     assert [*command("queues", "--json", "--interval", "0", url=operator).json["unreadable"]] == ["third"]
+
+
+def test_operator_may_change_shards_periodic_entries_and_due_times(login, refused, client, url, alive):
+    admin = Admin(login("operator", "q"))
+    queue = Queue("q", url=url)
+    queue.publish_many(Outgoing(body={}, id=f"order-{at}", delay=600 * (at % 2), dedup=60) for at in range(40))
+    alive("w", queues=())
+    schedule = {"daily schedule": "0 6 * * *", "daily seen": int(time.time()), "daily last": int(time.time()) - 7300}
+    client.hset(queue.keys.cron, mapping=schedule)
+    admin.pause_cron("q", "daily")
+    admin.resume_cron("q", "daily")
+    with pytest.raises(ConfigurationError, match="no worker has published"):
+        admin.run_cron("q", "daily", wait=0.01)
+    client.hset(queue.keys.cron, "daily seen", 1)
+    admin.forget_cron("q", "daily")
+    assert admin.reschedule("q", "order-1", delay=900) == "rescheduled"
+    admin.stacks(["w"], for_seconds=0.01)
+    admin.queues(["q"], scan=True, interval=0)
+    for number in (4, 1):
+        admin.resize("q", number)
+        handle_all(Queue("q", url=url))
+        assert not admin.finish_resize("q")
+    admin.purge("q", "pending")
+    client.hset("reliq:queues", "q", 1)
+    admin.forget("q", letters=True)
+
+    assert refused() == []
+
+
+def test_viewer_may_run_every_command_that_reads_and_no_other(scene, login, refused, client, command):
+    viewer = login("viewer", "q", "other")
+    before = {key: client.dump(key) for key in client.scan_iter()}
+    reading = [*SEEING, ("check q", '"lost"'), ("shards q", '"n":1'), ("cron list", "[]")]
+
+    for line, said in reading:
+        code, out, error = command(*line.split(), "--json", url=viewer)
+        assert (code in (0, 1), refused()) == (True, []), (line, error)
+        assert said in out, line
+    assert Admin(viewer).history("q") == []
+    for line, _ in ACTING:
+        command(*line.split(), url=viewer)
+
+    assert len(refused()) > 5
+    assert {key: client.dump(key) for key in client.scan_iter()} == before

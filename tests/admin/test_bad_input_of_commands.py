@@ -103,7 +103,7 @@ def test_command_on_an_unknown_queue_refuses_it_and_creates_nothing(command, cli
 
 
 def test_command_without_redis_or_a_url_prints_one_line(command, monkeypatch):
-    monkeypatch.setattr("reliq.admin.session.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("reliq.redis.session.PATIENCE_SECONDS", 0.01)
 
     for call in ("queues", "workers", "account q", "watch", "list q", "dead redrive q --all --yes", "doctor"):
         done = command(*call.split(), "--url", f"redis://127.0.0.1:{free_port()}/0")

@@ -89,7 +89,7 @@ def ids_of(shards, state):
 #: Commands that do not read the messages of a shard.
 ONE_FOR_ALL = {
     *("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch", "init"),  # they are programs
-    *("outbox sql", "outbox clean", "outbox retry", "doctor", "scripts load", "acl", "workers"),
+    *("outbox sql", "outbox clean", "outbox retry", "doctor", "acl", "workers"),
     *("keys", "limits"),  # a queue of several shards has neither
     *("publish", "show", "forget"),  # the id names the shard; a shard alone cannot be forgotten
 }

@@ -106,7 +106,7 @@ def test_the_doctor_names_the_node_that_differs(cluster, odd):
 
 
 def test_the_doctor_says_which_node_is_away_and_which_slots_nobody_has(cluster, admin, monkeypatch):
-    monkeypatch.setattr("reliq.admin.session.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("reliq.redis.session.PATIENCE_SECONDS", 0.1)
     admin.doctor()
     gone = cluster.primaries()[0]
     replica = cluster.server_at(cluster.client(gone).info("replication")["slave0"]["port"])

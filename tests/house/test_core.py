@@ -10,7 +10,7 @@ import reliq
 
 PACKAGE = Path(reliq.__file__).parent
 #: A function of the core may import one of these, where a user asks for it; no module of the core does so by itself.
-SATELLITES = {"admin", "cli", "contrib", "metrics", "outbox", "supervisor", "testing", "tracing", "web"}
+SATELLITES = {"admin", "cli", "contrib", "metrics", "outbox", "sharding", "supervisor", "testing", "tracing", "web"}
 #: What names everything: the public names, and the command.
 FRONT = {"reliq", "reliq.__main__"}
 #: Functions that import a module by its name.

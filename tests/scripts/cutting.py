@@ -4,7 +4,15 @@ import re
 
 import redis
 
-from reliq.admin.acl import ONLY_READ
+#: Commands that change nothing.
+ONLY_READ = frozenset(
+    {
+        *("EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD", "HSCAN"),
+        *("LINDEX", "LLEN", "LPOS", "LRANGE", "MGET", "PTTL", "SCARD", "SISMEMBER", "SMISMEMBER", "SRANDMEMBER"),
+        *("SSCAN", "STRLEN", "TTL", "TYPE", "XLEN", "XRANGE", "XREVRANGE", "ZCARD", "ZCOUNT", "ZLEXCOUNT", "ZMSCORE"),
+        *("ZRANDMEMBER", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZSCAN", "ZSCORE"),
+    }
+)
 
 #: Stands before a script's text: the next write after the last that is allowed ends the script, also one by `pcall`.
 CUTTING = """\

@@ -9,10 +9,10 @@ from cutting import cut_after
 from reliq import Admin, Outgoing, Queue
 from reliq.admin.dead import RedriveOptions
 from reliq.admin.filters import LetterFilter
-from reliq.admin.session import QueueSession
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
 from reliq.lua.transitions import CallNumber
+from reliq.redis.session import Session
 from reliq.redis.shards import ShardMap
 
 FOUR = ShardMap(1, 4, 4, "steady")
@@ -115,7 +115,7 @@ def test_a_message_in_flight_keeps_a_shrink_from_being_finished_until_its_end(ad
     [held] = run(t.claim(keys, CallNumber("w", 1), limit=1, lease_ms=60_000)).claimed
     admin.resize("q", 2)
 
-    assert admin.finish_resize("q").alive == 1
+    assert admin.finish_resize("q") == 1
     run(t.ack(keys, [(held, 600_000)]))
 
     assert not admin.finish_resize("q")
@@ -148,7 +148,7 @@ def test_a_message_whose_id_lives_where_it_belongs_stays_where_it_was(admin, que
     moves_of(queue)(t.publish(there, [(id, b"other")], CallNumber("p", 1), **options))
     before = held_by(client)
 
-    assert admin.finish_resize("q").alive == 1
+    assert admin.finish_resize("q") == 1
 
     assert held_by(client) == before
 
@@ -160,7 +160,7 @@ def test_a_message_without_a_body_ends_as_expired(admin, queue, client):
     client.delete(keys.msg(id))
     admin.resize("q", 2)
 
-    assert admin.finish_resize("q").alive == 1
+    assert admin.finish_resize("q") == 1
     moves_of(queue)(t.collect(keys, [id], letters_max=9, letters_ms=10**12))
 
     assert not admin.finish_resize("q")
@@ -173,7 +173,7 @@ class Steps:
     def __init__(self, monkeypatch):
         self.made, self._at, self._do = 0, -1, None
         for name in ("run", "run_all"):
-            monkeypatch.setattr(QueueSession, name, self._counted(getattr(QueueSession, name)))
+            monkeypatch.setattr(Session, name, self._counted(getattr(Session, name)))
 
     def before(self, at, do):
         self.made, self._at, self._do = 0, at, do

@@ -25,108 +25,66 @@ Where a server has replicas, one of them confirms each step before the next: a f
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from reliq.admin import calls
-from reliq.admin.calls import STEP_IDS
-from reliq.admin.queues import STEP_KEYS
-from reliq.admin.session import PATIENCE_SECONDS
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
 from reliq.keys import SHARDS_LIMIT, home, pattern
 from reliq.lua import transitions
+from reliq.message import Confirmed
 from reliq.redis import commands
-from reliq.redis.commands import answered, raise_first
+from reliq.redis.commands import Command, raise_first, read_ids, read_nothing
+from reliq.redis.session import PATIENCE_SECONDS
 from reliq.redis.shards import CORRUPT, LATEST_EPOCH, UNSHARDED, WITNESSES, ShardMap, fence, map_text
-from reliq.text import pluralize, shell_command
+from reliq.text import shell_command
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from reliq.admin.calls import Index
-    from reliq.admin.session import QueueSession
     from reliq.keys import Keys
     from reliq.lua.transitions import LeavingState, MigrationBatch
-    from reliq.message import Counts
-    from reliq.redis.commands import Call, List, SortedSet, T
+    from reliq.redis.commands import Arg, Call, List, T
+    from reliq.redis.session import Session
 
 
 #: A step is confirmed by one replica within this time, or made again later.
 CONFIRMED_MS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class ShardsView:
-    """
-    The shards of a queue.
-
-    Attributes:
-        map: how many shards there are, and were.
-        counts: the counts of each shard, shard 0 first; None for a shard whose Redis is away.
-        away: the numbers of the shards whose Redis is away.
-    """
-
-    map: ShardMap
-    counts: tuple[Counts | None, ...]
-    away: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PendingMigration:
-    """
-    The messages that only the earlier number of shards finds: while there are any, a change is not finished.
-
-    Attributes:
-        alive: messages that a worker has, or that wait for one in a shard that stays.
-    """
-
-    alive: int = 0
-
-    def __bool__(self) -> bool:
-        """Return whether there are any."""
-        return bool(self.alive)
-
-    def __str__(self) -> str:
-        """Return a description in one line."""
-        return f"{pluralize(self.alive, 'message')} that workers have or are about to have"
-
-
-def shards_of(queue: QueueSession) -> ShardsView:
-    """Return the map and the counts of each shard; raise RedisUnavailableError when none answers."""
-    answers = queue.try_all([transitions.counts(part.keys) for part in queue.parts])
-    _, away = answered(answers)
-    counts = (None if shard in away else answer for shard, answer in enumerate(answers))
-    return ShardsView(queue.map, tuple(counts), away)
+#: Ids that are moved in one step, and keys of Redis that one step of a walk looks at.
+STEP_IDS = 250
+STEP_KEYS = 1000
 
 
 class ShardChange:
     """
     The shards of a queue, and the change of their number.
 
+    Its iterators yield after each round trip or two. Each method may raise what Redis refused, or that it is away; called
+    again, it goes on.
+
+    Args:
+        keys: of any shard of the queue.
+
     Attributes:
-        queue: its session.
-        first: the keys of shard 0.
         map: how many shards there are, and were.
     """
 
-    def __init__(self, queue: QueueSession) -> None:
-        self.queue = queue
-        self.first = queue.keys.of_shard(0)
+    def __init__(self, session: Session, keys: Keys) -> None:
+        self._session = session
+        self._first = keys.of_shard(0)
+        self._replicas: dict[str, bool] = {}
         self.map = UNSHARDED
-        self._migrator = ShardMigrator(queue)
-        self.look(WITNESSES)
+        self._look(WITNESSES)
 
-    def look(self, shards: int) -> None:
+    def _look(self, shards: int) -> None:
         """Read the map; when it is lost, what the fences of `shards` shards, and of all that it names, have of it."""
-        self._text, *fences = self.queue.run_all([map_text(self.first), *map(fence, self._shards(shards))])
+        self._text, *fences = self._session.run_all([map_text(self._first), *map(fence, self._shards(shards))])
         try:
             stored = ShardMap.parse(self._text)
         except ValueError:
             stored = CORRUPT
         self.map = stored.or_later(fences).unless(stored)
         if self.map.served > shards:
-            self.look(self.map.served)
+            self._look(self.map.served)
 
     def resize(self, number: int) -> None:
         """
@@ -136,44 +94,47 @@ class ShardChange:
             ConfigurationError: it is no power of two, the queue has the Go layout, an earlier change is not finished, or
                 another process has changed the number meanwhile.
         """
-        number = ShardMap.wanted(number, self.first.layout)
-        self.look(number)
+        number = ShardMap.wanted(number, self._first.layout)
+        self._look(number)
         self.restore()
         now = self.map
         if number == now.n:
             return
         if now.epoch == LATEST_EPOCH:
             raise ConfigurationError(
-                f"the shards of {self.queue.name!r} have epoch {LATEST_EPOCH}, the last one, and keep their number: "
+                f"the shards of {self._first.name!r} have epoch {LATEST_EPOCH}, the last one, and keep their number: "
                 f"something else wrote that; move the messages to another queue"
             )
         if now.was != now.n:
             raise ConfigurationError(
-                f"the change of {self.queue.name!r} from {now.was} to {now.n} shards is not finished: "
-                + shell_command("shards", self.queue.name, options=["--finish"])
+                f"the change of {self._first.name!r} from {now.was} to {now.n} shards is not finished: "
+                + shell_command("shards", self._first.name, options=["--finish"])
             )
-        pause = self.queue.run(calls.paused(self.first))
-        left_ms = self.queue.run(calls.pause_ms(self.first))
+        pause = self._session.run(Command(("GET", self._first.paused), as_it_is))
+        left_ms = self._session.run(Command(("PTTL", self._first.paused), int))
         if pause is not None:  # the new shards are paused before any message comes into them
-            new = [self.first.of_shard(shard) for shard in range(now.n, number)]
-            self.queue.run_all([commands.pause(keys, pause, left_ms if left_ms > 0 else None) for keys in new])
-        self.write(ShardMap.of(now.epoch + 1, number, now.n))
-        self.fence()
+            until = ("PX", left_ms) if left_ms > 0 else ()
+            new = [self._first.of_shard(shard) for shard in range(now.n, number)]
+            self._session.run_all([Command(("SET", keys.paused, pause, *until), read_nothing) for keys in new])
+        self._write(ShardMap.of(now.epoch + 1, number, now.n))
+        self._fence()
 
     def restore(self) -> None:
         """Write the map again when Redis has lost it, and every fence."""
         if self.map.is_lost:
-            answers = self.queue.try_all(list(map(fence, self._shards(SHARDS_LIMIT))))
+            answers = self._session.try_all(list(map(fence, self._shards(SHARDS_LIMIT))))
             # A user may have no rights on shards that the queue never had.
             fences = raise_first([answer for answer in answers if not isinstance(answer, RedisRefusedError)])
             last = self.map.or_later(fences)
             most = max(known.served for known in (last, *fences) if known is not None)
-            self.write(replace(ShardMap.of(last.epoch, last.n, last.was), most=most))
-        self.fence()
+            self._write(replace(ShardMap.of(last.epoch, last.n, last.was), most=most))
+        self._fence()
 
-    def steps(self, shards: Collection[int] | None = None, *, count: bool = False) -> Iterator[PendingMigration]:
+    def steps(self, shards: Collection[int] | None = None, *, count: bool = False) -> Iterator[int]:
         """
-        Go on with a change, and finish it when nothing is left; yield after each step what is known to be left.
+        Go on with a change, and finish it when nothing is left; yield after each step how many messages are left.
+
+        Left are messages that workers have, and messages that wait for a worker in a shard that stays.
 
         Args:
             shards: the shards out of which messages are moved, None for all; with 0 among them the change is finished.
@@ -181,130 +142,111 @@ class ShardChange:
         """
         self.restore()
         now = self.map
-        migrator = self._migrator
-        migrator.map = now
         if now.was == now.n:
             return
         old = [keys for keys in self._shards(now.served) if keys.shard < now.was]
-        left = PendingMigration()
+        left = 0
         for keys in old:
-            for _ in migrator.move(keys) if shards is None or keys.shard in shards else ():
+            for _ in self._move_shard(keys) if shards is None or keys.shard in shards else ():
                 yield left
         if shards is not None and 0 not in shards:
             return
         for keys in old:
-            before = left.alive
-            for strays in migrator.strays(keys, is_enough=None if count else 1):
-                left = PendingMigration(before + strays)
+            before = left
+            for strays in self._strays(keys, is_enough=None if count else 1):
+                left = before + strays
                 yield left
             if left and not count:
                 return
         if not left:
             # A message that ends meanwhile leaves a taken id, so the taken ids come last.
-            for _ in migrator.move_taken(old):
+            for _ in self._move_taken(old):
                 yield left
-            self.write(ShardMap(now.epoch, now.n, now.n, "steady"))
+            self._write(ShardMap(now.epoch, now.n, now.n, "steady"))
 
-    def write(self, after: ShardMap) -> None:
+    def _write(self, after: ShardMap) -> None:
         """Write the next map; raise ConfigurationError when another process has written one, or the queue has keys."""
         after = replace(after, most=max(after.ever, self.map.ever))
-        stored = self._migrator.confirmed(self.first, transitions.remap(self.first, self._text, after.text))
+        stored = self._confirmed(self._first, transitions.remap(self._first, self._text, after.text))
         if stored == transitions.REMAP_KEYED:
             raise ConfigurationError(
-                f"queue {self.queue.name!r} has keys or limits, and keeps its one shard: their messages wait in one place; "
+                f"queue {self._first.name!r} has keys or limits, and keeps its one shard: their messages wait in one place; "
                 "give what has no key a queue of its own, and shard that"
             )
         if stored != after.text:
             raise ConfigurationError(
-                f"somebody else has changed the shards of {self.queue.name!r} meanwhile; look again: "
-                + shell_command("shards", self.queue.name)
+                f"somebody else has changed the shards of {self._first.name!r} meanwhile; look again: "
+                + shell_command("shards", self._first.name)
             )
         self._text = stored
         self.map = after
 
-    def fence(self) -> None:
+    def _fence(self) -> None:
         """Write the fence of every shard, and close the shards that are to go."""
         for keys in self._shards(self.map.served) if self.map.epoch else ():
             closing = keys.shard >= self.map.n
-            self._migrator.confirmed(keys, transitions.ask(keys, [], fence=self.map.fence, closing=closing))
+            self._confirmed(keys, transitions.ask(keys, [], fence=self.map.fence, closing=closing))
 
     def _shards(self, number: int) -> list[Keys]:
-        return [self.first.of_shard(shard) for shard in range(1 if self.first.bare else number)]
+        return [self._first.of_shard(shard) for shard in range(1 if self._first.bare else number)]
 
-
-class ShardMigrator:
-    """
-    Moves what belongs in other shards by the map of a queue. Its methods yield after each round trip or two.
-
-    Each of them may raise what Redis refused, or that it is away; called again, it goes on.
-
-    Attributes:
-        map: by which it moves.
-    """
-
-    def __init__(self, queue: QueueSession, map: ShardMap = UNSHARDED) -> None:
-        self._queue = queue
-        self.map = map
-        self._replicas: dict[str, bool] = {}
-
-    def move(self, keys: Keys) -> Iterator[None]:
+    def _move_shard(self, keys: Keys) -> Iterator[None]:
         """Move the messages that wait in a shard, and its dead letters, to where they belong."""
-        if self._queue.run(calls.leaving(keys)):
-            self._finish(keys, self.confirmed(keys, transitions.depart(keys, [], state="pending")))
-        indexes: tuple[SortedSet, ...] = ("pending", "unack")
-        for state in indexes:
-            for ids in self._stray_ids(keys, state):
-                yield from self._move(keys, state, ids)
+        if self._session.run(_leaving(keys)):
+            self._finish(keys, self._confirmed(keys, transitions.depart(keys, [], state="pending")))
+        for ids in self._stray_ids(keys, "ZSCAN", keys.pending):
+            yield from self._move(keys, "pending", ids)
+        for ids in self._stray_ids(keys, "ZSCAN", keys.unack):
+            yield from self._move(keys, "unack", ids)
         if keys.shard >= self.map.n:  # in the others workers take the messages of the lists
             yield from self._move_list(keys, "ready")
             yield from self._move_list(keys, "retry")
         after = "-"
-        while letters := self._queue.run(commands.letters_between(keys, after, "+", count=STEP_IDS)):
+        while letters := self._session.run(commands.letters_between(keys, after, "+", count=STEP_IDS)):
             yield from self._move(keys, "dead", [row.letter for row in letters if self._is_stray(keys, row.id)])
             after = f"({letters[-1].letter}"
 
-    def strays(self, keys: Keys, *, is_enough: int | None = None) -> Iterator[int]:
+    def _strays(self, keys: Keys, *, is_enough: int | None = None) -> Iterator[int]:
         """Yield the number of messages of a shard that are alive and belong elsewhere, as it grows, to `is_enough`."""
-        number = self._queue.run(calls.leaving(keys))
-        indexes: tuple[Index, ...] = ("retries_left", "garbage")
-        for index in indexes:
-            for ids in self._stray_ids(keys, index):
+        number = self._session.run(_leaving(keys))
+        for command, key in (("HSCAN", keys.retries_left), ("SSCAN", keys.garbage)):
+            for ids in self._stray_ids(keys, command, key):
                 number += len(ids)
                 yield number
                 if is_enough is not None and number >= is_enough:
                     return
         yield number
 
-    def move_taken(self, shards: Sequence[Keys]) -> Iterator[None]:
+    def _move_taken(self, shards: Sequence[Keys]) -> Iterator[None]:
         """Have the ids that stay taken in `shards` taken where they belong; it walks over all keys of the servers."""
         starts = {keys.dedup("")[:-4]: keys for keys in shards}
-        wanted = pattern(self._queue.keys.dedup("").partition("}")[0].partition("#")[0]) + "*:dd:*"
-        for node in self._queue.each().values():
-            for names in node.scan(partial(calls.keys_scanned, wanted, count=STEP_KEYS)):
+        wanted = pattern(self._first.dedup("").partition("}")[0].partition("#")[0]) + "*:dd:*"
+        for node in self._session.each().values():
+            for names in node.scan(_scan(["SCAN"], "MATCH", wanted, "COUNT", STEP_KEYS)):
                 parts = [name.partition(":dd:") for name in names]
                 marks = [(starts[start], id) for start, _, id in parts if start in starts]
                 strays = [(keys, id) for keys, id in marks if self._is_stray(keys, id)]
-                reads = [read(keys, id) for keys, id in strays for read in (calls.marker, calls.marker_ms)]
-                answers = self._queue.run_all(reads)
-                rows = zip(strays, answers[::2], answers[1::2], strict=True)
+                reasons = self._session.run_all([Command(("GET", keys.dedup(id)), as_it_is) for keys, id in strays])
+                left_ms = self._session.run_all([Command(("PTTL", keys.dedup(id)), int) for keys, id in strays])
+                rows = zip(strays, reasons, left_ms, strict=True)
                 taken = [(keys, id, why, ms) for (keys, id), why, ms in rows if why is not None and ms > 0]
-                self._queue.run_all([calls.take_id(self._home(keys, id), id, why, ms) for keys, id, why, ms in taken])
-                self._queue.run_all([calls.free_id(keys, id) for keys, id, *_ in taken])
+                takes = [("SET", self._home(keys, id).dedup(id), why, "PX", ms, "NX") for keys, id, why, ms in taken]
+                self._session.run_all([Command(take, read_nothing) for take in takes])
+                self._session.run_all([Command(("DEL", keys.dedup(id)), int) for keys, id, *_ in taken])
                 yield
 
-    def confirmed(self, keys: Keys, call: Call[T]) -> T:
+    def _confirmed(self, keys: Keys, call: Call[T]) -> T:
         """Make a call about a shard, and have a replica confirm it where there is one."""
-        node = self._queue.server_of(keys.ready)
+        node = self._session.server_of(keys.ready)
         if node not in self._replicas:
-            servers = self._queue.client.run_everywhere([commands.server_facts("replication")])
+            servers = self._session.client.run_everywhere([commands.server_facts("replication")])
             for name, [facts] in servers.items():
                 known = {} if isinstance(facts, Exception) else facts
                 self._replicas[name] = known.get("connected_slaves", "0") != "0"
         if not self._replicas.get(node, False):
-            return self._queue.run(call)
-        answer, confirmation = self._queue.client.run_confirmed(
-            call, calls.at_a_replica(CONFIRMED_MS), for_seconds=PATIENCE_SECONDS
-        )
+            return self._session.run(call)
+        wait = Command(("WAIT", 1, CONFIRMED_MS), lambda reply: Confirmed(int(reply) > 0, int(reply)))
+        answer, confirmation = self._session.client.run_confirmed(call, wait, for_seconds=PATIENCE_SECONDS)
         if isinstance(confirmation, Exception) or not confirmation.durable:
             raise RedisUnavailableError(f"no replica of {node or 'the server'} confirms the change of the shards")
         return answer
@@ -312,7 +254,7 @@ class ShardMigrator:
     def _move(self, keys: Keys, state: LeavingState, names: list[str]) -> Iterator[None]:
         """Move messages or letters of a state, as many at a time as a call takes."""
         while names:
-            departure = self.confirmed(keys, transitions.depart(keys, names, state=state))
+            departure = self._confirmed(keys, transitions.depart(keys, names, state=state))
             self._finish(keys, departure)
             yield
             gone = {name.partition(" ")[0] if departure.letters else name for name in departure.records}
@@ -322,8 +264,9 @@ class ShardMigrator:
     def _move_list(self, keys: Keys, place: List) -> Iterator[None]:
         """Move the messages in a list of a shard that is to go, from its oldest end, until no more of them go."""
         stayed = 0
-        while ids := self._queue.run(calls.ids_at(keys, place, 0, STEP_IDS)):
-            departure = self.confirmed(keys, transitions.depart(keys, ids, state=place))
+        key = keys.ready if place == "ready" else keys.retry
+        while ids := self._session.run(Command(("LRANGE", key, -STEP_IDS, -1), read_ids)):
+            departure = self._confirmed(keys, transitions.depart(keys, ids, state=place))
             stayed += self._finish(keys, departure)
             yield
             if stayed >= STEP_IDS:
@@ -337,17 +280,18 @@ class ShardMigrator:
         staying = set(by_home.pop(keys.shard, []))
         for shard, names in by_home.items():
             target = keys.of_shard(shard)
-            answers = self.confirmed(target, transitions.arrive(target, departure, names, origin=keys.shard))
+            answers = self._confirmed(target, transitions.arrive(target, departure, names, origin=keys.shard))
             if "late" in answers:  # another process has ended this departure
                 return 0
             staying |= {name for name, answer in zip(names, answers, strict=True) if answer == "alive"}
-        for id in self._queue.run(transitions.leave(keys, departure, staying)):
-            self._queue.run(transitions.cancel(self._home(keys, id), [id]))
+        for id in self._session.run(transitions.leave(keys, departure, staying)):
+            self._session.run(transitions.cancel(self._home(keys, id), [id]))
         return len(staying)
 
-    def _stray_ids(self, keys: Keys, index: Index) -> Iterator[list[str]]:
-        """Yield the ids of an index that belong elsewhere."""
-        for ids in self._queue.scan(partial(calls.ids_scanned, keys, index, count=STEP_IDS)):
+    def _stray_ids(self, keys: Keys, command: str, key: str) -> Iterator[list[str]]:
+        """Yield the ids of a Redis key of a shard that belong to other shards."""
+        for names in self._session.scan(_scan([command, key], "COUNT", STEP_IDS)):
+            ids = names if command == "SSCAN" else names[::2]
             yield [id for id in ids if self._is_stray(keys, id)]
 
     def _home(self, keys: Keys, id: str) -> Keys:
@@ -355,3 +299,18 @@ class ShardMigrator:
 
     def _is_stray(self, keys: Keys, id: str) -> bool:
         return home(id, self.map.n) != keys.shard
+
+
+def as_it_is(reply: bytes | None) -> bytes | None:
+    """Return a reply as Redis gave it."""
+    return reply
+
+
+def _leaving(keys: Keys) -> Command[int]:
+    """Count the messages on their way to another shard; the hash has one field more."""
+    return Command(("HLEN", keys.leaving), lambda reply: max(0, int(reply) - 1))
+
+
+def _scan(words: Sequence[Arg], *options: Arg) -> Callable[[int], Command[tuple[int, list[str]]]]:
+    """Return the steps of a walk over keys or ids."""
+    return lambda at: Command((*words, at, *options), lambda reply: (int(reply[0]), read_ids(reply[1])))
