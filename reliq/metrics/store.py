@@ -12,8 +12,10 @@ alone change. A reader that has seen a series before knows where they are.
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import operator
+import os
 import struct
 import threading
 from bisect import bisect_left
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
+logger = logging.getLogger(__name__)
 
 #: Name of a metric and the values of its labels.
 Key = tuple[str, ...]
@@ -162,7 +165,12 @@ class Figures:
             size = len(self._memory)
             while size < end:
                 size *= 2
-            self._map(size)
+            try:
+                self._map(size)
+            except OSError as error:
+                logger.warning("metrics: cannot enlarge %s, so it no longer changes: %s", self._path, error)
+                self._path = None
+                self._map(size)
             self._memory[: len(used)] = used
         _HEAD.pack_into(self._memory, self._used, len(name), len(first))
         self._memory[at - len(name) : at] = name
@@ -176,7 +184,9 @@ class Figures:
             self._memory = mmap.mmap(-1, size)
         else:
             with self._path.open("r+b") as file:
-                file.truncate(size)
+                # Written out: a page that a full disk has no room for kills each process that writes to it.
+                file.write(bytes(size - file.seek(0, os.SEEK_END)))
+                file.flush()
                 self._memory = mmap.mmap(file.fileno(), size)
         self._numbers = memoryview(self._memory).cast("d")
 

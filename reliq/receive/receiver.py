@@ -178,16 +178,18 @@ class Listener:
                 self._poke = scheduler.wake = tokens.poke
                 while True:
                     with self._lock:
-                        is_kept = bool(self._waiting or self._unheard)
-                        if not is_kept and (self._is_closed or time.monotonic() >= self._left_at + KEPT_SECONDS):
+                        is_idle = not (self._waiting or self._unheard)
+                        if self._is_closed or (is_idle and time.monotonic() >= self._left_at + KEPT_SECONDS):
                             self._thread = None
+                            unheard, self._unheard = self._unheard, []
                             break
                     self._step(tokens)
                 # Other processes watch; where something is to come due, one of them looks at once.
                 watched = [keys for keys in look_at if scheduler.watches(keys)]
                 with suppress(ReliqError):
                     self.client.run_all([commands.drop_watch(keys) for keys in watched])
-                tokens.pass_on(watched)
+                tokens.pass_on([*unheard, *watched])
+                self._wake_all()  # after a close they wait anew, in another thread
         except Exception:
             logger.exception("queue %s: the waits of `receive` failed and begin anew", self._shards.first.name)
             time.sleep(STEP_SECONDS)  # whoever waits looks then, and begins them anew

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar
 
 import redis
@@ -248,21 +248,26 @@ class AsyncClient(AnyClient):
 
     async def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
         """As `AnyClient.run`."""
-        return await asyncio.shield(asyncio.ensure_future(super().run(request, for_seconds=for_seconds)))
+        return await _uncut(super().run(request, for_seconds=for_seconds))
 
     async def run_all(
         self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
     ) -> list[Any]:
         """As `AnyClient.run_all`."""
-        making = super().run_all(requests, for_seconds=for_seconds, once_sent=once_sent)
-        return await asyncio.shield(asyncio.ensure_future(making))
+        return await _uncut(super().run_all(requests, for_seconds=for_seconds, once_sent=once_sent))
 
     async def run_confirmed(
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
     ) -> tuple[T, Confirmed | Exception]:
         """As `AnyClient.run_confirmed`."""
-        making = super().run_confirmed(request, wait, for_seconds=for_seconds)
-        return await asyncio.shield(asyncio.ensure_future(making))
+        return await _uncut(super().run_confirmed(request, wait, for_seconds=for_seconds))
+
+
+async def _uncut(call: Coroutine[Any, Any, T]) -> T:
+    """Await a call that goes on when this caller is cancelled; asyncio logs no failure that comes after that."""
+    task = asyncio.ensure_future(call)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return await asyncio.shield(task)
 
 
 class Client:

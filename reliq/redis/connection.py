@@ -505,14 +505,16 @@ class ServerConnections:
 
     async def _replacement(self, unusable: PooledConnection | None) -> PooledConnection:
         """Close a connection that is stale, or that the server has closed; return another one that is ready to send."""
-        while unusable:
-            await self._close(unusable)
-            with self._lock:
+        while True:
+            if unusable:
+                await self._close(unusable)
+            with self._lock:  # one hold: a connection that is given back between look and wait would be missed
                 unusable = self._idle.pop() if self._idle else None
-            if unusable and unusable.failures >= self._failures and not unusable.has_input():
+                if unusable is None:
+                    self._waiting += 1
+                    break
+            if unusable.failures >= self._failures and not unusable.has_input():
                 return unusable
-        with self._lock:
-            self._waiting += 1
         try:
             opened = await self.driver.get_connection(self.pool)
             known = self._known.get(opened)
@@ -536,8 +538,10 @@ class ServerConnections:
 
     async def _close(self, connection: PooledConnection) -> None:
         """Close a connection, and give it back to its pool."""
-        await self.driver.disconnect(connection.redis)
-        await self.driver.release(self.pool, connection.redis)
+        try:
+            await self.driver.disconnect(connection.redis)
+        finally:
+            await self.driver.release(self.pool, connection.redis)
 
     async def _check_server(self, connection: PooledConnection) -> None:
         """

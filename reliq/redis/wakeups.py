@@ -99,7 +99,8 @@ class WakeTokens:
         now = time.monotonic()
         if now < self._again_at.get(place, 0.0):
             return
-        self._again_at[place] = now + STAND_AGAIN_SECONDS  # unless it ends well
+        # The first wait after a good one may begin anew at once; each later one waits, until one ends well.
+        self._again_at[place] = now + STAND_AGAIN_SECONDS if place in self._again_at else now
         try:
             node = self._wire.node_for(shards[0].wake)
         except redis.ConnectionError as error:

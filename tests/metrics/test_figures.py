@@ -1,5 +1,6 @@
 """Figures of processes: one process counts, another reads and adds up; counts outlive their process."""
 
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -176,3 +177,20 @@ def test_reconnect_of_many_parts_is_counted_once():
     assert found["reliq_redis_errors_total", "away"] == 3
     assert found["reliq_redis_errors_total", "refused"] == 1
     assert found["reliq_redis_reconnects_total",] == 1
+
+
+def test_figures_on_a_full_disk_no_longer_grow_and_kill_no_process(tmp_path, caplog):
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", tmp_path], check=False).returncode:
+        pytest.skip("this user may not mount a small disk")
+    try:
+        figures = Figures(tmp_path / "1.figures")
+        place = figures.place(("reliq_first",), 1.0)
+        for number in range(20_000):
+            figures.place((f"reliq_{number}",), 0.0)
+        figures.add(place)
+
+        assert "cannot enlarge" in caplog.text
+        assert FiguresReader().series(figures.raw())
+    finally:
+        del figures
+        subprocess.run(["umount", "-l", tmp_path], check=True)

@@ -3,7 +3,8 @@
 import asyncio
 import pickle
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,10 @@ from transition import run_transition
 from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Layout, LoginError, Queue, RedisUnavailableError
+from reliq.redis import commands
+from reliq.redis.client import Client
 from reliq.redis.cluster import Exchange
+from reliq.redis.connection import ServerConnections
 from reliq.redis.server import Connection
 from reliq.testing.server import EmbeddedRedis
 
@@ -249,3 +253,31 @@ def test_close_of_a_queue_that_never_connected_does_nothing(monkeypatch):
 
     queue.close()
     asyncio.run(queue.aclose())
+
+
+def test_thread_takes_a_connection_given_back_while_it_finds_none_idle(url, monkeypatch):
+    client = Client.to(Connection.to(f"{url}?max_connections=1"), 5.0)
+    client.run(commands.server_ms())
+    found_none, given_back = threading.Event(), threading.Event()
+    replacement, receive = ServerConnections._replacement, ServerConnections.receive
+
+    async def late_replacement(self, unusable):
+        found_none.set()
+        given_back.wait()
+        return await replacement(self, unusable)
+
+    async def late_receive(self, *args, **options):
+        if not given_back.is_set():
+            found_none.wait()
+        return await receive(self, *args, **options)
+
+    monkeypatch.setattr(ServerConnections, "_replacement", late_replacement)
+    monkeypatch.setattr(ServerConnections, "receive", late_receive)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(client.run, commands.server_ms())
+        second = threads.submit(client.run, commands.server_ms())  # one of both finds none idle
+        next(as_completed([first, second]))
+        given_back.set()
+
+    assert first.result()
+    assert second.result()

@@ -29,8 +29,7 @@ def expect(tokens, client):
     return begin
 
 
-def test_wait_whose_connection_was_dropped_is_begun_again(tokens, expect, client, monkeypatch):
-    monkeypatch.setattr("reliq.redis.wakeups.STAND_AGAIN_SECONDS", 0.0)
+def test_wait_whose_connection_was_dropped_is_begun_again_at_once(tokens, expect, client):
     shards = Keys("one"), Keys("other")
     expect(*shards)
 

@@ -342,3 +342,17 @@ def test_oversized_body_is_returned_or_dies_unread_and_others_are_received(make_
     assert [(letter.reason, letter.error, letter.attempts, len(letter.payload)) for letter in letters] == [
         ("undecodable", f"body must be at most {MIB} bytes (max_body), not {giant}", 1, giant)
     ] * (retries == 0)
+
+
+def test_close_ends_the_wait_of_another_thread_which_begins_it_anew(queue, receive):
+    def listeners():
+        return [thread for thread in threading.enumerate() if thread.name == "reliq-listener"]
+
+    with ThreadPoolExecutor(1) as threads:
+        received = threads.submit(receive, queue, bodies, wait=20)
+        [listener] = eventually(listeners, "it waits")
+        queue.close()
+
+        assert not listener.is_alive()
+        queue.publish({"n": 1})
+        assert received.result() == [{"n": 1}]
