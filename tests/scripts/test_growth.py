@@ -16,7 +16,8 @@ from held_clock import NOON
 from reliq.admin import calls
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
-from reliq.publish import CallTerms, PreparedMessage, Router, receipts
+from reliq.message import Receipt
+from reliq.publish import CallTerms, PreparedMessage, Router
 from reliq.redis.shards import UNSHARDED, ShardMap, shard_map
 from reliq.wire_format import envelope_rest
 
@@ -58,7 +59,10 @@ def producer(name, map, accepted, *, asks=True, fenced=True):
             if free.orders:
                 call = clocked(free.call(TERMS, t.CallNumber(name, known.map.epoch + 1)))
                 answer = yield call if fenced else unfenced(call)
-                route.answered(free, receipts(free.orders, answer))
+                published = [
+                    Receipt(order.id, answer.refused.get(at, "published"), 0.0) for at, order in enumerate(free.orders)
+                ]
+                route.answered(free, [] if answer.is_stale else published)
     accepted.append(route.receipts[0].status)
     assert accepted[-1] in ("published", "duplicate")
 
