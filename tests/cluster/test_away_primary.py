@@ -7,13 +7,13 @@ from typer.testing import CliRunner
 from waiting import eventually
 
 from reliq import Admin, Consumer, Queue, RedisUnavailableError, WorkerSettings, web
-from reliq.admin import session
 from reliq.cli.app import app
 from reliq.cli.watch import Screen, line_of
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys
 from reliq.metrics import names
 from reliq.metrics.queues import QueueCollector
 from reliq.metrics.snapshot import SnapshotReader
+from reliq.redis import session
 from reliq.redis.client import Client
 from reliq.redis.connection import run_blocking
 from reliq.redis.server import Connection

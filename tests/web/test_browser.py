@@ -14,7 +14,8 @@ from required import module_of_ci
 from site_page import TOKEN, site_of
 from waiting import eventually
 
-from reliq.admin import Admin, session
+from reliq.admin import Admin
+from reliq.redis import session
 from reliq.testing.server import EmbeddedRedis
 from reliq.web import Access
 

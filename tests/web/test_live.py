@@ -10,7 +10,7 @@ from ports import free_port
 from site_page import site_of
 
 from reliq import Admin, RedisUnavailableError
-from reliq.admin import session
+from reliq.redis import session
 from reliq.testing.server import EmbeddedRedis
 from reliq.web import site as web_site
 from reliq.web.application import in_thread
