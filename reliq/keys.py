@@ -247,7 +247,6 @@ class Keys:
         self.garbage = base + ":garbage"  # set: ids at their end
         self.retries_left = base + ":retry:cnt"  # hash: id -> retries left
         self.lease = base + ":lease"  # hash: id -> state word: a claim's nonce, `nacked`, `suspect`, ...
-        self.moving = base + ":moving"  # string: the queue to which messages of this one are being moved
         self.errors = base + ":errors"  # hash: id -> reason, attempt and error of its last failure
         self.dead = base + ":dead"  # stream: the dead letters
         self.ends = base + ":ends"  # stream: the last messages that ended otherwise than by an ack

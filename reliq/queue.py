@@ -10,9 +10,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, Unpack, overload
+
+from msgspec import structs
 
 from reliq.codec import Codec
 from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError
@@ -20,6 +23,7 @@ from reliq.keys import Keys, Layout, check_id, home
 from reliq.lua import transitions
 from reliq.lua.transitions import CallSequences
 from reliq.message import (
+    RETRIES_LIMIT,
     BulkResult,
     CancelStatus,
     Counts,
@@ -680,18 +684,18 @@ class Queue(Generic[B]):
         """As `letters`, in async code."""
         return await self._letters(ASYNCIO, limit, after)
 
-    def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
+    def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0, retries: int | None = None) -> int:
         """
-        Publish up to 500 dead letters again with fresh retries; return how many.
+        Publish up to 500 dead letters again with fresh retries, by default as many as before; return how many.
 
         An id that is alive stays. When a reply is lost the call is made again, and what the first try has redriven is
         not counted: `counts().totals["redriven"]` has all.
         """
-        return run_blocking(self._redrive(BLOCKING, letters, delay))
+        return run_blocking(self._redrive(BLOCKING, letters, delay, retries))
 
-    async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
+    async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0, retries: int | None = None) -> int:
         """As `redrive`, in async code."""
-        return await self._redrive(ASYNCIO, letters, delay)
+        return await self._redrive(ASYNCIO, letters, delay, retries)
 
     def close(self) -> None:
         """Close the blocking connections of this queue's Redis; they come back when they are used again."""
@@ -730,12 +734,15 @@ class Queue(Generic[B]):
         letters = raise_first(await self._of_shards(driver, lambda keys: listing(keys, limit, after)))
         return first_letters(letters, limit)
 
-    async def _redrive(self, driver: Driver, letters: Sequence[Letter], delay: Duration) -> int:
+    async def _redrive(self, driver: Driver, letters: Sequence[Letter], delay: Duration, retries: int | None) -> int:
         if not isinstance(letters, list | tuple) or not all(isinstance(one, Letter) for one in letters):
             raise ConfigurationError(
                 f"letters must be a list of dead letters, as `letters()` returns them, not {type(letters).__name__}"
             )
         check_int("number of letters", len(letters), most=BATCH_LIMIT)
+        if retries is not None:
+            check_int("retries", retries, most=RETRIES_LIMIT)
+            letters = [replace(one, header=structs.replace(one.header, retries=retries)) for one in letters]
         delay_ms = milliseconds(seconds("delay", delay))
         shards = self.known_shards
         await shards.refresh(driver)

@@ -29,13 +29,12 @@ INTERNAL = {
     "reliq.Durability": "checked",
     "reliq.Layout": "is_in_one_slot, body_prefix",
     "reliq.Queue": "connection, known_shards, shards, ashards",
-    "reliq.admin.Filter": "tester, of_letters",
-    "reliq.admin.LetterFilter": "tester, letter_tester, of_letters, span",
+    "reliq.admin.Filter": "check, tester, letter_tester, chooses_end, span",
     "reliq.settings.Limits": "parse_rate, read, fields, declared",
 }
 #: A class whose methods another page documents -> the options of its directive.
 DOCUMENTED_ELSEWHERE = {
-    "reliq.admin.Admin": ["members:", "inherited-members: Reader"],
+    "reliq.admin.Admin": ["members:", "inherited-members: ReadOnlyAdmin"],
     "reliq.admin.AsyncAdmin": ["members: aclose"],
 }
 #: Classes that no user constructs: their arguments are left out.

@@ -8,28 +8,22 @@ if TYPE_CHECKING:
     from reliq.admin.acl import AclRule as AclRule
     from reliq.admin.admin import Admin as Admin, ReadOnlyAdmin as ReadOnlyAdmin
     from reliq.admin.aio import AsyncAdmin as AsyncAdmin
-    from reliq.admin.bulk import MoveResult as MoveResult, RemoveResult as RemoveResult
     from reliq.admin.check import CheckReport as CheckReport, Fault as Fault, FaultKind as FaultKind
-    from reliq.admin.dead import (
-        DeadGroup as DeadGroup,
-        DeadGroups as DeadGroups,
-        RedriveOptions as RedriveOptions,
-        RedriveResult as RedriveResult,
-    )
+    from reliq.admin.dead import DeadGroup as DeadGroup, DeadGroups as DeadGroups
     from reliq.admin.doctor import Finding as Finding
-    from reliq.admin.filters import Filter as Filter, LetterFilter as LetterFilter
+    from reliq.admin.filters import Filter as Filter
     from reliq.admin.keys import KeyPage as KeyPage
-    from reliq.admin.messages import Entry as Entry, MessagePage as MessagePage, SearchResult as SearchResult
+    from reliq.admin.messages import (
+        Entry as Entry,
+        MessageEvent as MessageEvent,
+        MessagePage as MessagePage,
+        Tally as Tally,
+    )
     from reliq.admin.publish import FilePublished as FilePublished
     from reliq.admin.queues import Overview as Overview
     from reliq.admin.rates import MinuteStats as MinuteStats
     from reliq.admin.shards import ShardsView as ShardsView
-    from reliq.admin.show import (
-        FinishedMessage as FinishedMessage,
-        MessageView as MessageView,
-        Timeline as Timeline,
-        TimelineEvent as TimelineEvent,
-    )
+    from reliq.admin.show import MessageView as MessageView
     from reliq.admin.watch import Failure as Failure, QueueSample as QueueSample, Watcher as Watcher
     from reliq.admin.workers import Running as Running, WorkerView as WorkerView
     from reliq.lua.transitions import KeyQueue as KeyQueue, KeyQueues as KeyQueues
@@ -51,20 +45,19 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.acl": "AclRule",
             "reliq.admin.admin": "Admin ReadOnlyAdmin",
             "reliq.admin.aio": "AsyncAdmin",
-            "reliq.admin.bulk": "MoveResult RemoveResult",
             "reliq.admin.check": "CheckReport Fault FaultKind",
-            "reliq.admin.dead": "DeadGroup DeadGroups RedriveOptions RedriveResult",
+            "reliq.admin.dead": "DeadGroup DeadGroups",
             "reliq.admin.doctor": "Finding",
             "reliq.admin.keys": "KeyPage",
-            "reliq.admin.filters": "Filter LetterFilter",
-            "reliq.admin.messages": "Entry MessagePage SearchResult",
+            "reliq.admin.filters": "Filter",
+            "reliq.admin.messages": "Entry MessageEvent MessagePage Tally",
             "reliq.admin.publish": "FilePublished",
             "reliq.admin.queues": "Overview",
             "reliq.admin.rates": "MinuteStats",
             "reliq.admin.watch": "Failure QueueSample Watcher",
             "reliq.metrics.crons": "CronState",
             "reliq.metrics.snapshot": "QueueSnapshot Rates",
-            "reliq.admin.show": "FinishedMessage MessageView Timeline TimelineEvent",
+            "reliq.admin.show": "MessageView",
             "reliq.admin.workers": "Running WorkerView",
             "reliq.lua.transitions": "KeyQueue KeyQueues",
             "reliq.redis.commands": "HandlerStack RunningJob StackReport Worker",

@@ -20,8 +20,6 @@ from reliq.redis.commands import (
     read_nothing,
     read_pause,
     read_raw_scores,
-    read_scores,
-    read_text,
 )
 from reliq.settings import check_is_one_of
 from reliq.text import clamp_time, whole_number
@@ -46,11 +44,13 @@ WORKERS_LIMIT = 10_000
 _worker_decoder = msgspec.json.Decoder(Worker)
 _report_decoder = msgspec.json.Decoder(StackReport)
 
-Place = Literal["pending", "ready", "waiting", "unack", "retry", "garbage", "dead"]
+Place = Literal["pending", "ready", "waiting", "unack", "retry", "garbage", "dead", "ended"]
 PLACES: tuple[Place, ...] = get_args(Place)
 #: States whose messages may be cancelled, and may go to another queue.
 CANCELLABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "retry", "unack")
 MOVABLE = CANCELLABLE
+#: States whose messages may be deleted.
+PURGEABLE: tuple[Place, ...] = (*CANCELLABLE, "garbage", "dead")
 
 #: The keys that a queue has one of, with their types.
 TYPES = {
@@ -77,8 +77,6 @@ TYPES = {
     "epoch": "string",
 }
 
-#: A message that is being moved to another queue is due this many ms later than it was: 126 years.
-MOVING_MS = 4 * 10**12
 #: Ids that are read in one step.
 STEP_IDS = 250
 
@@ -110,7 +108,9 @@ def place_of(spot: Spot) -> Place:
 
 def redis_key(keys: Keys, spot: Spot) -> str:
     """Return the Redis key that has its messages; `waiting` has one for each line."""
-    return keys.line(spot.key) if isinstance(spot, KeyQueueState) else str(getattr(keys, spot))
+    if isinstance(spot, KeyQueueState):
+        return keys.line(spot.key)
+    return keys.ends if spot == "ended" else str(getattr(keys, spot))
 
 
 def check_place(place: str, allowed: Sequence[Place] = PLACES) -> Place:
@@ -258,7 +258,8 @@ def leaving(keys: Keys) -> Command[int]:
 
 def size(keys: Keys, spot: Spot) -> Command[int]:
     """Count what is in a place."""
-    command = "LLEN" if is_list(spot) else {"garbage": "SCARD", "dead": "XLEN"}.get(place_of(spot), "ZCARD")
+    kinds = {"garbage": "SCARD", "dead": "XLEN", "ended": "XLEN"}
+    command = "LLEN" if is_list(spot) else kinds.get(place_of(spot), "ZCARD")
     return Command((command, redis_key(keys, spot)), int)
 
 
@@ -272,16 +273,6 @@ def ids_at(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
 def scored_at(keys: Keys, place: SortedSet, at: int, count: int) -> Command[list[tuple[str, float]]]:
     """Read ids of a sorted set from the place `at`, each with its score as Redis has it."""
     return Command(("ZRANGE", getattr(keys, place), at, at + count - 1, "WITHSCORES"), read_raw_scores)
-
-
-def rank(keys: Keys, place: SortedSet, id: str) -> Command[int | None]:
-    """Return how many of a sorted set come before an id; None when it is not there."""
-    return Command(("ZRANK", getattr(keys, place), id), _as_it_is)
-
-
-def score(keys: Keys, place: SortedSet, id: str) -> Command[float | None]:
-    """Return the score of an id as Redis has it; None when it is not there."""
-    return Command(("ZSCORE", getattr(keys, place), id), lambda reply: None if reply is None else float(reply))
 
 
 def count_to(keys: Keys, place: SortedSet, score: float, *, without: bool = False) -> Command[int]:
@@ -329,12 +320,6 @@ def words_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, lis
     return Command(("HSCAN", keys.lease, cursor, "COUNT", count), read)
 
 
-def due_between(keys: Keys, place: SortedSet, first: int, last: int, count: int) -> Command[list[tuple[str, float]]]:
-    """Read up to `count` ids that are due from `first` to `last`, in unix seconds, each with when."""
-    rest = ("BYSCORE", "LIMIT", 0, count, "WITHSCORES")
-    return Command(("ZRANGE", getattr(keys, place), first, last, *rest), read_scores)
-
-
 def failure_sample(keys: Keys, count: int) -> Command[list[FailureNote]]:
     """Draw up to `count` of the messages that failed, and read why."""
     return Command(
@@ -347,9 +332,9 @@ def any_id(keys: Keys) -> Command[list[str]]:
     return Command(("HRANDFIELD", keys.retries_left, 1), read_ids)
 
 
-def newest_entries(keys: Keys, stream: Stream, before: str, count: int) -> Command[list[Any]]:
-    """Read up to `count` entries of a stream from the place `before` (`+`: its end) back, the newest first."""
-    return Command(("XREVRANGE", getattr(keys, stream), before, "-", "COUNT", count), list)
+def newest_entries(keys: Keys, stream: Stream, before: str, count: int, first: str = "-") -> Command[list[Any]]:
+    """Read up to `count` entries of a stream from the place `before` (`+`: its end) back to `first`, the newest first."""
+    return Command(("XREVRANGE", getattr(keys, stream), before, first, "COUNT", count), list)
 
 
 def _letter_failures(reply: Any) -> list[FailureNote]:
@@ -415,25 +400,6 @@ def unregister(keys: Keys) -> Command[int]:
     return Command(("HDEL", QUEUES_KEY, keys.entry), int)
 
 
-# ---- a move to another queue
-
-
-def note_move(keys: Keys, to: str, *, only_first: bool) -> Command[bool]:
-    """Note to which queue messages are being moved; say whether it was noted: `only_first` keeps an earlier note."""
-    condition = ("NX",) if only_first else ()
-    return Command(("SET", keys.moving, to, *condition), lambda reply: reply is not None)
-
-
-def noted_move(keys: Keys) -> Command[str]:
-    """Read to which queue messages are being moved; empty when none are."""
-    return Command(("GET", keys.moving), read_text)
-
-
-def drop_move(keys: Keys) -> Command[int]:
-    """Note that no messages are being moved."""
-    return Command(("DEL", keys.moving), int)
-
-
 #: Sorted sets whose members are keys of messages.
 KeySet = Literal["ring", "asleep"]
 
@@ -444,11 +410,6 @@ def keys_among(keys: Keys, among: KeySet, cursor: int, count: int) -> Command[tu
         ("ZSCAN", getattr(keys, among), cursor, "COUNT", count),
         lambda reply: (int(reply[0]), read_ids(reply[1][::2])),
     )
-
-
-def first_keys(keys: Keys, among: KeySet, count: int) -> Command[list[str]]:
-    """Read the first `count` keys that may be served, or sleep, in the order of their turns or ends."""
-    return Command(("ZRANGE", getattr(keys, among), 0, count - 1), read_ids)
 
 
 def keys_holding(keys: Keys, after: str | None, count: int) -> Command[list[str]]:

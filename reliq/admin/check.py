@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from reliq.admin import calls
-from reliq.admin.calls import MOVING_MS, TYPES, KeyQueueState
+from reliq.admin.calls import TYPES, KeyQueueState
 from reliq.errors import RedisUnavailableError
 from reliq.lua import script, transitions
 from reliq.lua.transitions import bounded, clock_arg
@@ -462,8 +462,6 @@ def _is_in_time(state: IdState, now_ms: int) -> bool:
     if score is None:
         return True
     held = state.unack is not None and state.lease_ms is not None
-    if not held and score * 1000 >= MOVING_MS:  # put off by a move that is not finished
-        return is_time(score * 1000 - MOVING_MS, now_ms)
     return is_time(score * 1000, now_ms, ahead_ms=(state.lease_ms or 0) + CLOCK_SLACK_MS if held else LONGEST_AHEAD_MS)
 
 

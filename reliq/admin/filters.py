@@ -1,11 +1,11 @@
-"""Filters: which messages, and which dead letters, an operator chooses."""
+"""Filters: which messages of a state an operator chooses."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reliq.errors import ConfigurationError
 from reliq.message import DEATH_REASONS
@@ -16,32 +16,78 @@ if TYPE_CHECKING:
 
     from reliq.message import Header, Letter
 
+EndKind = Literal["dead", "expired", "cancelled", "purged", "acked"]
+END_KINDS: tuple[EndKind, ...] = get_args(EndKind)
+
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
+
+#: The fields of a filter that choose among messages that have not ended.
+_OF_MESSAGES = {"headers", "match", "key"}
+#: State -> the fields that choose among its messages, where they are others.
+_OF_ENDED = {
+    "dead": _OF_MESSAGES | {"ids", "reason", "raised", "error", "older_than", "newer_than"},
+    "ended": {"ids", "reason", "error", "older_than", "newer_than", "kind"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """
-    A choice of messages by what they carry; without arguments, all of them.
+    A choice among the messages of a state; without arguments, all of them.
 
     Attributes:
         headers: names and values that a message's headers must have.
         match: text that its body must have, as it is or as JSON escapes it.
-        key: that it must have; empty for all.
+        key: its message key; empty for all.
+        ids: message ids; empty for all. This field and the next ones choose dead letters and ended messages.
+        reason: one of `DEATH_REASONS`; empty for all.
+        raised: class and place of the exception, exactly as dead letters have it; empty for dead letters without an
+            exception, None for all.
+        error: text that the last error must have.
+        older_than, newer_than: seconds since the end, or None.
+        kind: how an ended message ended: `dead`, `expired`, `cancelled`, `purged` or `acked`; empty for all but `acked`.
+
+    Raises:
+        ConfigurationError: an unknown reason or kind, or an age that is not allowed.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
     match: str = ""
     key: str = ""
+    ids: frozenset[str] = frozenset()
+    reason: str = ""
+    raised: str | None = None
+    error: str = ""
+    older_than: float | None = None
+    newer_than: float | None = None
+    kind: EndKind | Literal[""] = ""
+
+    def __post_init__(self) -> None:
+        if self.reason:
+            check_is_one_of("reason", self.reason, DEATH_REASONS)
+        if self.kind:
+            check_is_one_of("kind", self.kind, END_KINDS)
+        for name in ("older_than", "newer_than"):
+            if getattr(self, name) is not None:
+                seconds(name, getattr(self, name))
 
     @property
     def is_set(self) -> bool:
         """Whether it leaves anything out."""
-        return bool(self.headers or self.match or self.key)
+        return self != EVERYTHING
+
+    def check(self, state: str) -> None:
+        """Raise ConfigurationError for a field that does not choose among the messages of a state."""
+        allowed = _OF_ENDED.get(state, _OF_MESSAGES)
+        for name in (one.name for one in fields(self)):
+            if name not in allowed and getattr(self, name) != getattr(EVERYTHING, name):
+                raise ConfigurationError(
+                    f"a filter of {state} messages has no {name!r}; it has {', '.join(sorted(allowed))}"
+                )
 
     def tester(self) -> Callable[[Header, bytes], bool]:
-        """Return a function that says whether the filter chooses a message, given its header and body."""
+        """Return a function that reports whether the filter chooses a message, given its header and body."""
         wanted = self.headers.items()
         needles = _spellings(self.match)
 
@@ -51,76 +97,31 @@ class Filter:
 
         return test
 
-    def of_letters(self) -> LetterFilter:
-        """Return the filter that chooses dead letters by what they carry alone."""
-        return LetterFilter(headers=self.headers, match=self.match, key=self.key)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LetterFilter(Filter):
-    """
-    A choice of dead letters by what they carry and how they died; without arguments, all of them.
-
-    Attributes:
-        ids: of messages; empty for all.
-        reason: one of `DEATH_REASONS`; empty for all.
-        raised: class and place of the exception, exactly as letters have it; empty for letters that have none, None
-            for all.
-        error: text that the last error must have.
-        older_than, newer_than: seconds since the death, or None.
-
-    Raises:
-        ConfigurationError: a reason that is none, or an age that is not allowed.
-    """
-
-    ids: frozenset[str] = frozenset()
-    reason: str = ""
-    raised: str | None = None
-    error: str = ""
-    older_than: float | None = None
-    newer_than: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.reason:
-            check_is_one_of("reason", self.reason, DEATH_REASONS)
-        for name in ("older_than", "newer_than"):
-            if getattr(self, name) is not None:
-                seconds(name, getattr(self, name))
-
-    @property
-    def is_set(self) -> bool:
-        """Whether it leaves anything out."""
-        said = (self.headers, self.match, self.key, self.ids, self.reason, self.error)
-        return any(said) or (self.raised, self.older_than, self.newer_than) != (None, None, None)
-
-    def of_letters(self) -> LetterFilter:
-        """Return the filter itself."""
-        return self
-
     def letter_tester(self) -> Callable[[Letter], bool]:
-        """Return a function that says whether the filter chooses a letter; it does not look at its age (see `span`)."""
+        """Return a function that reports whether the filter chooses a dead letter; `span` chooses by age."""
         carries = self.tester()
 
         def test(letter: Letter) -> bool:
             return (
-                (not self.ids or letter.id in self.ids)
-                and (not self.reason or letter.reason == self.reason)
+                self.chooses_end(letter.id, letter.reason, letter.error)
                 and self.raised in (None, letter.raised)
-                and self.error in letter.error
                 and carries(letter.header, letter.payload)
             )
 
         return test
 
+    def chooses_end(self, id: str, reason: str, error: str) -> bool:
+        """Report whether the filter chooses an end of this id, reason and error."""
+        return (not self.ids or id in self.ids) and self.reason in ("", reason) and self.error in error
+
     def span(self, now_ms: int) -> tuple[str, str]:
-        """Return the first and the last id that letters of the wanted age can have."""
+        """Return the first and the last stream id that ends of the wanted age can have."""
         first = "-" if self.newer_than is None else f"{max(0, now_ms - round(self.newer_than * 1000))}"
         last = "+" if self.older_than is None else f"{max(0, now_ms - round(self.older_than * 1000))}"
         return first, last
 
 
 EVERYTHING = Filter()
-EVERY_LETTER = LetterFilter()
 
 
 def ignore(*_seen: Any) -> None:

@@ -18,13 +18,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from reliq.admin.filters import ignore
-from reliq.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
 from reliq.message import Outgoing
-from reliq.publish import Writer
-from reliq.redis.connection import BLOCKING, run_blocking
-from reliq.redis.server import PUBLISH_SECONDS
-from reliq.settings import BATCH_LIMIT, DAY_SECONDS, LARGEST_BODY, MIB, QueueSettings
+from reliq.settings import BATCH_LIMIT, DAY_SECONDS, LARGEST_BODY, MIB
 from reliq.text import chunked_by_size, pluralize
 
 if TYPE_CHECKING:
@@ -46,25 +42,6 @@ WINDOW_SECONDS = DAY_SECONDS
 COMPLAINTS_LIMIT = 20
 #: One call carries at most this many bytes of bodies.
 CALL_BYTES = 4 * MIB
-
-
-def publish_check(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
-    """Return a function that says whether a message, which a foreign program may have written, may be published in `queue`."""
-    shards = queue.known_shards
-    is_read: list[bool] = []
-    writer = Writer(shards, Codec(bytes), QueueSettings(max_body=LARGEST_BODY))
-
-    def accepts(order: Outgoing[bytes]) -> bool:
-        try:
-            message = writer.special(order)
-        except (ConfigurationError, BodyError):
-            return False
-        if message.line and not is_read:  # from its first key on the queue keeps its one shard
-            run_blocking(shards.read(BLOCKING, for_seconds=PUBLISH_SECONDS))
-            is_read.append(True)
-        return not (message.line and shards.map.served > 1)
-
-    return accepts
 
 
 def is_json(body: bytes) -> bool:

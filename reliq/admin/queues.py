@@ -153,7 +153,6 @@ class QueueActions(AdminBase):
             for alive, kept in _of_each(session, some, partial(transitions.forget, letters=letters)):
                 _check_empty(session, alive, kept, letters=letters)
                 gone += kept
-            _of_each(session, some, calls.drop_move)
         session.run(calls.unregister(keys))
         return gone
 

@@ -16,9 +16,9 @@ from reliq.admin.show import last_ends
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from reliq.admin.messages import MessageEvent
     from reliq.admin.queues import Overview
     from reliq.admin.session import Session
-    from reliq.admin.show import FinishedMessage
     from reliq.keys import Keys
     from reliq.metrics.crons import CronState
     from reliq.metrics.snapshot import Rates, Selection, ShardMaps
@@ -44,7 +44,7 @@ class Failure:
     """
 
     queue: str
-    ended: FinishedMessage | None
+    ended: MessageEvent | None
     reason: str
     error: str
     count: int = 1

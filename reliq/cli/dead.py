@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import reliq.admin
-from reliq.admin import LetterFilter
-from reliq.admin.filters import duration
+from reliq.admin.filters import Filter, duration
 from reliq.admin.screens import format_missing, pretty, start_of
 from reliq.cli.messages import JSON_BODY, TABLE_BODY, TABLE_ERROR, format_when
 from reliq.cli.options import AdminOption, All, DryRun, Json, QueueName, WhichLetters, Yes, queue_names
@@ -26,12 +25,11 @@ from reliq.cli.output import (
 )
 from reliq.cli.queues import format_time
 from reliq.errors import ConfigurationError
-from reliq.message import Letter
 from reliq.settings import check_int
 from reliq.text import pluralize
 
 if TYPE_CHECKING:
-    from reliq.admin import Admin, DeadGroups
+    from reliq.admin import Admin, DeadGroups, Entry
 
 dead = typer.Typer(
     help="The dead letters of a queue: list, show, redrive, purge.", no_args_is_help=True, add_completion=False
@@ -72,9 +70,9 @@ def list_letters(
         groups = admin.dead_groups(queue, where=where, for_seconds=GROUP_SECONDS, without=away)
         _list_groups(groups, most, nothing, json=json)
     else:
-        letters = list(islice(admin.letters(queue, where, without=away), most))
+        letters = list(islice(admin.messages(queue, "dead", where, without=away), most))
         if json:
-            print_json([as_json(letter, start_of(letter.payload, JSON_BODY)) for letter in letters])
+            print_json([as_json(letter, start_of(letter.body, JSON_BODY)) for letter in letters])
         elif not letters:
             say(nothing)
         else:
@@ -99,23 +97,22 @@ def show(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or id.
     """
-    letters = list(admin.letters(queue, LetterFilter(ids=frozenset([id]))))
-    if not letters:
+    letter = next(admin.messages(queue, "dead", Filter(ids=frozenset([id]))), None)
+    if letter is None:
         raise ConfigurationError(f"queue {queue!r} has no dead letter of the id {id[:128]!r}; see `reliq dead list`")
-    letter = letters[-1]
     if raw:
-        sys.stdout.buffer.write(letter.payload)
+        sys.stdout.buffer.write(letter.body)
         return
-    facts = as_json(letter, letter.payload.decode("utf-8", "replace"))
+    facts = as_json(letter, letter.body.decode("utf-8", "replace"))
     if json:
         print_json(facts)
         return
     del facts["body"]
     del facts["headers"]
-    facts["died"] = f"{format_time(letter.died)} UTC"
-    headers = [("header", f"{name}: {value}") for name, value in letter.header.headers.items()]
+    facts["when"] = f"{format_time(letter.when or 0)} UTC"
+    headers = [("header", f"{name}: {value}") for name, value in letter.headers.items()]
     print_facts([*facts.items(), *headers])
-    say(*pretty(letter.payload))
+    say(*pretty(letter.body))
 
 
 @dead.command()
@@ -145,12 +142,8 @@ def redrive(
     did not agree, 2 an unknown queue, id or filter, 130 interrupted.
     """
     _check_choice(where, every=every)
-    options = reliq.admin.RedriveOptions(
-        limit=limit,
-        rate=None if rate is None else per_second(rate),
-        retries=retries,
-        delay=duration(delay),
-    )
+    per_second_most = None if rate is None else per_second(rate)
+    delay_seconds = duration(delay)
     if dry_run:
         count = _count(admin, queue, where)
         print_found(count if limit is None else min(count, limit), "redriven", json=json)
@@ -159,8 +152,17 @@ def redrive(
     missing = _missing(admin, queue, where.ids)
     if every:
         confirm(f"Redrive {'all ' * (total != 1)}{pluralize(total, 'dead letter')} of {queue}?", yes=yes)
-    with progress_bar("redriving", total, reliq.admin.RedriveResult()) as run:
-        done = admin.redrive(queue, where, options, to=to, on_step=run.step)
+    with progress_bar("redriving", total, reliq.admin.Tally("redriven")) as run:
+        done = admin.redrive(
+            queue,
+            where,
+            to=to,
+            limit=limit,
+            rate=per_second_most,
+            retries=retries,
+            delay=delay_seconds,
+            on_step=run.step,
+        )
     print_json(done) if json else say(done)
     _complain(queue, missing)
 
@@ -191,9 +193,9 @@ def purge(
         return
     missing = _missing(admin, queue, where.ids)
     confirm(f"Delete {pluralize(count, 'dead letter')} of {queue}?", yes=yes)
-    with progress_bar("deleting", admin.size(queue, "dead"), 0, lambda done: f"{done} deleted") as run:
-        deleted = admin.delete_letters(queue, where, on_step=run.step)
-    print_json({"deleted": deleted}) if json else say(f"{deleted} deleted")
+    with progress_bar("deleting", admin.size(queue, "dead"), reliq.admin.Tally("deleted")) as run:
+        done = admin.purge(queue, "dead", where, on_step=run.step)
+    print_json(done) if json else say(done)
     _complain(queue, missing)
 
 
@@ -211,22 +213,16 @@ def _list_groups(result: "DeadGroups", most: int, nothing: str, *, json: bool) -
         say(f"these are of the newest {pluralize(result.looked, 'letter')} looked at, of {result.of:,}")
 
 
-def as_json(letter: Letter, body: str) -> dict[str, Any]:
+def as_json(letter: "Entry", body: str) -> dict[str, Any]:
     """Return a dead letter as JSON holds it."""
-    names = ("id", "letter", "reason", "raised", "error", "attempts", "died")
-    facts = {name: getattr(letter, name) for name in names}
-    return facts | {
-        "key": letter.header.key or "",
-        "headers": letter.header.headers,
-        "size": len(letter.payload),
-        "body": body,
-    }
+    names = ("id", "letter", "reason", "raised", "error", "attempt", "when", "key", "headers", "size")
+    return {name: getattr(letter, name) for name in names} | {"body": body}
 
 
-def _row(letter: Letter) -> tuple[Any, ...]:
+def _row(letter: "Entry") -> tuple[Any, ...]:
     error = letter.error[:TABLE_ERROR]
-    body = start_of(letter.payload, TABLE_BODY)
-    return letter.id, format_when(letter.died), letter.reason, error, letter.attempts, len(letter.payload), body
+    body = start_of(letter.body, TABLE_BODY)
+    return letter.id, format_when(letter.when), letter.reason, error, letter.attempt, letter.size, body
 
 
 def per_second(text: str) -> float:
@@ -238,7 +234,7 @@ def per_second(text: str) -> float:
     return number
 
 
-def _check_choice(where: LetterFilter, *, every: bool) -> None:
+def _check_choice(where: Filter, *, every: bool) -> None:
     """Raise ConfigurationError when a filter says nothing, or says something beside --all."""
     if where.is_set == every:
         raise ConfigurationError(
@@ -246,14 +242,16 @@ def _check_choice(where: LetterFilter, *, every: bool) -> None:
         )
 
 
-def _count(admin: "Admin", queue: str, where: LetterFilter) -> int:
-    with progress_bar("looking", admin.size(queue, "dead"), 0, lambda _found: "nothing was changed") as run:
-        return admin.count_letters(queue, where, on_step=run.step)
+def _count(admin: "Admin", queue: str, where: Filter) -> int:
+    with progress_bar(
+        "looking", admin.size(queue, "dead"), reliq.admin.Tally("found"), lambda _found: "nothing was changed"
+    ) as run:
+        return admin.count(queue, "dead", where, on_step=run.step)
 
 
 def _missing(admin: "Admin", queue: str, ids: frozenset[str]) -> list[str]:
     """Return those of `ids` that have no dead letter."""
-    return sorted(ids - {letter.id for letter in admin.letters(queue, LetterFilter(ids=ids))}) if ids else []
+    return sorted(ids - {letter.id for letter in admin.messages(queue, "dead", Filter(ids=ids))}) if ids else []
 
 
 def _complain(queue: str, missing: list[str]) -> None:

@@ -4,7 +4,7 @@ import sys
 import time
 from contextlib import suppress
 from datetime import datetime
-from operator import methodcaller
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 import reliq.admin
-from reliq.admin.calls import CANCELLABLE, MOVABLE, PLACES, check_place
+from reliq.admin.calls import CANCELLABLE, MOVABLE, PLACES, PURGEABLE, check_place
 from reliq.admin.filters import duration, headers_of
 from reliq.admin.screens import as_value, pretty, start_of
 from reliq.cli.keys import describe_wait
@@ -40,7 +40,7 @@ from reliq.cli.output import (
 )
 from reliq.cli.queues import describe_end, format_time
 from reliq.errors import ConfigurationError
-from reliq.settings import LARGEST_BODY
+from reliq.settings import LARGEST_BODY, check_int
 from reliq.text import clamp_time, format_duration, shell_command
 from reliq.wire_format import FailureNote
 
@@ -57,6 +57,8 @@ JSON_BODY = 1000
 #: Characters of an error in a table.
 TABLE_ERROR = 60
 MESSAGE_COLUMNS = ("id", "", "when", "attempt", "left", "size", "key", "body", "error")
+#: One list has at most this many messages.
+LIST_LIMIT = 10_000
 #: Exit code of `publish` when nothing was published.
 EXIT_NOT_PUBLISHED = 3
 #: An example of --at.
@@ -85,13 +87,26 @@ def list_messages(
     queue or state.
     """
     state = state or ("waiting" if where.key else "ready")
+    check_int("limit", limit, least=1, most=LIST_LIMIT)
+    check_int("offset", offset, most=10**9)
     total = admin.size(queue, state, key=where.key) if where.is_set else None
-    with progress_bar("looking", total, None, lambda _none: "nothing was changed") as run:
-        entries = admin.messages(
-            queue, state, limit=limit, offset=offset, where=where, on_look=lambda looked: run.step(looked, None)
-        )
+    with progress_bar("looking", total, reliq.admin.Tally("found"), lambda _found: "nothing was changed") as run:
+        entries = list(islice(admin.messages(queue, state, where, on_step=run.step), offset, offset + limit))
     if json:
-        names = ("id", "state", "mark", "when", "attempt", "retries_left", "error", "key", "headers", "size", "letter")
+        names = (
+            "id",
+            "state",
+            "mark",
+            "when",
+            "attempt",
+            "retries_left",
+            "reason",
+            "error",
+            "key",
+            "headers",
+            "size",
+            "letter",
+        )
         print_json(
             [
                 {name: getattr(entry, name) for name in names} | {"body": start_of(entry.body, JSON_BODY)}
@@ -107,7 +122,7 @@ def list_messages(
 
 def _row(entry: "Entry", columns: list[str]) -> list[Any]:
     size = "gone" if entry.size is None else entry.size
-    error = entry.error[:TABLE_ERROR]
+    error = entry.summary[:TABLE_ERROR]
     body = start_of(entry.body, TABLE_BODY)
     when = format_when(entry.when)
     row = (entry.id, entry.mark, when, entry.attempt, entry.retries_left, size, entry.key, body, error)
@@ -142,35 +157,39 @@ def show(
     """
     view = admin.show(queue, id)
     if raw:
-        if view.body is None:
+        if view.size is None:
             raise ConfigurationError(f"message {id[:128]!r} of queue {queue!r} has no body any more; leave --raw out")
         sys.stdout.buffer.write(view.body)
         sys.stdout.flush()
     elif json:
         # Bodies are JSON where they are JSON, else text, else base 64.
         fields = {name: getattr(view, name) for name in view.__dataclass_fields__}
-        fields["body"] = None if view.body is None else as_value(view.body)
+        fields["body"] = None if view.size is None else as_value(view.body)
         fields["letters"] = [
             {**msgspec.to_builtins(letter), "payload": as_value(letter.payload)} for letter in view.letters
         ]
         print_json(fields)
     else:
         print_facts(_describe_message(view))
-        if view.body is not None:
+        if view.size is not None:
             say(*pretty(view.body))
 
 
 def _describe_message(view: "MessageView") -> list[tuple[str, Any]]:
     """Return the names and values to show, each for one line."""
-    remarks = [word for word, holds in (("cancelled", view.cancelled), ("suspect", view.suspect)) if holds]
-    if view.body is None and view.state != "finished" and not view.cancelled:
+    remarks: list[str] = [view.mark] if view.mark else []
+    remarks += ["suspect"] if view.suspect and view.mark != "suspect" else []
+    if view.size is None and view.state != "ended" and view.mark != "cancelled":
         remarks.append("its body is gone, so it will expire")
     state = f"{view.state} ({', '.join(remarks)})" if remarks else str(view.state)
-    if view.state == "finished" and not view.ends:
-        state = "finished: acked messages are not kept (set history= to keep them)"
+    if view.state == "ended" and not view.ends:
+        state = "ended: acked messages are not kept (set history= to keep them)"
     facts: list[tuple[str, Any]] = [("id", view.id), ("state", state)]
     facts += [("published", format_time(view.published) + " UTC")] if view.published is not None else []
-    facts += [("due", format_time(view.due) + " UTC")] if view.due is not None else []
+    if view.when is not None and view.state not in ("dead", "ended"):
+        is_leased = view.state == "unack" and view.mark not in ("nacked", "suspect")
+        until = f"until {format_time(view.when)} UTC, unless it is renewed"
+        facts.append(("lease", until) if is_leased else ("due", f"{format_time(view.when)} UTC"))
     facts += [("key", view.key)] if view.key else []
     facts += [("priority", view.priority)] if view.priority != "normal" else []
     if view.state == "waiting":
@@ -179,19 +198,19 @@ def _describe_message(view: "MessageView") -> list[tuple[str, Any]]:
     if view.holder is not None:
         place = f"{view.holder.host} pid {view.holder.pid} (worker {view.holder.worker})"
         facts.append(("runs", f"for {format_duration(view.holder.seconds)} in {place}"))
-    if view.leased_until is not None:
-        facts.append(("lease", f"until {format_time(view.leased_until)} UTC, unless it is renewed"))
-    if view.deliveries is not None:
-        facts.append(("deliveries", f"{view.deliveries} (snoozed and released ones are not counted)"))
+    if view.attempt is not None:
+        facts.append(("deliveries", f"{view.attempt} (snoozed and released ones are not counted)"))
     facts += [("retries left", view.retries_left)] if view.retries_left is not None else []
     facts += [("expires", f"in {format_duration(view.ttl_left)}")] if view.ttl_left is not None else []
     if view.reason:
-        facts.append(("last error", view.reason + (f": {view.error}" if view.error else "")))
+        facts.append(("last error", view.summary))
     facts += [("failed", _describe_failure(note)) for note in reversed(view.failures)]
     facts += [("header", f"{name}: {value}") for name, value in view.headers.items()]
     if view.taken_seconds is not None:
         facts.append(("id taken", f"for {format_duration(view.taken_seconds)} more"))
-    facts += [("ended", f"{end.kind} {format_time(end.at)} UTC  {describe_end(end)}".rstrip()) for end in view.ends]
+    facts += [
+        ("ended", f"{end.kind} {format_time(end.at or 0)} UTC  {describe_end(end)}".rstrip()) for end in view.ends
+    ]
     facts += [("dead letter", f"{letter.letter}, died {format_time(letter.died)} UTC") for letter in view.letters]
     if not view.searched_all:
         facts.append(("note", "there are too many dead letters to look through; an older one of it may be among them"))
@@ -242,10 +261,9 @@ def cancel(
             _print_dry_run(admin, queue, state, where, total, "cancelled", json=json)
             return
         confirm(f"Cancel the {state} messages of {queue}, {_describe_choice(where, total)}?", yes=yes)
-        summarize = methodcaller("summary", "cancelled")
-        with progress_bar("cancelling", total, reliq.admin.RemoveResult(), summarize) as run:
+        with progress_bar("cancelling", total, reliq.admin.Tally("cancelled")) as run:
             done = admin.cancel_where(queue, state, where, tombstone=tombstone, on_step=run.step)
-        print_json(done) if json else say(summarize(done))
+        print_json(done) if json else say(done)
         return
     if where.is_set or dry_run:
         raise ConfigurationError("--header, --match, --key and --dry-run go with --state, not with ids")
@@ -261,7 +279,7 @@ def cancel(
 def purge(
     queue: QueueName,
     *,
-    state: Annotated[str, typer.Option(help=" | ".join(PLACES), autocompletion=state_option(PLACES))] = "",
+    state: Annotated[str, typer.Option(help=" | ".join(PURGEABLE), autocompletion=state_option(PURGEABLE))] = "",
     where: Which,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -285,16 +303,8 @@ def purge(
         _print_dry_run(admin, queue, state, where, total, "deleted", json=json)
         return
     confirm(f"Delete the {state} messages of {queue}, {_describe_choice(where, total)}?", yes=yes)
-    with progress_bar("deleting", total, reliq.admin.RemoveResult()) as run:
-        if state == "dead":
-            deleted = admin.delete_letters(
-                queue,
-                where.of_letters(),
-                on_step=lambda looked, deleted: run.step(looked, reliq.admin.RemoveResult(deleted, deleted)),
-            )
-            done = reliq.admin.RemoveResult(deleted, deleted)
-        else:
-            done = admin.purge(queue, state, where, on_step=run.step)
+    with progress_bar("deleting", total, reliq.admin.Tally("deleted")) as run:
+        done = admin.purge(queue, state, where, on_step=run.step)
     print_json(done) if json else say(done)
 
 
@@ -317,8 +327,8 @@ def move(
 
     Example: reliq move orders orders-slow --state ready --header tenant=acme --dry-run
 
-    Cut off at any point, even by a kill, nothing is lost and nothing runs twice: make the same move again to finish
-    it. Dead letters go by `reliq dead redrive --to`. Exit codes: 0 done, 1 Redis did not answer or you did not
+    Cut off at any point, even by a kill, nothing is lost: make the same move again within a minute to finish it. Later,
+    messages of its last step, at most 250, may run in both queues. Dead letters go by `reliq dead redrive --to`. Exit codes: 0 done, 1 Redis did not answer or you did not
     agree, 2 an unknown queue or state, 130 interrupted.
     """
     if state == "dead":
@@ -330,7 +340,7 @@ def move(
         _print_dry_run(admin, queue, state, where, total, "moved", limit=limit, json=json)
         return
     confirm(f"Move the {state} messages of {queue} to {other}, {_describe_choice(where, total)}?", yes=yes)
-    with progress_bar("moving", total, reliq.admin.MoveResult()) as run:
+    with progress_bar("moving", total, reliq.admin.Tally("moved")) as run:
         done = admin.move(queue, other, state, where, limit=limit, on_step=run.step)
     print_json(done) if json else say(done)
 
@@ -351,14 +361,8 @@ def _print_dry_run(
     json: bool,
 ) -> None:
     """Count the messages that would be cancelled, deleted or moved, as `done` says, and print how many there are."""
-    nothing = reliq.admin.RemoveResult()
-    with progress_bar("looking", total, nothing, lambda _sum: f"nothing was {done}") as run:
-        if state == "dead":
-            count = admin.count_letters(
-                queue, where.of_letters(), on_step=lambda looked, _count: run.step(looked, nothing)
-            )
-        else:
-            count = admin.count_messages(queue, state, where, on_step=run.step)
+    with progress_bar("looking", total, reliq.admin.Tally("found"), lambda _found: f"nothing was {done}") as run:
+        count = admin.count(queue, state, where, on_step=run.step)
     print_found(count if limit is None else min(count, limit), done, json=json)
 
 

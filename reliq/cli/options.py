@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import reliq.admin
-from reliq.admin import Filter, LetterFilter
+from reliq.admin import Filter
 from reliq.admin.filters import duration, headers_of
 from reliq.cli.lazy import SHARED, OptionsOf
 from reliq.cli.output import complain
@@ -136,9 +136,9 @@ def _filter_of_any_state(
     error: ErrorText = "",
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
-) -> LetterFilter:
+) -> Filter:
     """Return the filter that the options describe, for messages of any state."""
-    return LetterFilter(
+    return Filter(
         headers=headers_of(header),
         match=match,
         key=key,
@@ -155,9 +155,9 @@ def _filter_of_any_state(
 AdminOption = Annotated["Admin", OptionsOf(open_admin)]
 WholeQueueAdmin = Annotated["Admin", OptionsOf(open_whole_queue_admin)]
 Which = Annotated[Filter, OptionsOf(_filter)]
-WhichLetters = Annotated[LetterFilter, OptionsOf(_filter_of_any_state)]
+WhichLetters = Annotated[Filter, OptionsOf(_filter_of_any_state)]
 All = Annotated[bool, typer.Option("--all", help="All of them; asks before it acts.")]
-WhichOfAny = Annotated[LetterFilter, OptionsOf(_filter_of_any_state)]
+WhichOfAny = Annotated[Filter, OptionsOf(_filter_of_any_state)]
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from reliq.admin.filters import duration
+from reliq.admin.filters import Filter, duration
 from reliq.admin.screens import account as account_of, format_missing, format_number, format_rate
 from reliq.cli.options import (
     AdminOption,
@@ -23,17 +24,20 @@ from reliq.cli.options import (
 from reliq.cli.output import complain, confirm, print_json, print_table, say, say_age
 from reliq.errors import ConfigurationError
 from reliq.message import Pause
-from reliq.settings import seconds
+from reliq.settings import check_int, seconds
 from reliq.text import format_duration, pluralize, shell_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reliq.admin import FinishedMessage, QueueSnapshot, Running, StackReport
+    from reliq.admin import Entry, MessageEvent, QueueSnapshot, Running, StackReport
+    from reliq.admin.filters import EndKind
 
 
 COUNT_COLUMNS = ("ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
 RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
+#: One list has at most this many ends.
+ENDS_LIMIT = 100_000
 #: Exit code of `forget` when a queue was refused.
 EXIT_REFUSED = 2
 #: Exit code of `account` when it does not add up.
@@ -60,13 +64,16 @@ def ends(
 
     Example: reliq ends orders --kind expired --limit 20
     """
-    finished = admin.ends(queue, kind=kind, limit=limit)
+    most = check_int("limit", limit, least=1, most=ENDS_LIMIT)
+    where = Filter(kind=cast("EndKind", kind or ""))
+    finished = list(islice(admin.messages(queue, "ended", where), most))
     if json:
-        print_json(finished)
+        names = ("id", "mark", "when", "attempt", "reason", "error", "took", "letter")
+        print_json([{name: getattr(end, name) for name in names} for end in finished])
     elif not finished:
         say("None is remembered." + (" (Queue(history=...) keeps acked ones.)" if kind == "acked" else ""))
     else:
-        rows = [(format_time(end.at), end.kind, end.id, describe_end(end)) for end in finished]
+        rows = [(format_time(end.when or 0), end.mark, end.id, describe_end(end)) for end in finished]
         print_table(("when", "end", "id", "why"), rows, long=("why",))
 
 
@@ -75,7 +82,7 @@ def format_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def describe_end(end: "FinishedMessage") -> str:
+def describe_end(end: "Entry | MessageEvent") -> str:
     """Return the reason of an end in one line, as far as it is known."""
     if end.took is not None:
         return f"after {format_duration(end.took)}"

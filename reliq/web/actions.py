@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reliq.admin.bulk import PURGEABLE
-from reliq.admin.calls import check_place
-from reliq.admin.dead import RedriveOptions
+from reliq.admin.calls import PURGEABLE, check_place
+from reliq.admin.dead import check_redrive
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.logs import WEB_WRITE
 from reliq.text import pluralize, printable
@@ -241,17 +240,18 @@ def redrive(context: RequestContext) -> Response:
     rate = form.number("rate", float)
     if rate is not None and rate < SLOWEST_RATE:
         raise ConfigurationError(f"rate must be at least {SLOWEST_RATE} in a second, not {rate:g}")
-    options = RedriveOptions(
-        limit=form.number("limit", int),
-        rate=rate,
-        retries=form.number("retries", int),
-        delay=form.seconds("delay") or 0.0,
-    )
+    options: dict[str, Any] = {
+        "limit": form.number("limit", int),
+        "rate": rate,
+        "retries": form.number("retries", int),
+        "delay": form.seconds("delay") or 0.0,
+    }
+    check_redrive(**options)  # at once, and not in the task
     return _begin(
         context,
         "redrive",
         admin.size(queue, "dead"),
-        lambda step: str(admin.redrive(queue, where, options, on_step=lambda looked, done: step(looked, str(done)))),
+        lambda step: str(admin.redrive(queue, where, **options, on_step=lambda looked, done: step(looked, str(done)))),
     )
 
 
@@ -260,12 +260,12 @@ def delete(context: RequestContext) -> Response:
     admin = context.admin
     queue = context.queue
     where = context.letter_filter(context.form)
-
-    def run(step: Step) -> str:
-        deleted = admin.delete_letters(queue, where, on_step=lambda looked, sum_of: step(looked, f"{sum_of} deleted"))
-        return f"{deleted} deleted"
-
-    return _begin(context, "delete of dead letters", admin.size(queue, "dead"), run)
+    return _begin(
+        context,
+        "delete of dead letters",
+        admin.size(queue, "dead"),
+        lambda step: str(admin.purge(queue, "dead", where, on_step=lambda looked, done: step(looked, str(done)))),
+    )
 
 
 def check(context: RequestContext) -> Response:

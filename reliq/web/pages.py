@@ -13,7 +13,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from markupsafe import Markup
 
 from reliq.admin.screens import account as account_of, format_missing, format_number, format_rate, pretty, start_of
-from reliq.admin.show import story_of
 from reliq.admin.workers import running_in
 from reliq.errors import ConfigurationError
 from reliq.message import DEATH_REASONS
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
     from starlette.responses import Response
 
-    from reliq.admin import Failure, MessagePage, QueueSnapshot, SearchResult
+    from reliq.admin import Failure, MessagePage, QueueSnapshot
     from reliq.web.request import RequestContext
     from reliq.web.site import Now
 
@@ -134,12 +133,10 @@ def message(context: RequestContext) -> Response:
     """Show one message: where it is, and what became of it."""
     id = context.query.text("id")
     view = context.admin.show(context.queue, id)
-    story = story_of(view).events
     return context.page(
         "message.html",
         queue=context.queue,
         message=view if context.shows_bodies else redacted(view),
-        story=story if context.shows_bodies else redacted(story),
         show_bodies=context.shows_bodies,
     )
 
@@ -154,18 +151,13 @@ def messages(context: RequestContext) -> Response:
     after = query.text("after") or None
     if state == "waiting" and not where.key:
         return context.go("keys", queue=queue)
-    result: MessagePage | SearchResult
-    if replace(where, key="").is_set:
-        result = admin.search(queue, state, where, after=after)
-    else:
-        result = admin.page(queue, state, after=after, key=where.key)
     return context.page(
         "messages.html",
         queue=queue,
         state=state,
         key=where.key,
         view=view_of(context, context.site.last.get()),
-        page=_page(context, result),
+        page=_page(context, admin.page(queue, state, where, after=after)),
         search={"text": query.text("text"), "header": query.text("header")},
         show_bodies=context.shows_bodies,
         is_further=after is not None,
@@ -181,8 +173,6 @@ def dead(context: RequestContext) -> Response:
     after = query.text("after") or None
     looks_further = query.text("further") == "1"
     groups = admin.dead_groups(queue, where=where, for_seconds=FURTHER_SECONDS if looks_further else GROUPS_SECONDS)
-    result: MessagePage | SearchResult
-    result = admin.search(queue, "dead", where, after=after) if where.is_set else admin.page(queue, "dead", after=after)
     names = ("reason", "text", "error", "header", "older", "newer")
     return context.page(
         "dead.html",
@@ -194,7 +184,7 @@ def dead(context: RequestContext) -> Response:
         looks_further=looks_further,
         filter={**{name: query.text(name) for name in names}, "raised": where.raised},
         reasons=DEATH_REASONS,
-        page=_page(context, result),
+        page=_page(context, admin.page(queue, "dead", where, after=after)),
         show_bodies=context.shows_bodies,
     )
 
@@ -226,14 +216,9 @@ def view_of(context: RequestContext, now: Now) -> QueueSnapshot:
     return overview.queues[0]
 
 
-def _page(context: RequestContext, result: MessagePage | SearchResult) -> dict[str, Any]:
-    """Return a piece of a list for the template: its entries, where the next are, and how far a search has looked."""
-    return {
-        "items": result.items if context.shows_bodies else redacted(result.items),
-        "after": result.after,
-        "looked": getattr(result, "looked", None),
-        "of": getattr(result, "of", None),
-    }
+def _page(context: RequestContext, page: MessagePage) -> MessagePage:
+    """Return a page of messages as its visitor may see it."""
+    return page if context.shows_bodies else redacted(page)
 
 
 class Pages:

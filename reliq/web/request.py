@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.responses import HTMLResponse, RedirectResponse
 
-from reliq.admin.filters import Filter, LetterFilter, duration, headers_of
+from reliq.admin.filters import Filter, duration, headers_of
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.web.access import Access
@@ -141,10 +141,10 @@ class RequestContext:
         self._check_search(fields)
         return Filter(headers=headers_of(fields.texts("header")), match=fields.text("text"), key=fields.text("key"))
 
-    def letter_filter(self, fields: Fields) -> LetterFilter:
+    def letter_filter(self, fields: Fields) -> Filter:
         """Return which dead letters the fields describe; as `filter`."""
         self._check_search(fields)
-        return LetterFilter(
+        return Filter(
             headers=headers_of(fields.texts("header")),
             match=fields.text("text"),
             ids=frozenset(fields.texts("id")),

@@ -46,7 +46,7 @@ def searches(admin, state, where, **options):
     found = []
     while not found or found[-1].after is not None:
         after = found[-1].after if found else None
-        found.append(admin.search("q", state, where, after=after, **options))
+        found.append(admin.page("q", state, where, after=after, **options))
     return found
 
 

@@ -91,7 +91,6 @@ def _beside(many, keys, ids):
     many.hset(keys.totals, "published", 2**63 - 1)
     pause = {"by": "\x1b[2J\u202e", "at": -1e308, "reason": "\x9b2J\nreliq: all is well", "until": 1e308}
     many.set(keys.paused, json.dumps(pause))
-    many.set(keys.moving, TEXTS[0])
     _of_keys(many, keys, ids)
     for at, text in enumerate(TEXTS):
         numbers = dict.fromkeys((b"seen", b"last", b"ticked", b"missed", b"paused", b"asked"), NUMBERS[at])

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from reliq.admin import AsyncAdmin, LetterFilter, RedriveOptions
+from reliq.admin import AsyncAdmin
 from reliq.errors import ConfigurationError
 
 
@@ -35,9 +35,9 @@ def test_async_admin_answers_and_raises_like_admin(ask, admin, url, die):
         with pytest.raises(ConfigurationError, match="no shard 1"):
             await AsyncAdmin(url, shard=1).account("q")
         groups, *sizes = await asyncio.gather(twin.dead_groups("q"), *(twin.size("q", "dead") for _ in range(60)))
-        return groups, {*sizes}, [letter.id async for letter in twin.letters("q")], await twin.account("q")
+        return groups, {*sizes}, [entry.id async for entry in twin.messages("q", "dead")], await twin.account("q")
 
-    assert ask(code) == (admin.dead_groups("q"), {3}, ["a", "b", "c"], admin.account("q"))
+    assert ask(code) == (admin.dead_groups("q"), {3}, ["c", "b", "a"], admin.account("q"))
 
 
 def test_progress_is_reported_on_the_event_loop(ask, die):
@@ -46,19 +46,19 @@ def test_progress_is_reported_on_the_event_loop(ask, die):
     async def code(twin):
         seen = []
         report = lambda *step: seen.append((threading.get_ident(), *step))  # noqa: E731
-        await twin.redrive("q", LetterFilter(), RedriveOptions(), on_step=report)
+        await twin.redrive("q", on_step=report)
         return seen
 
     seen = ask(code)
 
     assert {thread for thread, *_ in seen} == {threading.get_ident()}
-    assert (sum(looked for _, looked, _ in seen), seen[-1][2].redriven) == (20, 20)
+    assert (sum(looked for _, looked, _ in seen), seen[-1][2].done) == (20, 20)
 
 
 async def begun(twin, rate):
     """Begin a redrive; return its task after the first step."""
-    step, options = asyncio.Event(), RedriveOptions(rate=rate)
-    task = asyncio.create_task(twin.redrive("q", LetterFilter(), options, on_step=lambda *_: step.set()))
+    step = asyncio.Event()
+    task = asyncio.create_task(twin.redrive("q", rate=rate, on_step=lambda *_: step.set()))
     await step.wait()
     return task
 
@@ -73,8 +73,8 @@ def test_cancelled_redrive_ends_between_two_steps_and_can_be_continued(ask, queu
         with pytest.raises(asyncio.CancelledError):
             await task
         first = queue.counts()
-        rest = await twin.redrive("q", LetterFilter(), RedriveOptions())
-        return first, rest.redriven
+        rest = await twin.redrive("q")
+        return first, rest.done
 
     first, rest = ask(code)
 

@@ -19,8 +19,8 @@ LATER = int(time.time() * 1e6) + 3_600_000_000
 
 @pytest.fixture
 def story(admin):
-    """Return the story of a message of queue q."""
-    return partial(admin.story, "q")
+    """Return a message of queue q with its timeline."""
+    return partial(admin.show, "q")
 
 
 def fail(queue, error, **options):
@@ -30,7 +30,7 @@ def fail(queue, error, **options):
 
 
 def kinds(told):
-    return [event.kind for event in told.events]
+    return [event.kind for event in told.timeline]
 
 
 def test_story_of_a_running_message_has_its_failures_and_its_worker(story, queue, alive):
@@ -42,8 +42,8 @@ def test_story_of_a_running_message_has_its_failures_and_its_worker(story, queue
         alive(running=(RunningJob("q", "m", 3, before),))
         told = story("m")
 
-    published, first, second, claimed = sorted(told.events, key=lambda event: event.attempt or 0)
-    assert (told.state, sorted(kinds(told))) == ("leased", ["claimed", "failed", "failed", "published"])
+    published, first, second, claimed = sorted(told.timeline, key=lambda event: event.attempt or 0)
+    assert (told.state, sorted(kinds(told))) == ("unack", ["claimed", "failed", "failed", "published"])
     assert published.at == pytest.approx(before, abs=60)
     errors = [(one.attempt, one.error.partition(" (")[0], one.reason) for one in (first, second)]
     assert errors == [(1, "ValueError: no", "failed"), (2, "KeyError: 'k'", "failed")]
@@ -58,14 +58,14 @@ def test_story_of_a_message_in_backoff_and_then_dead_has_all_its_failures(story,
         job.nack(delay=600, reason="gateway down")
     waits = story("m")
     assert kinds(waits) == ["published", "failed", "due"]
-    assert waits.events[-1].at == pytest.approx(time.time() + 600, abs=60)
+    assert waits.timeline[-1].at == pytest.approx(time.time() + 600, abs=60)
 
     run_transition(queue, "reclaim", clock=LATER)
     bury_all(queue)
     told = story("m")
     assert (told.state, kinds(told)) == ("dead", ["published", "failed", "failed", "dead"])
-    assert [event.reason for event in told.events] == ["", "failed", "rejected", "rejected"]
-    assert [event.at for event in told.events] == sorted(event.at for event in told.events)
+    assert [event.reason for event in told.timeline] == ["", "failed", "rejected", "rejected"]
+    assert [event.at for event in told.timeline] == sorted(event.at for event in told.timeline)
 
 
 def test_story_of_a_redriven_and_acked_message_has_both_ends(story, url, die):
@@ -81,13 +81,13 @@ def test_story_of_a_redriven_and_acked_message_has_both_ends(story, url, die):
 def test_story_of_a_message_of_an_earlier_version_and_of_go(url, story, queue, client):
     queue.publish({}, id="m")
     client.hset(queue.keys.errors, "m", "failed 1 ValueError: old (at jobs.py:3)")
-    failed = story("m").events[1]
+    failed = story("m").timeline[1]
     assert (failed.kind, failed.raised, failed.at) == ("failed", "", None)
     assert failed.error == "ValueError: old (at jobs.py:3)"
 
     Queue("q", url=url, layout=Layout.hdt3213()).publish({}, id="x")
     go = Admin(url, layout=Layout.hdt3213())
-    assert [(event.kind, event.at) for event in go.story("q", "x").events] == [("published", None)]
+    assert [(event.kind, event.at) for event in go.show("q", "x").timeline] == [("published", None)]
 
 
 def test_show_prints_the_publish_and_each_failure(command, queue):
@@ -115,4 +115,4 @@ def test_dead_list_groups_letters_and_redrive_takes_a_group(command, queue, die)
     assert [line.split()[:2] for line in told.splitlines()[1:]] == [["2", "rejected"], ["1", "failed"]]
     assert "canary" not in told
     assert command("dead", "redrive", "q", "--raised", groups[1]["raised"]).out == "1 redriven\n"
-    assert command("dead", "list", "q", "--raised", "", "--json").json[0]["id"] == "a"
+    assert command("dead", "list", "q", "--raised", "", "--json").json[-1]["id"] == "a"

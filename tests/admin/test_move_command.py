@@ -1,15 +1,16 @@
 """`reliq move`: messages go to another queue with all that they carry, and only those that are meant."""
 
+import time
+
 import pytest
 from handling import handle_all
 from transition import run_transition
-from waiting import eventually
 
-from reliq import Consumer, Layout, Queue
-from reliq.keys import Keys
+from reliq import Queue
+from reliq.admin.bulk import HOLD_MS, Mover
 from reliq.wire_format import open_envelope
 
-KEPT = "kept: their ids are in use there, or it cannot have them\n"
+KEPT = "kept: their ids are in use, or the queue refuses them\n"
 KEY_OR_PRIORITY = pytest.mark.parametrize(
     "options", [{"key": "tenant-7"}, {"priority": "high"}], ids=["key", "priority"]
 )
@@ -71,7 +72,7 @@ def test_move_obeys_filter_and_limit(command, queue, other):
 
     matched = command("move", "q", "other", "--state", "ready", "--header", "odd=1", "--limit", 270, "--yes", "--json")
 
-    assert (matched.json["found"], matched.json["moved"]) == (270, 270)
+    assert (matched.json["found"], matched.json["done"]) == (270, 270)
     assert bodies(other) == [n for n in range(540) if n % 2]
     assert sorted(bodies(queue)) == sorted({*range(600)} - {n for n in range(540) if n % 2})
 
@@ -93,43 +94,33 @@ def test_message_whose_id_is_used_or_invalid_in_the_target_stays(command, queue,
     assert sorted(bodies(other)) == [2, 4]
 
 
-def test_move_after_another_that_was_cut_off_is_refused_until_that_is_finished(command, queue, other, client):
-    Queue("third", url=queue.target).publish({})
-    queue.publish({"n": 1}, id="m")
-    client.set(queue.keys.moving, "other")
-    run_transition(queue, "reschedule", ["m"], at_ms=5 * 10**12)
-
-    listed = command("list", "q", "--json").json
-    refused = command("move", "q", "third", "--state", "ready", "--yes")
-    finished = command("move", "q", "other", "--state", "pending", "--yes")
-
-    assert [(one["mark"], one["when"]) for one in listed] == [("moving", 10**9)]
-    assert (refused.code, "a move of 'q' to 'other' was cut off; finish it first" in refused.err) == (2, True)
-    assert finished.out == "1 moved\n"
-    assert (bodies(other), bodies(queue)) == ([1], [])
-    assert command("move", "other", "q", "--state", "ready", "--yes").out == "0 moved\n"
-
-
-def test_refused_move_quotes_a_hostile_name_in_the_command_it_prints(command, url, client):
-    for name in ("go", "third"):
-        Queue(name, bytes, url=url, layout=Layout.hdt3213()).publish(b"x")
-    client.set(Keys("go", Layout.hdt3213()).moving, "x;reboot")
-
-    refused = command("move", "go", "third", "--state", "ready", "--layout", "hdt3213", "--yes")
-
-    assert refused.err.endswith("finish it first: reliq move go 'x;reboot' --state ready --layout hdt3213\n")
-
-
 @pytest.fixture
-def cut_off(queue, client):
-    """A move of three messages to `other` that was cut off when they were put off: two ready ones, one delayed."""
+def cut_off(queue):
+    """A move of three messages to `other` that was cut off when they were put off: two ready messages, one delayed."""
     due = queue.publish({"n": 3}, id="later", delay=3600).due
     queue.publish({"n": 1}, id="a")
     queue.publish({"n": 2}, id="b")
-    client.set(queue.keys.moving, "other")
-    for id, at in (("a", due - 3600), ("b", due - 3600), ("later", due)):
-        run_transition(queue, "reschedule", [id], at_ms=round(at * 1000) + 4 * 10**12)
+    for id, at in (("a", time.time()), ("b", time.time()), ("later", due)):
+        run_transition(queue, "reschedule", [id], at_ms=round(at * 1000) + HOLD_MS)
     return due
+
+
+def test_move_that_was_cut_off_before_its_publish_is_finished_by_a_repetition(cut_off, command, queue, other, client):
+    assert command("move", "q", "other", "--state", "ready", "--yes").out == "2 moved\n"
+    assert command("move", "q", "other", "--state", "pending", "--yes").out == "1 moved\n"
+
+    assert (queue.counts().alive, other.counts().alive, bodies(queue)) == (0, 3, [])
+    due = client.zrange(other.keys.pending, 0, -1, withscores=True)
+    assert due[-1] == (b"later", pytest.approx(cut_off + HOLD_MS / 1000, abs=0.01))
+
+
+def test_move_that_was_cut_off_after_its_publish_runs_nothing_twice(cut_off, command, queue, other):
+    for number, id in enumerate(("a", "b"), 1):
+        other.publish({"n": number}, id=id, dedup=7 * 86400)
+
+    assert command("move", "q", "other", "--state", "ready", "--yes").out == "2 moved\n"
+
+    assert (sorted(bodies(other)), bodies(queue)) == ([1, 2], [])
 
 
 def test_repeated_move_deletes_no_message_whose_id_was_published_in_the_target(cut_off, command, queue, other, client):
@@ -137,41 +128,29 @@ def test_repeated_move_deletes_no_message_whose_id_was_published_in_the_target(c
     other.publish({"n": 98}, id="later")
     other.cancel("b", tombstone=60)
 
-    ran = command("move", "q", "other", "--state", "pending", "--yes")
+    ran = [command("move", "q", "other", "--state", state, "--yes").out for state in ("ready", "pending")]
 
-    assert ran.out == f"0 moved, 3 {KEPT}"
-    assert bodies(other) == [99, 98]
-    with queue.receive(limit=2, wait=30) as jobs:  # a message in a list gets its due time when it is met
-        assert sorted(job.body["n"] for job in jobs) == [1, 2]
-    assert client.zscore(queue.keys.pending, "later") == pytest.approx(cut_off, abs=0.01)
-    queue.cancel("later")
+    assert ran == [f"0 moved, 2 {KEPT}", f"0 moved, 1 {KEPT}"]
+    assert (bodies(other), queue.counts().alive) == ([99, 98], 3)
 
 
-def test_repeated_move_recognizes_its_own_copy(cut_off, command, queue, other):
-    other.publish({"n": 1}, id="a", dedup=7 * 86400)
+def test_message_that_is_published_in_the_target_during_a_move_stays(admin, queue, other, client, monkeypatch):
+    queue.publish({"n": 1}, id="m", delay=600)
+    queue.publish({"n": 2}, id="n", delay=600)
+    due = client.zscore(queue.keys.pending, "m")
+    postpone = Mover._postpone
 
-    assert command("move", "q", "other", "--state", "pending", "--yes").out == "3 moved\n"
-    assert (sorted(bodies(other)), bodies(queue), queue.counts().alive) == ([1, 2], [], 0)
-    other.cancel("later")
+    def publish_there_first(*args):
+        monkeypatch.setattr(Mover, "_postpone", staticmethod(postpone))
+        other.publish({"n": 99}, id="m")
+        return postpone(*args)
 
+    monkeypatch.setattr(Mover, "_postpone", staticmethod(publish_there_first))
+    done = admin.move("q", "other", "pending")
 
-def test_message_put_off_for_a_move_reaches_no_worker_and_is_no_fault(command, queue, url):
-    queue.publish({"n": 1}, id="listed")
-    queue.publish({"n": 1}, id="delayed", delay=60)
-    run_transition(queue, "reschedule", ["listed", "delayed"], at_ms=4 * 10**12 + 1_800_000_000_000)
-    before = queue.counts()
-    ran = command("check", "q", "--repair")
-    assert (ran.code, queue.counts()) == (0, before), ran.out
-
-    handled = []
-    consumer = Consumer(url=url)
-    consumer.handler(queue)(lambda body: handled.append(body["n"]))
-    consumer.start()
-    queue.publish({"n": 2}, delay=0.2)
-    eventually(lambda: handled, "the other message is handled")
-    consumer.stop()
-
-    assert (handled, queue.counts().pending) == ([2], 2)
+    assert (done.done, done.kept) == (1, 1)
+    assert client.zscore(queue.keys.pending, "m") == pytest.approx(due, abs=0.01)
+    assert bodies(other) == [99]
 
 
 @KEY_OR_PRIORITY

@@ -6,7 +6,7 @@ import pytest
 from handling import pages, raised, searches
 from hostile import spoil
 
-from reliq.admin import Filter, LetterFilter, RedriveOptions, messages
+from reliq.admin import Filter, messages
 from reliq.errors import ConfigurationError
 
 STATES = ("pending", "ready", "unack", "retry", "garbage", "dead")
@@ -79,15 +79,13 @@ def test_cursor_whose_message_was_removed_or_claimed_skips_nothing(admin, queue,
     assert ids_of([admin.page("q", "ready", after=first.after).items]) == ids[26:]
 
 
-def test_cursor_is_found_far_from_its_old_place(admin, queue, fill, claim, monkeypatch):
-    monkeypatch.setattr(messages, "NEAR", 2)
+def test_place_is_found_far_from_where_it_was(admin, queue, fill, claim, monkeypatch):
+    monkeypatch.setattr(messages, "STEP_IDS", 4)
     ids = fill("ready", 40)
     first = admin.page("q", "ready", limit=20)
     claim(queue, 12)
 
-    for far in (200_000, 1):  # within reach, and out of reach
-        monkeypatch.setattr(messages, "FAR", far)
-        assert ids_of([admin.page("q", "ready", after=first.after, limit=2).items]) == ids[20:22]
+    assert ids_of([admin.page("q", "ready", after=first.after, limit=2).items]) == ids[20:22]
 
 
 def test_every_cursor_among_messages_of_one_due_time_is_found(admin, queue, client):
@@ -110,13 +108,13 @@ def test_bad_cursor_is_refused_and_a_forged_cursor_breaks_nothing(admin, queue):
     queue.publish({})
     for state in STATES:
         other = "retry" if state == "ready" else "ready"
-        forged = ("a b c d", f"{state} nan 0 m", f"{state} 1 x m", f"{other} 1 0 m")
+        forged = ("a b c d", f"{state} 0 nan m", f"{state} 0 -", f"{state} 7 1 m", f"{state} x 1 m", f"{other} 0 1 m")
         for after in ("", "x", "é", "pending", *map(encoded, forged)):
             with pytest.raises(ConfigurationError, match="after must be"):
                 admin.page("q", state, after=after)
-        for place in ("1e300 0 m", "inf 0 m", "-5 0 m", "0 -7 m", "7 9 -"):
+        for place in ("1e+300 m", "inf m", "-5 m", "0 -7 m", "999999999 m", "7 9", "7-9"):
             try:
-                admin.page("q", state, after=encoded(f"{state} {place}"))
+                admin.page("q", state, after=encoded(f"{state} 0 {place}"))
             except ConfigurationError as error:
                 assert "after must be" in str(error)
 
@@ -139,29 +137,19 @@ def test_page_reads_the_start_of_bodies_and_whole_headers(admin, queue, client):
     assert (items["m3"].headers, items["m4"].headers) == (headers, {})
 
 
-def test_page_of_large_dead_letters_is_limited_in_bytes(admin, queue, fill, monkeypatch):
-    monkeypatch.setattr(messages, "LETTERS_BYTES", 30)
-
-    ids = fill("dead", 9)
-
-    found = pages(admin, "dead", 50)
-
-    assert (ids_of(found), len(found)) == (ids, 3)
-
-
 @pytest.mark.parametrize("state", ["ready", "pending"])
 def test_page_of_a_long_queue_costs_few_commands_and_bytes(admin, queue, client, state, request):
     many = 1_000_000 if request.config.getoption("--long") else 100_000
     queue.publish({})
-    key, middle = getattr(queue.keys, state), messages.Cursor(state, 1_900_000_000, 0, f"m{many // 2:07}x")
+    key, middle = getattr(queue.keys, state), f"pending 0 1900000000.0 m{many // 2:07}x"
     for start in range(0, many, 10_000):
         ids = [f"m{number:07}" for number in range(start, start + 10_000)]
         client.rpush(key, *ids) if state == "ready" else client.zadd(key, dict.fromkeys(ids, 1_900_000_000))
     if state == "ready":
-        middle = messages.Cursor(state, many // 2, 0, "gone")
+        middle = f"ready 0 {many // 2} gone"
     client.config_resetstat()
 
-    one = admin.page("q", state, after=str(middle))
+    one = admin.page("q", state, after=encoded(middle))
 
     assert len(one.items) == 50
     ran = client.info("commandstats")
@@ -173,16 +161,16 @@ def test_search_finds_by_header_and_text_up_to_a_limit(admin, queue):
     for number in range(100):
         queue.publish({"n": number}, id=f"m{number:03}", headers={"odd": str(number % 2)})
 
-    found = admin.search("q", "ready", Filter(headers={"odd": "1"}, match='"n":7'))
+    found = admin.page("q", "ready", Filter(headers={"odd": "1"}, match='"n":7'))
     assert [entry.id for entry in found.items] == ["m007", *(f"m{n:03}" for n in range(71, 80, 2))]
     assert (found.looked, found.of, found.after) == (100, 100, None)
 
-    first = admin.search("q", "ready", Filter(), limit=15)
-    second = admin.search("q", "ready", Filter(), after=first.after, limit=200)
+    first = admin.page("q", "ready", Filter(), limit=15)
+    second = admin.page("q", "ready", Filter(), after=first.after, limit=200)
     assert (len(first.items), first.looked, second.items[0].id, len(second.items)) == (15, 15, "m015", 85)
 
-    with pytest.raises(ConfigurationError, match="of the state dead"):
-        admin.search("q", "ready", LetterFilter(raised="KeyError at x.py:1"))
+    with pytest.raises(ConfigurationError, match="has no 'raised'"):
+        admin.page("q", "ready", Filter(raised="KeyError at x.py:1"))
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -193,7 +181,7 @@ def test_search_out_of_time_continues_and_finds_each_message_once(admin, fill, s
 
     assert sorted(ids_of(one.items for one in found)) == ["m005", "m015", "m025", "m035"]
     assert {one.of for one in found} == {sum(one.looked for one in found)} == {len(ids)}
-    assert len(found) > 5
+    assert len(found) > 1
 
 
 def test_dead_letters_are_grouped_found_and_redriven_by_reason_and_line(admin, die, queue):
@@ -219,10 +207,10 @@ def test_dead_letters_are_grouped_found_and_redriven_by_reason_and_line(admin, d
     quick = admin.dead_groups("q", for_seconds=0)
     assert (quick.looked, quick.of, quick.groups[0].example) == (1, 6, "f")
 
-    where = LetterFilter(reason=told.groups[0].reason, raised=told.groups[0].raised)
-    assert [entry.id for entry in admin.search("q", "dead", where).items] == ["c", "b", "a"]
-    assert admin.count_letters("q", where) == 3
-    assert admin.redrive("q", where, RedriveOptions()).redriven == 3
+    where = Filter(reason=told.groups[0].reason, raised=told.groups[0].raised)
+    assert [entry.id for entry in admin.page("q", "dead", where).items] == ["c", "b", "a"]
+    assert admin.count("q", "dead", where) == 3
+    assert admin.redrive("q", where).done == 3
     assert [one.example for one in admin.dead_groups("q").groups] == ["f", "d"]
     assert queue.counts().ready == 3
 
@@ -238,5 +226,5 @@ def test_pages_searches_and_stories_of_a_hostile_queue_end(admin, client):
         assert len(found) <= len(met) + 1
     groups = admin.dead_groups("q")
     assert sum(group.count for group in groups.groups) == groups.looked == groups.of
-    assert all(admin.story("q", id.decode("utf-8", "surrogateescape")).events for id in ids[:40])
+    assert all(admin.show("q", id.decode("utf-8", "surrogateescape")).timeline for id in ids[:40])
     assert admin.history("q") == []

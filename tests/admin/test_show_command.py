@@ -28,28 +28,28 @@ def test_show_prints_state_body_and_headers(command, show, queue):
 
     told = show("m")
 
-    names = ("state", "body", "headers", "deliveries", "retries_left", "reason")
+    names = ("state", "body", "headers", "attempt", "retries_left", "reason")
     assert [told[name] for name in names] == ["pending", {"n": 1, "to": ["a"]}, {"trace": "abc"}, 0, 5, ""]
-    assert 3500 < told["due"] - time.time() < 3601
+    assert 3500 < told["when"] - time.time() < 3601
     assert 3500 < told["ttl_left"] < 3661
     text = command("show", "q", "m").out
     assert '  "n": 1,' in text.split("\n")
     assert "trace: abc" in text
-    assert (show("now")["state"], show("now")["deliveries"]) == ("ready", 0)
+    assert (show("now")["state"], show("now")["attempt"]) == ("ready", 0)
 
 
 def test_show_names_the_worker_of_a_running_message(command, show, queue, alive):
     queue.publish({}, id="m")
     now = time.time()
     with queue.receive():
-        assert (show("m")["state"], show("m")["holder"]) == ("leased", None)
+        assert (show("m")["state"], show("m")["mark"], show("m")["holder"]) == ("unack", "held", None)
         alive(running=(RunningJob("q", "m", 1, now - 90),))
 
         told = show("m")
 
         assert (told["holder"]["host"], told["holder"]["pid"], told["holder"]["worker"]) == ("db1", 7, "w1")
         assert told["holder"]["seconds"] >= 90
-        assert (told["deliveries"], told["leased_until"] > now) == (1, True)
+        assert (told["attempt"], told["when"] > now) == (1, True)
         assert "in db1 pid 7 (worker w1)" in command("show", "q", "m").out
 
 
@@ -58,9 +58,9 @@ def test_show_prints_the_error_of_a_failed_message_until_it_is_redelivered(show,
     with queue.receive() as [job]:
         job.nack(delay=600, reason="gateway down")
     told = show("m")
-    names = ("state", "reason", "error", "deliveries", "retries_left")
-    assert [told[name] for name in names] == ["backoff", "failed", "gateway down", 1, 3]
-    assert 500 < told["due"] - time.time() < 601
+    names = ("state", "mark", "reason", "error", "attempt", "retries_left")
+    assert [told[name] for name in names] == ["unack", "nacked", "failed", "gateway down", 1, 3]
+    assert 500 < told["when"] - time.time() < 601
 
     run_transition(queue, "reclaim", clock=LATER)
     assert (show("m")["state"], show("m")["retries_left"]) == ("retry", 2)
@@ -80,25 +80,25 @@ def test_show_does_not_count_snoozed_and_released_deliveries(command, queue, cla
 def test_show_marks_suspects_and_cancelled_messages(command, show, queue, client, claim):
     queue.publish({}, id="m", retries=3)
     claim(queue, lease_ms=1)
-    for word, state in (("suspect2", "backoff"), ("2~w.1:1000", "leased")):
+    for word, mark in (("suspect2", "suspect"), ("2~w.1:1000", "held")):
         client.hset(queue.keys.lease, "m", word)
-        assert (show("m")["state"], show("m")["suspect"]) == (state, True)
+        assert (show("m")["state"], show("m")["mark"], show("m")["suspect"]) == ("unack", mark, True)
     client.hset(queue.keys.lease, "m", "w.1:1")
     run_transition(queue, "reclaim", clock=LATER)
     assert show("m")["suspect"] is True
 
     queue.cancel("m")
-    assert (show("m")["cancelled"], show("m")["body"]) == (True, None)
-    assert "retry (cancelled)" in command("show", "q", "m").out
+    assert (show("m")["mark"], show("m")["body"]) == ("cancelled", None)
+    assert "retry (cancelled" in command("show", "q", "m").out
 
 
-def test_show_of_a_message_deep_in_a_long_list_names_two_states(show, queue, client, monkeypatch):
+def test_show_of_a_message_deep_in_a_long_list_says_ready(show, queue, client, monkeypatch):
     monkeypatch.setattr("reliq.admin.show.LOOK_THROUGH", 3)
     for number in range(9):
         queue.publish({}, id=f"m{number}", retries=3)
         client.hset(queue.keys.retries_left, f"m{number}", 2)
 
-    assert [show(id)["state"] for id in ("m0", "m4", "m8")] == ["ready", "ready or retry", "ready"]
+    assert [show(id)["state"] for id in ("m0", "m4", "m8")] == ["ready", "ready", "ready"]
 
 
 def test_show_of_a_message_without_a_body_says_that_it_expires(command, queue, client):
@@ -115,7 +115,7 @@ def test_show_of_a_message_of_go_leaves_unknown_fields_out(command, url):
 
     told = command("show", "go", "m", "--layout", "hdt3213", "--json").json
 
-    assert (told["state"], told["due"], told["deliveries"], told["body"]) == ("ready", None, None, "AP9ieXRlcw==")
+    assert (told["state"], told["when"], told["attempt"], told["body"]) == ("ready", None, None, "AP9ieXRlcw==")
     assert "\\x00\\xffbytes" in command("show", "go", "m", "--layout", "hdt3213").out
 
 
@@ -136,7 +136,7 @@ def test_show_of_a_dead_message_has_its_end_and_dead_letter(command, show, queue
         job.reject(reason="no such card")
     for state in ("garbage", "dead"):
         told = show("order-42")
-        names = ("state", "reason", "error", "deliveries")
+        names = ("state", "reason", "error", "attempt")
         assert [told[name] for name in names] == [state, "rejected", "no such card", 1]
         run_transition(queue, "collect", ["order-42"], letters_max=1000, letters_ms=10**9)
 
@@ -164,7 +164,7 @@ def test_show_of_a_cancelled_message_has_its_end_and_tombstone(command, show, qu
     queue.cancel("order-42")
 
     told = show("order-42")
-    assert (told["state"], told["body"], [end["kind"] for end in told["ends"]]) == ("finished", None, ["cancelled"])
+    assert (told["state"], told["body"], [end["kind"] for end in told["ends"]]) == ("ended", None, ["cancelled"])
     assert (told["taken_seconds"], abs(told["ends"][0]["at"] - time.time()) < 60) == (None, True)
     text = command("show", "q", "order-42").out
     assert ("cancelled" in text, "id taken" in text) == (True, False)
@@ -182,7 +182,7 @@ def test_show_of_an_acked_message_needs_history(url, command, show, queue):
     with queue.receive():
         pass
     out = command("show", "q", "m").out
-    assert "finished: acked messages are not kept (set history= to keep them)" in out
+    assert "ended: acked messages are not kept (set history= to keep them)" in out
     assert "id taken" in out
 
     kept = Queue("q", url=url, history=10)
@@ -224,5 +224,5 @@ def test_ends_are_read_page_by_page(url, queue, monkeypatch):
         queue.publish({}, id=id, delay=60)
     run_transition(queue, "cancel", ids)
 
-    assert [end.id for end in Admin(url).ends("q")] == ids[::-1]
+    assert [end.id for end in Admin(url).messages("q", "ended")] == ids[::-1]
     assert [end.kind for end in Admin(url).show("q", "m0").ends] == ["cancelled"]

@@ -12,7 +12,7 @@ from terminal import PATIENCE_SECONDS
 
 from reliq import Admin, Pause, Queue
 from reliq.admin import Failure, Overview, QueueSample, QueueSnapshot
-from reliq.admin.show import FinishedMessage
+from reliq.admin.messages import MessageEvent
 from reliq.cli.watch import Interrupts, Screen, line_of, show
 from reliq.redis.commands import RunningJob, Worker
 from reliq.testing.server import EmbeddedRedis
@@ -140,7 +140,7 @@ def test_screen_fits_whatever_there_is(columns, lines):
     views = [view(f"queue-{number:03}-{'x' * 60}", ready=number, late=float(number)) for number in range(100)]
     slots = tuple(RunningJob("q" * 100, "i" * 100, 1, 0.0) for _ in range(200))
     workers = [Worker("w", "h" * 80, 1, "1", ("q",), 999, 200, 0, 0, 0, slots)] * 30
-    ends = [Failure("q", FinishedMessage("i" * 100, "dead", 0.0), "failed", "e" * 500)] * 50
+    ends = [Failure("q", MessageEvent(0.0, "dead", "i" * 100), "failed", "e" * 500)] * 50
 
     shown = screen_lines(moment(views, workers, ends), columns, lines)
 

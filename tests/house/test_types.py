@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypedDict, assert_type
 
 from reliq import AsyncAdmin, BulkResult, CancelStatus, Consumer, Duration, Durability, Event, Job, Letter, Nack
 from reliq import Observer, Outgoing, PublishOptions, Queue, Receipt, Received, Reject, Snooze
-from reliq.admin import Filter, LetterFilter, Overview, RemoveResult
+from reliq.admin import Entry, Filter, Overview, Tally
 from reliq.events import Acked
 from reliq.testing import DrainResult, Published, Reliq, isolated
 
@@ -145,17 +145,17 @@ def later(order: Order, options: PublishOptions) -> Receipt:
     return ORDERS.publish(order, **options)
 
 
-def step(looked: int, done: RemoveResult) -> None: ...
+def step(looked: int, done: Tally) -> None: ...
 
 
-STEPS: Callable[[int, RemoveResult], None] = step
+STEPS: Callable[[int, Tally], None] = step
 
 
 async def of_an_operator(desk: AsyncAdmin) -> CancelStatus:
     assert_type(await desk.queues(), Overview)
-    dead: list[Letter] = [letter async for letter in desk.letters("orders", LetterFilter(reason="failed"))]
+    dead: list[Entry] = [entry async for entry in desk.messages("orders", "dead", Filter(reason="failed"))]
     await desk.purge("orders", "ready", Filter(match="x"), on_step=STEPS)
-    return (await desk.cancel("orders", [letter.id for letter in dead]))["order-42"]
+    return (await desk.cancel("orders", [entry.id for entry in dead]))["order-42"]
 
 
 def anywhere() -> None:

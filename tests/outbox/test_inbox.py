@@ -10,7 +10,7 @@ from transition import run_transition
 from waiting import eventually
 
 from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue, Reject
-from reliq.admin import Admin, LetterFilter, RedriveOptions
+from reliq.admin import Admin
 from reliq.handlers.effects import inbox_keep_ms
 from reliq.settings import HandlerSettings, QueueSettings
 
@@ -88,11 +88,11 @@ def test_moved_message_has_its_effect_and_follow_up_once(database, tx, url, orde
     orders.publish({}, id="order-1")
     deliver(orders)
     admin = Admin(url)
-    assert admin.move("orders", "other", "unack").moved == 1
+    assert admin.move("orders", "other", "unack").done == 1
     other.reschedule("order-1")
     deliver(other)
     collect(other)
-    assert admin.redrive("other", LetterFilter(), RedriveOptions(), to="third").redriven == 1
+    assert admin.redrive("other", to="third").done == 1
     deliver(third)
 
     assert seen == [(True, True), (False, False), (False, False)]

@@ -7,8 +7,6 @@ import pytest
 from cutting import cut_after
 
 from reliq import Admin, Outgoing, Queue
-from reliq.admin.dead import RedriveOptions
-from reliq.admin.filters import LetterFilter
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
 from reliq.lua.transitions import CallNumber
@@ -94,7 +92,7 @@ def is_in_two(client):
 
 def test_messages_and_dead_letters_of_shards_that_go_are_in_the_others_as_they_were(admin, queue, client):
     fill(queue, client)
-    before, deaths = held_by(client), {one.id: one.died for one in admin.letters("q")}
+    before, deaths = held_by(client), {one.id: one.when for one in admin.messages("q", "dead")}
     admin.resize("q", 2)
 
     assert not admin.finish_resize("q")
@@ -104,8 +102,8 @@ def test_messages_and_dead_letters_of_shards_that_go_are_in_the_others_as_they_w
     is_in_two(client)
     assert admin.account("q").missing == 0
     assert not admin.check("q").faults
-    assert {one.id: one.died for one in admin.letters("q")} == deaths
-    assert admin.redrive("q", LetterFilter(), RedriveOptions()).redriven == len(deaths)
+    assert {one.id: one.when for one in admin.messages("q", "dead")} == deaths
+    assert admin.redrive("q").done == len(deaths)
 
 
 def test_a_message_in_flight_keeps_a_shrink_from_being_finished_until_its_end(admin, queue, client, url):

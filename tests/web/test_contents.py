@@ -69,8 +69,8 @@ def test_bodies_headers_and_errors_are_shown_when_asked_and_allowed(url, told):
 def test_redacted_values_of_admin_have_no_contents_of_messages(told, admin):
     values = [admin.page("orders", state).items for state in STATES]
     values += [admin.show("orders", id) for id in MESSAGES]
-    values += [admin.story("orders", id) for id in ("dead", "failed")]
-    values += [list(admin.letters("orders")), admin.ends("orders"), admin.watch().look()]
+    values += [admin.show("orders", id).timeline for id in ("dead", "failed")]
+    values += [list(admin.messages("orders", "dead")), list(admin.messages("orders", "ended")), admin.watch().look()]
 
     assert found_in(map(repr, values)) == set(CANARIES)
     assert found_in(map(repr, map(redacted, values))) == set()
@@ -119,7 +119,7 @@ NONSENSE = [
     ("/queues/none/check", {}, 404),
     ("/queues/orders/pause", {"for": "soon"}, 400),
     ("/queues/orders/pause", {"reason": "two\nlines"}, 400),
-    ("/queues/orders/purge", {"state": "dead"}, 400),
+    ("/queues/orders/purge", {"state": "ended"}, 400),
     ("/queues/orders/dead/redrive", {"rate": "fast"}, 400),
     ("/queues/orders/dead/redrive", {"rate": "0.01"}, 400),
     ("/queues/orders/dead/redrive", {"limit": "0"}, 400),
