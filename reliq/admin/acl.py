@@ -37,7 +37,7 @@ _READ_HASH = "HEXISTS HGET HGETALL HKEYS HLEN HMGET HRANDFIELD HSCAN"
 _READ_LIST = "EXISTS LINDEX LLEN LPOS LRANGE"
 _READ_SORTED_SET = "EXISTS ZCARD ZCOUNT ZLEXCOUNT ZMSCORE ZRANDMEMBER ZRANGE ZSCAN ZSCORE"
 #: Role -> keys -> the commands that the role runs on them, in scripts or alone; "" for commands without a key. `Keys` has
-#: the names of a queue's keys; a key with `%W~` may be written only.
+#: the names of a queue's keys; a key with `%W~` may be written only. Redis looks in one row for all keys of a command.
 RIGHTS: dict[Role, dict[str, str]] = {
     "producer": {
         "": "TIME",
@@ -62,6 +62,7 @@ RIGHTS: dict[Role, dict[str, str]] = {
     },
     "consumer": {
         "": "INFO SCAN TIME WAIT",
+        "line ready retry ring": "EXISTS",
         QUEUES_KEY: "HLEN HSCAN HSET",
         WORKERS_KEY: "ZADD ZCOUNT ZREM ZREMRANGEBYSCORE",
         WORKER_KEY: "DEL SET",
@@ -83,6 +84,9 @@ RIGHTS: dict[Role, dict[str, str]] = {
     },
     "operator": {
         "": "INFO SCAN TIME WAIT",
+        "cron dead ends garbage paused pending ready retries_left retry totals unack": "EXISTS",
+        "asleep held limits ring": "EXISTS",
+        "line ready retry ring": "EXISTS",
         QUEUES_KEY: "HDEL HEXISTS HGET HLEN HSCAN HSET",
         WORKERS_KEY: "ZREVRANGE ZSCORE",
         WORKER_KEY: "GET",
@@ -101,6 +105,8 @@ RIGHTS: dict[Role, dict[str, str]] = {
     },
     "viewer": {
         "": "INFO SCAN TIME",
+        "cron dead ends garbage paused pending ready retries_left retry totals unack": "EXISTS",
+        "asleep held limits ring": "EXISTS",
         QUEUES_KEY: "HEXISTS HGET HLEN HSCAN",
         WORKERS_KEY: "ZREVRANGE ZSCORE",
         WORKER_KEY: "GET",

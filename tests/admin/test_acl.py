@@ -171,7 +171,7 @@ def test_acl_prints_a_command_that_redis_accepts(command, client, knows_selector
     assert code == 0
     assert out.startswith("ACL SETUSER reliq-producer-consumer resetkeys ")
     assert "ACL SETUSER reliq-producer-consumer on >PASSWORD" in error
-    assert ("%R~{reliq:b}:lane:*" in out) == knows_selectors
+    assert ("%W~{reliq:b}:msg:*" in out) == knows_selectors
     client.execute_command(*out.split())
     assert client.acl_deluser("reliq-producer-consumer") == 1
 
