@@ -33,12 +33,9 @@ SUMMARIES = {
         "queues": "Show every queue: its messages by state, how late the first one is, how fast it moves, who "
         "works on it.",
         "workers": "Show every worker process that is alive: where it runs, what it claims, how busy it is.",
-        "running": "Show the handlers that run, the longest running first, as their workers say every 5 s.",
         "keys": "Show which keys have messages that wait or run, those with most first, and why they wait.",
-        "list": "List the messages of one state, the next to come first.",
+        "list": "List the messages of one state, the next to come first; of dead letters and ended messages the newest.",
         "show": "Show where a message is, what it holds, what went wrong and who has it; or what became of it.",
-        "ends": "Show how the last messages ended that were not acked, newest first, each with its time, reason "
-        "and error.",
         "watch": "Watch queues live until Ctrl-C: states, rates, how late they are, workers and what each runs, "
         "newest failures.",
         "web": "Serve a page of queues, messages, dead letters and workers until SIGTERM or Ctrl-C.",
@@ -47,19 +44,17 @@ SUMMARIES = {
         "publish": "Publish a message and say what became of it.",
         "cancel": "Cancel messages: they do not start; one that runs is not retried, and its handler is told.",
         "move": "Move messages of one state to another queue, with ids, due times, retries left and headers.",
-        "purge": "Delete the messages of one state for good; say --dry-run first.",
+        "redrive": "Publish dead letters again, oldest first, with fresh retries.",
+        "purge": "Delete the messages of one state, or dead letters, for good; say --dry-run first.",
         "pause": "Have consumers stop claiming within a second; running handlers finish, and publishing goes on.",
         "resume": "Have consumers claim a paused queue again.",
         "limits": "Show the limits of a queue, or change them while it is in use: order, places, rates and weights of keys.",
         "shards": "Show the shards of a queue, or change how many there are while it is in use.",
         "forget": "Remove queues with nothing in them: their names from the registry, their totals and ends.",
-        "dead": "The dead letters of a queue: list, show, redrive, purge.",
         "outbox": "The tables of `publish_in` and `job.once`: print their SQL, list and retry refused rows, delete old rows.",
-        "cron": "Periodic entries: list, run, pause, resume, forget.",
+        "cron": "Periodic entries: list them, run one.",
     },
     "Check": {
-        "account": "Show what came in, how it ended and what is alive, as Redis itself counts; say what does not "
-        "add up.",
         "check": "Look at every message of a queue for what contradicts the model, beside those who use it.",
         "doctor": "Say whether a Redis is fit for queues, what each finding means, and how to mend it.",
         "acl": "Print the least Redis ACL rule for a role; passwords, and whether the user is on, stay as they are.",
@@ -73,8 +68,8 @@ MODULES = {
     "checks": "check doctor acl bench",
     "init": "init demo",
     "keys": "limits keys shards",
-    "messages": "list show cancel purge move publish",
-    "queues": "queues ends pause resume forget account workers running",
+    "messages": "list show cancel purge move redrive publish",
+    "queues": "queues pause resume forget workers",
     "serve": "relay outbox exporter health web",
 }
 #: Commands whose function has another name.

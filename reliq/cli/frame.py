@@ -13,7 +13,7 @@ import typer
 
 from reliq.cli.lazy import with_options
 from reliq.cli.options import DryRun, Json, Yes
-from reliq.cli.output import complain, confirm, print_json, print_table, say, show_progress
+from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_json, print_table, say, show_progress
 from reliq.errors import ConfigurationError
 
 
@@ -39,14 +39,14 @@ class Answer(NamedTuple):
         lines: lines and tables for a person, in place of the text of the value.
         code: the exit code.
         note: a line about both; beside JSON it goes to standard error.
-        complaint: a problem, for standard error.
+        complaints: problems, each a line of standard error.
     """
 
     value: Any
     lines: Iterable[object] | None = None
     code: int = 0
     note: str = ""
-    complaint: str = ""
+    complaints: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Bulk:
         asks: the question before the work; empty for none.
         most: at most this many are meant.
         summary: returns a sum in one line.
+        complaints: about ids that the work does not find; they end it with exit code 2.
     """
 
     run: Callable[..., Any]
@@ -71,6 +72,7 @@ class Bulk:
     asks: str = ""
     most: int | None = None
     summary: Callable[[Any], object] = str
+    complaints: Sequence[str] = ()
 
 
 def command(function: Callable[..., Any]) -> Callable[..., None]:
@@ -118,7 +120,9 @@ def _work(bulk: Bulk, *, dry_run: bool, yes: bool) -> Answer:
         bulk.total, lambda done: f"nothing was {bulk.done}" if done is None else bulk.summary(done)
     ) as step:
         done = bulk.run(on_step=step)
-    return done if isinstance(done, Answer) else Answer(done, [bulk.summary(done)])
+    if isinstance(done, Answer):
+        return done
+    return Answer(done, [bulk.summary(done)], EXIT_UNKNOWN_ID if bulk.complaints else 0, complaints=bulk.complaints)
 
 
 def _print(answer: Answer, *, json: bool) -> None:
@@ -129,7 +133,7 @@ def _print(answer: Answer, *, json: bool) -> None:
             print_table(*line) if isinstance(line, Table) else say(line)
     if answer.note:
         say(answer.note, stderr=json)
-    if answer.complaint:
-        complain(answer.complaint)
+    for problem in answer.complaints:
+        complain(problem)
     if answer.code:
         raise typer.Exit(answer.code)

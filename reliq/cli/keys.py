@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reliq.admin.screens import format_missing
-from reliq.cli.options import Json, QueueName, WholeQueueAdmin, Yes, state_option
-from reliq.cli.output import EXIT_UNFINISHED, confirm, print_facts, print_json, print_table, say
+from reliq.cli.frame import Answer, Table, command
+from reliq.cli.options import QueueName, WholeQueueAdmin, Yes, words
+from reliq.cli.output import EXIT_UNFINISHED, confirm, facts
 from reliq.cli.queues import describe_sleep, format_time
 from reliq.errors import ConfigurationError
 from reliq.message import PRIORITY_LINES
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 CLEARABLE = ("ordered", "per-key", "rate", "burst", "key-rate", "key-burst", "concurrency", "weights")
 
 
+@command
 def limits(
     queue: QueueName,
     *,
@@ -40,12 +42,11 @@ def limits(
         typer.Option(
             metavar="NAME",
             help=f"Have no such limit: {', '.join(CLEARABLE)}, weight:KEY; may be given again.",
-            autocompletion=state_option(CLEARABLE),
+            autocompletion=words(CLEARABLE),
         ),
     ] = None,
-    json: Json = False,
     admin: WholeQueueAdmin,
-) -> None:
+) -> Answer:
     """
     Show the limits of a queue, or change them while it is in use: order, places, rates and weights of keys.
 
@@ -79,13 +80,7 @@ def limits(
             for name in clear or ()
         ]
         in_force = admin.set_limits(queue, clear=cleared, **changes)
-    facts = _describe_limits(in_force)
-    if json:
-        print_json(in_force)
-    elif facts:
-        print_facts(facts)
-    else:
-        say(f"{queue} has no limits")
+    return Answer(in_force, facts(_describe_limits(in_force)) or [f"{queue} has no limits"])
 
 
 def _parse_weights(texts: Sequence[str]) -> dict[str, int] | None:
@@ -114,15 +109,15 @@ KEY_COLUMNS = ("key", "waiting", "in flight", "weight", "why it waits")
 PRIORITY_NAMES = {line: f"(priority {priority})" for priority, line in PRIORITY_LINES.items()}
 
 
+@command
 def keys(
     queue: QueueName,
     *,
     key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="This key alone.")] = None,
     limit: Annotated[int, typer.Option(help="The most to show, up to 200.")] = 20,
     every: Annotated[bool, typer.Option("--all", help="Every key, in no order.")] = False,
-    json: Json = False,
     admin: WholeQueueAdmin,
-) -> None:
+) -> Answer:
     """
     Show which keys have messages that wait or run, those with most first, and why they wait.
 
@@ -135,32 +130,23 @@ def keys(
     if every and key is not None:
         raise ConfigurationError("say --key or --all, not both")
     if every:
-        every_key = _every_key(admin, queue)
-        if json:
-            print_json(list(every_key))
-        else:
-            for key_queue in every_key:
-                say("  ".join(str(cell) for cell in _row(key_queue) if cell != ""))
-        return
-    view = admin.keys(queue, limit=limit) if key is None else None
-    key_queues = [admin.key(queue, key)] if key is not None else view.largest if view else []
-    if json:
-        print_json(key_queues[0] if view is None else view)
-        return
-    if key_queues:
-        print_table(KEY_COLUMNS, [_row(key_queue) for key_queue in key_queues], long=("key",))
-    if view is None:
-        return
-    say(
+        rows = list(_every_key(admin, queue))
+        return Answer(rows, ("  ".join(str(cell) for cell in _row(row) if cell != "") for row in rows))
+    if key is not None:
+        row = admin.key(queue, key)
+        return Answer(row, [Table(KEY_COLUMNS, [_row(row)], ("key",))])
+    view = admin.keys(queue, limit=limit)
+    lines: list[object] = [Table(KEY_COLUMNS, [_row(row) for row in view.largest], ("key",))] if view.largest else []
+    lines.append(
         f"{view.waiting:,} waiting, {view.running:,} running; "
         f"{pluralize(view.in_turn, 'key')} in turn, {view.asleep:,} asleep"
     )
     if view.asleep_until is not None:
-        say(f"{describe_sleep(queue, view.asleep_until)}.")
+        lines.append(f"{describe_sleep(queue, view.asleep_until)}.")
     elif view.is_full:
-        say(
-            f"None may start now: the rate or concurrency of {queue} is used up; see `{shell_command('limits', queue)}`."
-        )
+        see = shell_command("limits", queue)
+        lines.append(f"None may start now: the rate or concurrency of {queue} is used up; see `{see}`.")
+    return Answer(view, lines)
 
 
 def _row(key_queue: "KeyQueue") -> tuple[Any, ...]:
@@ -196,15 +182,15 @@ def _every_key(admin: "Admin", queue: str) -> Iterator["KeyQueue"]:
             return
 
 
+@command
 def shards(
     queue: QueueName,
     number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="Have so many: a power of two.")] = None,
     *,
     finish: Annotated[bool, typer.Option("--finish", help="End a change at once: workers do it too.")] = False,
     yes: Yes = False,
-    json: Json = False,
     admin: WholeQueueAdmin,
-) -> None:
+) -> Answer:
     """
     Show the shards of a queue, or change how many there are while it is in use.
 
@@ -220,22 +206,19 @@ def shards(
         admin.resize(queue, number)
     left = admin.finish_resize(queue) if finish else 0
     view = admin.shards(queue)
-    if json:
-        print_json({"map": view.map, "counts": view.counts, "away": view.away, "left": left})
-    else:
-        rows = [
-            (at, counts.pending, counts.ready, counts.unack, counts.retry, counts.dead) if counts else (at, *"?????")
-            for at, counts in enumerate(view.counts)
-        ]
-        print_table(("shard", "pending", "ready", "unack", "retry", "dead"), rows)
-        change = ""
-        if view.map.was != view.map.n:
-            finish_command = shell_command("shards", queue, options=["--finish"])
-            change = f"; {view.map.state}, there were {view.map.was}: workers end it, and `{finish_command}` does"
-        say(f"{queue} has {pluralize(view.map.n, 'shard')} (epoch {view.map.epoch}){change}")
-        if view.away:
-            say(f"{queue} is {format_missing(view.away)}")
-        if left:
-            say(f"not finished: {pluralize(left, 'message')} that workers have or are about to have")
-    if left:
-        raise typer.Exit(EXIT_UNFINISHED)
+    rows = [
+        (at, counts.pending, counts.ready, counts.unack, counts.retry, counts.dead) if counts else (at, *"?????")
+        for at, counts in enumerate(view.counts)
+    ]
+    change = ""
+    if view.map.was != view.map.n:
+        finish_command = shell_command("shards", queue, options=["--finish"])
+        change = f"; {view.map.state}, there were {view.map.was}: workers end it, and `{finish_command}` does"
+    lines = [
+        Table(("shard", "pending", "ready", "unack", "retry", "dead"), rows),
+        f"{queue} has {pluralize(view.map.n, 'shard')} (epoch {view.map.epoch}){change}",
+        *([f"{queue} is {format_missing(view.away)}"] if view.away else []),
+        *([f"not finished: {pluralize(left, 'message')} that workers have or are about to have"] if left else []),
+    ]
+    value = {"map": view.map, "counts": view.counts, "away": view.away, "left": left}
+    return Answer(value, lines, EXIT_UNFINISHED if left else 0)

@@ -1,132 +1,140 @@
-"""Commands on messages: `list`, `show`, `cancel`, `purge`, `move` and `publish`."""
+"""Commands on messages: `list`, `show`, `cancel`, `purge`, `move`, `redrive` and `publish`."""
 
+import re
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import msgspec
 import typer
 
-import reliq.admin
 from reliq.admin.calls import CANCELLABLE, MOVABLE, PLACES, PURGEABLE, check_place
-from reliq.admin.filters import duration, headers_of
-from reliq.admin.screens import as_value, pretty, start_of
+from reliq.admin.filters import END_KINDS, Filter, duration, headers_of
+from reliq.admin.screens import as_value, format_missing, pretty, start_of
+from reliq.cli.frame import Answer, Bulk, Table, bulk_command, command
 from reliq.cli.keys import describe_wait
-from reliq.cli.options import (
-    AdminOption,
-    DryRun,
-    Json,
-    QueueName,
-    Which,
-    WholeQueueAdmin,
-    Yes,
-    queue_names,
-    state_option,
-)
-from reliq.cli.output import (
-    EXIT_UNKNOWN_ID,
-    complain,
-    confirm,
-    print_facts,
-    print_found,
-    print_json,
-    print_table,
-    progress_bar,
-    say,
-)
+from reliq.cli.options import AdminOption, Ids, QueueName, Which, WhichOfAny, WholeQueueAdmin, queue_names, words
+from reliq.cli.output import EXIT_UNKNOWN_ID, facts, show_progress
 from reliq.cli.queues import describe_end, format_time
 from reliq.errors import ConfigurationError
-from reliq.settings import LARGEST_BODY, check_int
-from reliq.text import clamp_time, format_duration, shell_command
+from reliq.settings import LARGEST_BODY, check_int, check_is_one_of
+from reliq.text import clamp_time, format_duration, pluralize, shell_command
 from reliq.wire_format import FailureNote
 
 if TYPE_CHECKING:
-    from reliq.admin import Admin, Entry, Filter, MessageView
+    from reliq.admin import Admin, Entry, MessageView
+    from reliq.admin.messages import OnStep
     from reliq.admin.publish import OnError
-    from reliq.message import Priority, PublishOptions
+    from reliq.message import Letter, Priority, PublishOptions
 
-
-#: Characters of a body in a table.
-TABLE_BODY = 60
+#: Characters of a body or an error in a table.
+TABLE_TEXT = 60
 #: Characters of a body in JSON; `reliq show` has all of it.
 JSON_BODY = 1000
-#: Characters of an error in a table.
-TABLE_ERROR = 60
-MESSAGE_COLUMNS = ("id", "", "when", "attempt", "left", "size", "key", "body", "error")
+COLUMNS = ("id", "", "when", "attempt", "left", "size", "key", "body", "error")
 #: One list has at most this many messages.
 LIST_LIMIT = 10_000
+#: Dead letters are grouped for this many seconds.
+GROUP_SECONDS = 5.0
 #: Exit code of `publish` when nothing was published.
 EXIT_NOT_PUBLISHED = 3
 #: An example of --at.
 AT_EXAMPLE = "2026-11-21T03:00+01:00"
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:/([smh]))?")
+_PERIODS = {"s": 1, "m": 60, "h": 3600}
 
 
+@command
 def list_messages(
     queue: QueueName,
-    *,
+    where: WhichOfAny,
     state: Annotated[
-        str, typer.Option(help=f"{', '.join(PLACES[:-1])} or {PLACES[-1]}.", autocompletion=state_option(PLACES))
+        str, typer.Option(help=f"{', '.join(PLACES[:-1])} or {PLACES[-1]}.", autocompletion=words(PLACES))
     ] = "",
+    kind: Annotated[
+        str,
+        typer.Option(
+            help=f"Only ended so: {', '.join(END_KINDS)} (where history is kept).", autocompletion=words(END_KINDS)
+        ),
+    ] = "",
+    group: Annotated[
+        bool, typer.Option("--group", help="Count dead letters by cause, the most frequent first.")
+    ] = False,
     limit: Annotated[int, typer.Option(help="The most to show.")] = 20,
     offset: Annotated[int, typer.Option(help="How many to pass over first.")] = 0,
-    where: Which,
-    json: Json = False,
+    *,
     admin: AdminOption,
-) -> None:
+) -> Answer:
     """
-    List the messages of one state, the next to come first.
+    List the messages of one state, the next to come first; of dead letters and ended messages the newest.
 
-    Example: reliq list orders --state unack --match '"number": 42'
+    Example: reliq list orders --state dead --error 'card declined' --newer-than 2h
 
-    Without --state those of ready; with --key those that wait in the line of the key. `when` is the due time; of unack
-    the end of the lease or the redelivery, of dead the death. Exit codes: 0 done, 1 Redis did not answer, 2 an unknown
-    queue or state.
+    Without --state those of ready; with --key those that wait for a turn of the key. `when` is the due time; of unack the
+    end of the lease or the redelivery; of dead and ended the end. The last 1,000 ended messages are known, acked ones as
+    `Queue(history=...)` says. Groups are made of the dead letters that are read in 5 s. Exit codes: 0 done, 1 Redis did not
+    answer, 2 an unknown queue or state, or a filter that the state has not.
     """
-    state = state or ("waiting" if where.key else "ready")
+    state = state or ("ended" if kind else "dead" if group else "waiting" if where.key else "ready")
+    where = replace(where, kind=cast("Any", kind))
     check_int("limit", limit, least=1, most=LIST_LIMIT)
     check_int("offset", offset, most=10**9)
+    away = admin.shards(queue).away if state == "dead" else ()
+    note = f"The list is {format_missing(away)}." if away else ""
+    nothing = f"no {'more ' * bool(offset)}{state} messages in {queue}{' that match' * where.is_set}"
+    if state == "ended" and kind == "acked":
+        nothing += " (Queue(history=...) keeps acked ones)"
+    if group:
+        if state != "dead":
+            raise ConfigurationError(
+                f"only dead letters are grouped, not {state} messages: leave --state or --group out"
+            )
+        return _groups(admin, queue, where, limit, nothing, away)._replace(note=note)
     total = admin.size(queue, state, key=where.key) if where.is_set else None
-    with progress_bar("looking", total, reliq.admin.Tally("found"), lambda _found: "nothing was changed") as run:
-        entries = list(islice(admin.messages(queue, state, where, on_step=run.step), offset, offset + limit))
-    if json:
-        names = (
-            "id",
-            "state",
-            "mark",
-            "when",
-            "attempt",
-            "retries_left",
-            "reason",
-            "error",
-            "key",
-            "headers",
-            "size",
-            "letter",
-        )
-        print_json(
-            [
-                {name: getattr(entry, name) for name in names} | {"body": start_of(entry.body, JSON_BODY)}
-                for entry in entries
-            ]
-        )
-    elif not entries:
-        say(f"no {'more ' * bool(offset)}{state} messages in {queue}{' that match' * where.is_set}")
-    else:
-        columns = [name for name in MESSAGE_COLUMNS if name != "key" or any(entry.key for entry in entries)]
-        print_table(columns, [_row(entry, columns) for entry in entries], long=("body", "error"))
+    with show_progress(total, lambda _found: "nothing was changed") as step:
+        entries = list(islice(admin.messages(queue, state, where, without=away, on_step=step), offset, offset + limit))
+    value = [_entry_value(entry) for entry in entries]
+    names = [name for name in COLUMNS if name != "key" or any(entry.key for entry in entries)]
+    table = Table(names, [_row(entry, names) for entry in entries], ("body", "error"))
+    return Answer(value, [table if entries else nothing], note=note)
+
+
+def _groups(admin: "Admin", queue: str, where: "Filter", limit: int, nothing: str, away: Sequence[int]) -> Answer:
+    found = admin.dead_groups(queue, where, for_seconds=GROUP_SECONDS, without=away)
+    groups = found.groups[:limit]
+    rows = [(group.count, group.reason, group.raised, format_when(group.newest), group.example) for group in groups]
+    lines: list[object] = [Table(("count", "reason", "raised", "newest", "example"), rows)] if rows else [nothing]
+    if found.looked < found.of:
+        lines.append(f"these are of the newest {pluralize(found.looked, 'letter')} looked at, of {found.of:,}")
+    return Answer({"groups": groups, "looked": found.looked, "of": found.of}, lines)
+
+
+def _entry_value(entry: "Entry") -> dict[str, Any]:
+    """Return a message as JSON has it."""
+    return {name: getattr(entry, name) for name in entry.__dataclass_fields__} | {
+        "body": start_of(entry.body, JSON_BODY)
+    }
 
 
 def _row(entry: "Entry", columns: list[str]) -> list[Any]:
-    size = "gone" if entry.size is None else entry.size
-    error = entry.summary[:TABLE_ERROR]
-    body = start_of(entry.body, TABLE_BODY)
+    size = "" if entry.state == "ended" else "gone" if entry.size is None else entry.size
+    error = f"after {format_duration(entry.took)}" if entry.took is not None else _describe_error(entry)[:TABLE_TEXT]
+    body = start_of(entry.body, TABLE_TEXT)
     when = format_when(entry.when)
     row = (entry.id, entry.mark, when, entry.attempt, entry.retries_left, size, entry.key, body, error)
-    return [cell for column, cell in zip(MESSAGE_COLUMNS, row, strict=True) if column in columns]
+    return [cell for column, cell in zip(COLUMNS, row, strict=True) if column in columns]
+
+
+def _describe_error(entry: "Entry") -> str:
+    """Return the reason of the last failure, and its error."""
+    is_told = not entry.error or entry.error.startswith(entry.reason)
+    return entry.error or entry.reason if is_told else f"{entry.reason}: {entry.error}"
 
 
 def format_when(when: float | None) -> str:
@@ -137,16 +145,19 @@ def format_when(when: float | None) -> str:
     return f"in {format_duration(away)}" if away > 0 else f"{format_duration(-away)} ago"
 
 
+@command
 def show(
     queue: QueueName,
     id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
-    *,
+    state: Annotated[
+        str, typer.Option(help="dead: show its last dead letter, although a message of this id is alive.")
+    ] = "",
     raw: Annotated[
         bool, typer.Option("--raw", help="Write the body's bytes to standard output, nothing else.")
     ] = False,
-    json: Json = False,
+    *,
     admin: WholeQueueAdmin,
-) -> None:
+) -> Answer:
     """
     Show where a message is, what it holds, what went wrong and who has it; or what became of it.
 
@@ -155,24 +166,37 @@ def show(
 
     Example: reliq show orders order-42
     """
+    check_is_one_of("state", state, ("", "dead"))
     view = admin.show(queue, id)
-    if raw:
-        if view.size is None:
-            raise ConfigurationError(f"message {id[:128]!r} of queue {queue!r} has no body any more; leave --raw out")
-        sys.stdout.buffer.write(view.body)
-        sys.stdout.flush()
-    elif json:
-        # Bodies are JSON where they are JSON, else text, else base 64.
-        fields = {name: getattr(view, name) for name in view.__dataclass_fields__}
-        fields["body"] = None if view.size is None else as_value(view.body)
-        fields["letters"] = [
-            {**msgspec.to_builtins(letter), "payload": as_value(letter.payload)} for letter in view.letters
-        ]
-        print_json(fields)
+    body = None if view.size is None else view.body
+    value = {name: getattr(view, name) for name in view.__dataclass_fields__}
+    letters = [asdict(letter) | {"payload": as_value(letter.payload)} for letter in view.letters]
+    lines = facts(_describe_message(view))
+    if state:
+        if not view.letters:
+            see = shell_command("list", queue, options=["--state", "dead"], layout=admin.redis_keys(queue).layout)
+            raise ConfigurationError(f"queue {queue!r} has no dead letter of the id {id[:128]!r}; see `{see}`")
+        letter, body = view.letters[0], view.letters[0].payload
+        value, lines = letters[0] | {"headers": letter.header.headers}, facts(_describe_letter(letter))
     else:
-        print_facts(_describe_message(view))
-        if view.size is not None:
-            say(*pretty(view.body))
+        value |= {"body": None if body is None else as_value(body), "letters": letters}
+    if raw:
+        if body is None:
+            raise ConfigurationError(f"message {id[:128]!r} of queue {queue!r} has no body any more; leave --raw out")
+        sys.stdout.buffer.write(body)
+        sys.stdout.flush()
+        lines = []
+    elif body is not None:
+        lines += pretty(body)
+    return Answer(value, lines)
+
+
+def _describe_letter(letter: "Letter") -> list[tuple[str, Any]]:
+    """Return the names and values of a dead letter, each for one line."""
+    names = ("id", "letter", "reason", "raised", "error", "attempts")
+    pairs = [(name, getattr(letter, name)) for name in names]
+    pairs += [("died", f"{format_time(letter.died)} UTC"), ("key", letter.header.key or "")]
+    return pairs + [("header", f"{name}: {value}") for name, value in letter.header.headers.items()]
 
 
 def _describe_message(view: "MessageView") -> list[tuple[str, Any]]:
@@ -184,37 +208,37 @@ def _describe_message(view: "MessageView") -> list[tuple[str, Any]]:
     state = f"{view.state} ({', '.join(remarks)})" if remarks else str(view.state)
     if view.state == "ended" and not view.ends:
         state = "ended: acked messages are not kept (set history= to keep them)"
-    facts: list[tuple[str, Any]] = [("id", view.id), ("state", state)]
-    facts += [("published", format_time(view.published) + " UTC")] if view.published is not None else []
+    pairs: list[tuple[str, Any]] = [("id", view.id), ("state", state)]
+    pairs += [("published", format_time(view.published) + " UTC")] if view.published is not None else []
     if view.when is not None and view.state not in ("dead", "ended"):
         is_leased = view.state == "unack" and view.mark not in ("nacked", "suspect")
         until = f"until {format_time(view.when)} UTC, unless it is renewed"
-        facts.append(("lease", until) if is_leased else ("due", f"{format_time(view.when)} UTC"))
-    facts += [("key", view.key)] if view.key else []
-    facts += [("priority", view.priority)] if view.priority != "normal" else []
+        pairs.append(("lease", until) if is_leased else ("due", f"{format_time(view.when)} UTC"))
+    pairs += [("key", view.key)] if view.key else []
+    pairs += [("priority", view.priority)] if view.priority != "normal" else []
     if view.state == "waiting":
-        facts += [("in its line", f"{view.ahead:,} come before it")] if view.ahead is not None else []
-        facts += [("it waits", describe_wait(view.line))] if view.line is not None else []
+        pairs += [("in its line", f"{view.ahead:,} come before it")] if view.ahead is not None else []
+        pairs += [("it waits", describe_wait(view.line))] if view.line is not None else []
     if view.holder is not None:
         place = f"{view.holder.host} pid {view.holder.pid} (worker {view.holder.worker})"
-        facts.append(("runs", f"for {format_duration(view.holder.seconds)} in {place}"))
+        pairs.append(("runs", f"for {format_duration(view.holder.seconds)} in {place}"))
     if view.attempt is not None:
-        facts.append(("deliveries", f"{view.attempt} (snoozed and released ones are not counted)"))
-    facts += [("retries left", view.retries_left)] if view.retries_left is not None else []
-    facts += [("expires", f"in {format_duration(view.ttl_left)}")] if view.ttl_left is not None else []
+        pairs.append(("deliveries", f"{view.attempt} (snoozed and released ones are not counted)"))
+    pairs += [("retries left", view.retries_left)] if view.retries_left is not None else []
+    pairs += [("expires", f"in {format_duration(view.ttl_left)}")] if view.ttl_left is not None else []
     if view.reason:
-        facts.append(("last error", view.summary))
-    facts += [("failed", _describe_failure(note)) for note in reversed(view.failures)]
-    facts += [("header", f"{name}: {value}") for name, value in view.headers.items()]
+        pairs.append(("last error", view.summary))
+    pairs += [("failed", _describe_failure(note)) for note in reversed(view.failures)]
+    pairs += [("header", f"{name}: {value}") for name, value in view.headers.items()]
     if view.taken_seconds is not None:
-        facts.append(("id taken", f"for {format_duration(view.taken_seconds)} more"))
-    facts += [
+        pairs.append(("id taken", f"for {format_duration(view.taken_seconds)} more"))
+    pairs += [
         ("ended", f"{end.kind} {format_time(end.at or 0)} UTC  {describe_end(end)}".rstrip()) for end in view.ends
     ]
-    facts += [("dead letter", f"{letter.letter}, died {format_time(letter.died)} UTC") for letter in view.letters]
+    pairs += [("dead letter", f"{letter.letter}, died {format_time(letter.died)} UTC") for letter in view.letters]
     if not view.searched_all:
-        facts.append(("note", "there are too many dead letters to look through; an older one of it may be among them"))
-    return facts
+        pairs.append(("note", "there are too many dead letters to look through; an older one of it may be among them"))
+    return pairs
 
 
 def _describe_failure(note: FailureNote) -> str:
@@ -226,27 +250,25 @@ def _describe_failure(note: FailureNote) -> str:
     return " ".join([*parts, note.summary])
 
 
+@bulk_command
 def cancel(
     queue: QueueName,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Messages.")] = None,
-    *,
+    ids: Ids = None,
     state: Annotated[
-        str, typer.Option(help="Instead of ids: " + " | ".join(CANCELLABLE), autocompletion=state_option(CANCELLABLE))
+        str, typer.Option(help="Instead of ids: " + " | ".join(CANCELLABLE), autocompletion=words(CANCELLABLE))
     ] = "",
+    *,
     where: Which,
     tombstone: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Refuse a publish of these ids for this time.", show_default=False),
     ] = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
     admin: AdminOption,
-) -> None:
+) -> Bulk:
     """
     Cancel messages: they do not start; one that runs is not retried, and its handler is told.
 
-    The id of a `cancelled` one is free at once, that of a `running` one stays taken until its end and its `dedup`.
+    The id of a `cancelled` message is free at once, that of a `running` one stays taken until its end and its `dedup`.
 
     Example: reliq cancel orders order-42 order-43
 
@@ -256,116 +278,165 @@ def cancel(
     if bool(ids) == bool(state):
         raise ConfigurationError("say which messages: ids, or --state with --header, --match or --key")
     if state:
-        total = admin.size(queue, check_place(state, CANCELLABLE), key=where.key)
-        if dry_run:
-            _print_dry_run(admin, queue, state, where, total, "cancelled", json=json)
-            return
-        confirm(f"Cancel the {state} messages of {queue}, {_describe_choice(where, total)}?", yes=yes)
-        with progress_bar("cancelling", total, reliq.admin.Tally("cancelled")) as run:
-            done = admin.cancel_where(queue, state, where, tombstone=tombstone, on_step=run.step)
-        print_json(done) if json else say(done)
-        return
-    if where.is_set or dry_run:
+        check_place(state, CANCELLABLE)
+        return _of_state(
+            admin, queue, state, where, partial(admin.cancel_where, tombstone=tombstone), "Cancel", "cancelled"
+        )
+    if where.is_set:
         raise ConfigurationError("--header, --match, --key and --dry-run go with --state, not with ids")
-    statuses = admin.cancel(queue, ids or [], tombstone=tombstone)
-    if json:
-        print_json(statuses)
-    else:
-        say(*(f"{status} {id}" for id, status in statuses.items()))
-    if "not_found" in statuses.values():
-        raise typer.Exit(EXIT_UNKNOWN_ID)
+
+    def each_id(on_step: "OnStep") -> Answer:  # noqa: ARG001  one request
+        statuses = admin.cancel(queue, ids or [], tombstone=tombstone)
+        lines = [f"{status} {id}" for id, status in statuses.items()]
+        return Answer(statuses, lines, EXIT_UNKNOWN_ID if "not_found" in statuses.values() else 0)
+
+    return Bulk(each_id, "cancelled")
 
 
+@bulk_command
 def purge(
     queue: QueueName,
+    where: WhichOfAny,
+    state: Annotated[str, typer.Option(help=" | ".join(PURGEABLE), autocompletion=words(PURGEABLE))] = "",
     *,
-    state: Annotated[str, typer.Option(help=" | ".join(PURGEABLE), autocompletion=state_option(PURGEABLE))] = "",
-    where: Which,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
     admin: AdminOption,
-) -> None:
+) -> Bulk:
     """
-    Delete the messages of one state for good; say --dry-run first.
+    Delete the messages of one state, or dead letters, for good; say --dry-run first.
 
-    Example: reliq purge orders --state ready --match '"tenant":"acme"' --dry-run
+    Example: reliq purge orders --state dead --older-than 3d --dry-run
 
-    With --key alone those are meant that wait in the line of the key: reliq purge mail --key tenant-7. What lies in the
+    With --key alone those are meant that wait for a turn of the key: reliq purge mail --key tenant-7. A message in the
     middle of a list is cancelled: its body goes at once, its id when a worker meets it. Exit codes: 0 done, 1 Redis did
-    not answer or you did not agree, 2 an unknown queue or state, 130 interrupted.
+    not answer or you did not agree, 2 an unknown queue, state or id, 130 interrupted.
     """
     state = state or ("waiting" if where.key else "")
     if not state:
         raise ConfigurationError("say which messages: --state, or --key for those that wait in the line of a key")
-    total = admin.size(queue, state, key=where.key)
-    if dry_run:
-        _print_dry_run(admin, queue, state, where, total, "deleted", json=json)
-        return
-    confirm(f"Delete the {state} messages of {queue}, {_describe_choice(where, total)}?", yes=yes)
-    with progress_bar("deleting", total, reliq.admin.Tally("deleted")) as run:
-        done = admin.purge(queue, state, where, on_step=run.step)
-    print_json(done) if json else say(done)
+    check_place(state, PURGEABLE)
+    return _of_state(admin, queue, state, where, admin.purge, "Delete", "deleted")
 
 
+@bulk_command
 def move(
     queue: QueueName,
     other: Annotated[
         str, typer.Argument(metavar="OTHER", help="The queue that gets them.", autocompletion=queue_names)
     ],
     *,
-    state: Annotated[str, typer.Option(help=" | ".join(MOVABLE), autocompletion=state_option(MOVABLE))],
+    state: Annotated[str, typer.Option(help=" | ".join(MOVABLE), autocompletion=words(MOVABLE))],
     where: Which,
     limit: Annotated[int | None, typer.Option(help="The most to move.")] = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
     admin: AdminOption,
-) -> None:
+) -> Bulk:
     """
     Move messages of one state to another queue, with ids, due times, retries left and headers.
 
     Example: reliq move orders orders-slow --state ready --header tenant=acme --dry-run
 
     Cut off at any point, even by a kill, nothing is lost: make the same move again within a minute to finish it. Later,
-    messages of its last step, at most 250, may run in both queues. Dead letters go by `reliq dead redrive --to`. Exit codes: 0 done, 1 Redis did not answer or you did not
-    agree, 2 an unknown queue or state, 130 interrupted.
+    messages of its last step, at most 250, may run in both queues. Dead letters go by `reliq redrive --to`. Exit codes: 0
+    done, 1 Redis did not answer or you did not agree, 2 an unknown queue or state, 130 interrupted.
     """
     if state == "dead":
-        raise ConfigurationError(
-            f"dead letters go by `{shell_command('dead redrive', queue, options=['--to', other], layout=admin.redis_keys(queue).layout)}`"
-        )
-    total = admin.size(queue, check_place(state, MOVABLE), key=where.key)
-    if dry_run:
-        _print_dry_run(admin, queue, state, where, total, "moved", limit=limit, json=json)
-        return
-    confirm(f"Move the {state} messages of {queue} to {other}, {_describe_choice(where, total)}?", yes=yes)
-    with progress_bar("moving", total, reliq.admin.Tally("moved")) as run:
-        done = admin.move(queue, other, state, where, limit=limit, on_step=run.step)
-    print_json(done) if json else say(done)
+        redrive = shell_command("redrive", queue, options=["--to", other], layout=admin.redis_keys(queue).layout)
+        raise ConfigurationError(f"dead letters go by `{redrive}`")
+    check_place(state, MOVABLE)
+
+    def run(queue: str, state: str, where: "Filter", *, on_step: "OnStep") -> object:
+        return admin.move(queue, other, state, where, limit=limit, on_step=on_step)
+
+    return _of_state(admin, queue, state, where, run, "Move", "moved", f" to {other}", limit)
 
 
-def _describe_choice(where: "Filter", total: int) -> str:
-    return "those that match" if where.is_set else f"all {total}"
-
-
-def _print_dry_run(
+def _of_state(
     admin: "Admin",
     queue: str,
     state: str,
     where: "Filter",
-    total: int,
+    run: Callable[..., object],
+    verb: str,
     done: str,
+    goal: str = "",
+    most: int | None = None,
+) -> Bulk:
+    """Return work on the messages of a state that the filter chooses."""
+    where.check(state)
+    total = admin.size(queue, state, key=where.key)
+    chosen = "those that match" if where.is_set else f"all {total}"
+    what = "dead letters" if state == "dead" else f"{state} messages"
+    return Bulk(
+        partial(run, queue, state, where),
+        done,
+        partial(admin.count, queue, state, where),
+        total,
+        f"{verb} the {what} of {queue}{goal}, {chosen}?",
+        most,
+        complaints=_missing(admin, queue, where.ids if state == "dead" else frozenset()),
+    )
+
+
+@bulk_command
+def redrive(
+    queue: QueueName,
+    where: WhichOfAny,
+    every: Annotated[bool, typer.Option("--all", help="All of them; asks before it acts.")] = False,
+    rate: Annotated[str | None, typer.Option(metavar="N/s", help="No faster than this: 50/s, 100/m.")] = None,
+    limit: Annotated[int | None, typer.Option(help="The most to redrive.")] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="QUEUE", help="Into another queue.", autocompletion=queue_names)
+    ] = None,
+    retries: Annotated[int | None, typer.Option(help="Deliveries after the first; default as before.")] = None,
+    delay: Annotated[str, typer.Option(metavar="TIME", help="Due after 30s, 10m, 2h, 1d.")] = "0",
     *,
-    limit: int | None = None,
-    json: bool,
-) -> None:
-    """Count the messages that would be cancelled, deleted or moved, as `done` says, and print how many there are."""
-    with progress_bar("looking", total, reliq.admin.Tally("found"), lambda _found: f"nothing was {done}") as run:
-        count = admin.count(queue, state, where, on_step=run.step)
-    print_found(count if limit is None else min(count, limit), done, json=json)
+    admin: AdminOption,
+) -> Bulk:
+    """
+    Publish dead letters again, oldest first, with fresh retries.
+
+    Example: reliq redrive orders --error 'card declined' --rate 50/s
+
+    Ctrl-C stops it and prints how far it came; run again, it goes on. Exit codes: 0 done, 1 Redis did not answer or you
+    did not agree, 2 an unknown queue, id or filter, 130 interrupted.
+    """
+    if where.is_set == every:
+        raise ConfigurationError(
+            "say which dead letters: ids, --reason, --raised, --error, an age, --header, --match, --key; or --all"
+        )
+    run = partial(
+        admin.redrive,
+        queue,
+        where,
+        to=to,
+        limit=limit,
+        rate=None if rate is None else per_second(rate),
+        retries=retries,
+        delay=duration(delay),
+    )
+    total = admin.size(queue, "dead")
+    asks = f"Redrive {'all ' * (total != 1)}{pluralize(total, 'dead letter')} of {queue}?" if every else ""
+    count = partial(admin.count, queue, "dead", where)
+    return Bulk(run, "redriven", count, total, asks, limit, complaints=_missing(admin, queue, where.ids))
 
 
+def per_second(text: str) -> float:
+    """Return `50/s`, `100/m`, `1000/h` or a plain number as how many in a second; else raise ConfigurationError."""
+    rate = _RATE.fullmatch(text)
+    number = float(rate[1]) / _PERIODS[rate[2] or "s"] if rate else 0.0
+    if number <= 0:
+        raise ConfigurationError(f"--rate is written 50/s, 100/m or 1000/h, not {text[:40]!r}")
+    return number
+
+
+def _missing(admin: "Admin", queue: str, ids: frozenset[str]) -> list[str]:
+    """Return a complaint about those of `ids` that have no dead letter, if there are any."""
+    missing = sorted(ids - {entry.id for entry in admin.messages(queue, "dead", Filter(ids=ids))}) if ids else []
+    see = shell_command("list", queue, options=["--state", "dead"], layout=admin.redis_keys(queue).layout)
+    names = ", ".join(id[:128] for id in missing[:20])
+    return [f"queue {queue!r} has no dead letter of {names}; see `{see}`"] if missing else []
+
+
+@command
 def publish(
     queue: QueueName,
     body: Annotated[str | None, typer.Argument(help="JSON, sent as it is written; `-` reads it from stdin.")] = None,
@@ -382,9 +453,8 @@ def publish(
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be given again.")] = None,
     key: Annotated[str | None, typer.Option(help="Whose message it is: limits and order hold for each key.")] = None,
     priority: Annotated[str, typer.Option(help="high, normal or low; without --key.")] = "normal",
-    json: Json = False,
     admin: WholeQueueAdmin,
-) -> None:
+) -> Answer | Bulk:
     """
     Publish a message and say what became of it.
 
@@ -416,30 +486,28 @@ def publish(
     }
     if jsonl is None:
         receipt = admin.publish(queue, _body(body), raw=raw, **options)
-        print_json(receipt) if json else say(f"{receipt.status} {receipt.id}")
-        if not receipt:
-            raise typer.Exit(EXIT_NOT_PUBLISHED)
-        return
+        return Answer(receipt, [f"{receipt.status} {receipt.id}"], 0 if receipt else EXIT_NOT_PUBLISHED)
     if body is not None or id is not None:
         raise ConfigurationError("--jsonl takes bodies and ids from the file: leave out BODY and --id")
     if on_error not in ("stop", "skip"):
         raise ConfigurationError(f"--on-error must be stop or skip, not {on_error[:40]!r}")
     total = jsonl.stat().st_size if jsonl.is_file() else None
-    with progress_bar("bytes", total, 0, lambda _at: "what is confirmed is in the progress file") as run:
-        done = admin.publish_lines(
-            queue,
-            jsonl,
-            raw=raw,
-            on_error=cast("OnError", on_error),
-            on_step=lambda at: run.step(at - run.sum, at),
-            **options,
-        )
-    print_json(done) if json else say(done)
-    if done.skipped:
+
+    def run(on_step: Callable[[int, int], None]) -> Answer:
+        at = 0
+
+        def step(now: int) -> None:
+            nonlocal at
+            on_step(now - at, now)
+            at = now
+
+        done = admin.publish_lines(queue, jsonl, raw=raw, on_error=cast("OnError", on_error), on_step=step, **options)
         numbers = ", ".join(map(str, done.malformed)) + (", …" if done.skipped > len(done.malformed) else "")
-        complain(f"{done.skipped} malformed lines were skipped: {numbers}")
-    if done.cancelled and not done.published + done.before:
-        raise typer.Exit(EXIT_NOT_PUBLISHED)
+        complaints = [f"{done.skipped} malformed lines were skipped: {numbers}"] if done.skipped else []
+        nothing = done.cancelled and not done.published + done.before
+        return Answer(done, code=EXIT_NOT_PUBLISHED if nothing else 0, complaints=complaints)
+
+    return Bulk(run, "published", total=total, summary=lambda _at: "published lines are in the progress file")
 
 
 def _body(text: str | None) -> bytes:

@@ -43,9 +43,6 @@ def words(known: Sequence[str]) -> Callable[[], list[str]]:
     return lambda: list(known)
 
 
-state_option = words
-
-
 def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """
     Return the queue names with this prefix, for a shell; none while Redis is unreachable.
@@ -61,7 +58,7 @@ def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
         client = Client.to(Connection.to(ctx.params.get("url")), COMPLETION_SECONDS)
         _, entries = client.run(commands.registry_page(0, COMPLETIONS_LIMIT))
         names = sorted(keys.name for entry in entries if (keys := Keys.registered(entry)) is not None)
-        given = ctx.params.get("queues") or ctx.params.get("names") or ()
+        given = ctx.params.get("queues") or ()
         return [
             name
             for name in names
@@ -155,8 +152,6 @@ def _filter_of_any_state(
 AdminOption = Annotated["Admin", OptionsOf(open_admin)]
 WholeQueueAdmin = Annotated["Admin", OptionsOf(open_whole_queue_admin)]
 Which = Annotated[Filter, OptionsOf(_filter)]
-WhichLetters = Annotated[Filter, OptionsOf(_filter_of_any_state)]
-All = Annotated[bool, typer.Option("--all", help="All of them; asks before it acts.")]
 WhichOfAny = Annotated[Filter, OptionsOf(_filter_of_any_state)]
 
 

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from rich.console import Console
-
-T = TypeVar("T")
 
 #: Exit code of a command that was used wrongly.
 EXIT_USAGE = 2
@@ -156,66 +154,3 @@ def show_progress(total: int | None, describe: Callable[[Any], object]) -> Itera
     except KeyboardInterrupt:
         complain(f"interrupted: {describe(done)}; run it again to go on")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-class ProgressBar(Generic[T]):
-    """
-    A long command under way.
-
-    Attributes:
-        sum: what it has done so far.
-    """
-
-    def __init__(self, first: T, advance: Callable[[int], None]) -> None:
-        self.sum = first
-        self._advance = advance
-
-    def step(self, looked: int, sum_of: T) -> None:
-        """Note a step: how many it looked at, and what was done so far."""
-        self.sum = sum_of
-        self._advance(looked)
-
-
-@contextmanager
-def progress_bar(
-    what: str, total: int | None, first: T, summary: Callable[[T], object] = str
-) -> Iterator[ProgressBar[T]]:
-    """
-    Show a bar on stderr when that is a terminal; on Ctrl-C say in one line how far it came, and exit with 130.
-
-    Args:
-        what: the work, such as "moving".
-        total: how many there are to look at, if that is known.
-        first: what has been done before the first step.
-        summary: returns what was done, in one line.
-    """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-
-    terminal = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
-    task = bar.add_task(what, total=total)
-    run = ProgressBar(first, lambda count: bar.advance(task, count))
-    try:
-        with bar:
-            yield run
-    except KeyboardInterrupt:
-        complain(f"interrupted: {summary(run.sum)}; run it again to go on")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
-    """Print names and values, one of each in a line; nothing is cut off."""
-    say(*(f"{name:>12}  {value}" for name, value in facts))
-
-
-def print_found(found: int, done: str, *, json: bool) -> None:
-    """Print how many a --dry-run found."""
-    print_json({"found": found}) if json else say(f"{found} would be {done}")
-
-
-def say_age(times: Iterable[float]) -> None:
-    """Print the age of the oldest record, written at one of `times` in unix seconds, when it is over a second."""
-    age = max((time.time() - at for at in times), default=0.0)
-    if age > 1:
-        say(f"as of {format_duration(age)} ago")

@@ -1,80 +1,47 @@
-"""Commands on queues: `queues`, `ends`, `account`, `pause`, `resume`, `forget`, `running` and `workers`."""
+"""Commands on queues: `queues`, `pause`, `resume`, `forget` and `workers`."""
 
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reliq.admin.filters import Filter, duration
-from reliq.admin.screens import account as account_of, format_missing, format_number, format_rate
+from reliq.admin.filters import duration
+from reliq.admin.screens import account, format_missing, format_number, format_rate
+from reliq.cli.frame import Answer, Table, command
 from reliq.cli.options import (
     AdminOption,
-    Json,
     QueueName,
-    Shard,
-    Url,
+    QueueNames,
     WholeQueueAdmin,
     Yes,
-    open_admin,
     queue_names,
 )
-from reliq.cli.output import complain, confirm, print_json, print_table, say, say_age
+from reliq.cli.output import age_of, confirm
 from reliq.errors import ConfigurationError
 from reliq.message import Pause
-from reliq.settings import check_int, seconds
+from reliq.settings import seconds
 from reliq.text import format_duration, pluralize, shell_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from reliq.admin import Entry, MessageEvent, QueueSnapshot, Running, StackReport
-    from reliq.admin.filters import EndKind
-
+    from reliq.admin import Admin, MessageEvent, Overview, QueueSnapshot, Running, StackReport
 
 COUNT_COLUMNS = ("ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
 RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
-#: One list has at most this many ends.
-ENDS_LIMIT = 100_000
 #: Exit code of `forget` when a queue was refused.
 EXIT_REFUSED = 2
-#: Exit code of `account` when it does not add up.
+#: Exit code of `queues --check` when an account does not add up.
 EXIT_UNBALANCED = 1
-#: `running --stacks` waits this long for the stacks: workers read the request at most 5 s after it.
+#: `workers --stacks` waits this long for the stacks: workers read the request at most 5 s after it.
 STACK_SECONDS = 10.0
 
-
-def ends(
-    queue: QueueName,
-    *,
-    kind: Annotated[
-        str | None, typer.Option(help="Only dead, expired, cancelled, purged, or acked (where history is kept).")
-    ] = None,
-    limit: Annotated[int, typer.Option(help="The most to show.")] = 100,
-    json: Json = False,
-    admin: AdminOption,
-) -> None:
-    """
-    Show how the last messages ended that were not acked, newest first, each with its time, reason and error.
-
-    The last 1,000 are remembered; of acked ones as many as `Queue(history=...)` says. Exit codes: 0 done (also when
-    there is none), 1 Redis is away or refuses, 2 wrong usage or an unknown queue.
-
-    Example: reliq ends orders --kind expired --limit 20
-    """
-    most = check_int("limit", limit, least=1, most=ENDS_LIMIT)
-    where = Filter(kind=cast("EndKind", kind or ""))
-    finished = list(islice(admin.messages(queue, "ended", where), most))
-    if json:
-        names = ("id", "mark", "when", "attempt", "reason", "error", "took", "letter")
-        print_json([{name: getattr(end, name) for name in names} for end in finished])
-    elif not finished:
-        say("None is remembered." + (" (Queue(history=...) keeps acked ones.)" if kind == "acked" else ""))
-    else:
-        rows = [(format_time(end.when or 0), end.mark, end.id, describe_end(end)) for end in finished]
-        print_table(("when", "end", "id", "why"), rows, long=("why",))
+Cron = Annotated[
+    str, typer.Option("--cron", metavar="NAME", help="Only this periodic entry, as `cron list` prints it.")
+]
 
 
 def format_time(at: float) -> str:
@@ -82,7 +49,7 @@ def format_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def describe_end(end: "Entry | MessageEvent") -> str:
+def describe_end(end: "MessageEvent") -> str:
     """Return the reason of an end in one line, as far as it is known."""
     if end.took is not None:
         return f"after {format_duration(end.took)}"
@@ -98,56 +65,80 @@ def describe_sleep(queue: str, until: float) -> str:
     )
 
 
+@command
 def queues(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="QUEUE", help="Only these.", autocompletion=queue_names)
-    ] = None,
+    queues: QueueNames = None,
     scan: Annotated[
         bool, typer.Option("--scan", help="Also find queues that are in no registry, by a walk over all keys.")
     ] = False,
     interval: Annotated[
         str, typer.Option(help="Wait so long and count rates in it, for example 500ms; else of the last minute.")
     ] = "0",
-    json: Json = False,
-    url: Url = None,
-    shard: Shard = None,
-) -> None:
+    check: Annotated[
+        bool, typer.Option("--check", help="Print the account of each queue instead; exit 1 when one does not add up.")
+    ] = False,
+    *,
+    admin: AdminOption,
+) -> Answer:
     """
     Show every queue: its messages by state, how late the first one is, how fast it moves, who works on it.
 
-    Exit codes: 0 done, 1 Redis is away or refuses, 2 wrong usage or an unknown queue.
+    With --check it is the account of each: how many messages came in, how they ended, what is alive, and whether that adds
+    up. In a layout of the Go original, whose programs count nothing, it need not. Exit codes: 0 done, 1 Redis is away or
+    refuses, or with --check an account does not add up; 2 wrong usage or an unknown queue.
 
-    Example: reliq queues orders mails
+    Example: reliq queues orders mails --check
     """
-    overview = open_admin(url, shard=shard).queues(names or (), scan=scan, interval=duration(interval))
+    overview = admin.queues(queues or (), scan=scan, interval=duration(interval))
+    accounts = [account(view, view.layout) for view in overview.queues]
+    is_unbalanced = any(numbers["missing"] for numbers in accounts)
+    value = {
+        "queues": [
+            asdict(view) | {"account": numbers} for view, numbers in zip(overview.queues, accounts, strict=True)
+        ],
+        "unreadable": overview.unreadable,
+        "left_out": overview.left_out,
+    }
+    lines = _describe_accounts(overview, accounts) if check else _describe_queues(overview)
+    return Answer(value, lines, EXIT_UNBALANCED if check and (is_unbalanced or overview.unreadable) else 0)
+
+
+def _describe_accounts(overview: "Overview", accounts: "Sequence[Mapping[str, int | None]]") -> "Iterator[str]":
+    for view, numbers in zip(overview.queues, accounts, strict=True):
+        if len(accounts) > 1:
+            yield f"{view.queue}:"
+        yield from _describe_account(view, numbers)
+    for name, error in overview.unreadable.items():
+        yield f"{name} cannot be read: {error}"
+
+
+def _describe_queues(overview: "Overview") -> "Iterator[object]":
+    """Yield a table of the queues, then what the table cannot show."""
     views = overview.queues
-    if json:
-        print_json({"queues": views, "unreadable": overview.unreadable, "left_out": overview.left_out})
-        return
     if views:
-        _print_queues(views)
+        yield _table(views)
     elif not overview.unreadable:
-        say("There is no queue in the registry; --scan looks for others.")
+        yield "There is no queue in the registry; --scan looks for others."
     for view in views:
         if view.pause is not None:
-            say(f"{view.queue} is {describe_pause(view.pause, time.time())}")
+            yield f"{view.queue} is {describe_pause(view.pause, time.time())}"
         if view.away:
-            say(f"{view.queue} is {format_missing(view.away)}")
+            yield f"{view.queue} is {format_missing(view.away)}"
         if view.lines and view.lines.asleep_until:
-            say(describe_sleep(view.queue, view.lines.asleep_until))
+            yield describe_sleep(view.queue, view.lines.asleep_until)
     if overview.workers is None:
-        say("The workers are unknown: the Redis of their registry is away.")
+        yield "The workers are unknown: the Redis of their registry is away."
     for name, error in overview.unreadable.items():
-        say(f"{name} cannot be read: {error}")
+        yield f"{name} cannot be read: {error}"
     if overview.left_out:
-        say(
+        yield (
             f"The registry has {overview.left_out} more, which are not shown: name them, such as `reliq queues orders`; "
             f"`reliq forget` removes those that are no more."
         )
 
 
-def _print_queues(views: "Sequence[QueueSnapshot]") -> None:
-    """Print a row for each queue; columns that say something of few queues are left out when they say it of none."""
+def _table(views: "Sequence[QueueSnapshot]") -> Table:
+    """Return a row for each queue; columns that say something of few queues are left out when they say it of none."""
     columns = ["queue", "late", *COUNT_COLUMNS]
     has_rates = any(view.rates is not None for view in views)
     columns += RATE_COLUMNS if has_rates else ()
@@ -166,7 +157,31 @@ def _print_queues(views: "Sequence[QueueSnapshot]") -> None:
             row += map(format_rate, rates) if rates else [""] * len(RATE_COLUMNS)
         row.append("?" if view.workers is None else str(view.workers))
         rows.append(row + [str(getattr(view, name)) for name in more])
-    print_table([*columns, *more], rows)
+    return Table([*columns, *more], rows)
+
+
+def _describe_account(view: "QueueSnapshot", numbers: "Mapping[str, int | None]") -> "Iterator[str]":
+    """Yield the totals of a queue, and whether all that came in has ended or is alive."""
+    shown = {kind: number for kind, number in numbers.items() if kind != "missing" and number is not None}
+    width = len(f"{max(shown.values()):,}")
+    for kind, number in shown.items():
+        yield f"{kind:>10} {number:>{width},}"
+        if kind == "redriven":  # before it the messages that came in
+            yield " " * 11 + "="
+    missing = numbers["missing"]
+    if missing is None:
+        yield "Above `alive` is what reliq itself did. A program in Go that shares the queue counts nothing,"
+        yield "so that this need not add up."
+    elif missing == 0:
+        yield "It adds up."
+    elif missing > 0:
+        yield f"It does not add up: what came in is {missing:,} more than what has ended or is alive."
+        yield "Something else than reliq took them out, such as a deleted key, or a lost write."
+    else:
+        yield f"It does not add up: what has ended or is alive is {-missing:,} more than what came in."
+        yield "Something else than reliq put them in, such as a script of yours, or the totals were lost."
+    if view.away:
+        yield f"The account is {format_missing(view.away)}."
 
 
 def describe_pause(pause: Pause, now: float) -> str:
@@ -179,192 +194,193 @@ def describe_pause(pause: Pause, now: float) -> str:
     return text + (f": {pause.reason}" if pause.reason else "")
 
 
+@command
 def pause(
     queue: QueueName,
     key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only messages of this key: it sleeps.")] = "",
-    reason: Annotated[str, typer.Option(help="Why; shown by `queues` and `watch`.")] = "",
+    cron: Cron = "",
+    reason: Annotated[str, typer.Option(help="Why; shown by `queues`, `watch` and `cron list`.")] = "",
     for_: Annotated[str | None, typer.Option("--for", metavar="TIME", help="Until it resumes by itself: 30m.")] = None,
-    json: Json = False,
     *,
     admin: AdminOption,
-) -> None:
+) -> Answer:
     """
     Have consumers stop claiming within a second; running handlers finish, and publishing goes on.
 
     Example: reliq pause orders --reason 'the gateway is away' --for 30m
 
-    With --key it is one key whose messages do not start: reliq pause mail --key tenant-7 --for 10m. Exit codes: 0 done,
-    1 Redis did not answer, 2 an unknown queue or a wrong option.
+    With --key only messages of one key do not start: reliq pause mail --key tenant-7 --for 10m. With --cron the ticks of a
+    periodic entry are skipped and counted: reliq pause reports --cron daily. Exit codes: 0 done, 1 Redis did not answer, 2
+    an unknown queue or entry, or a wrong option.
     """
+    _check_one(key, cron)
     lasts = None if for_ is None else seconds("--for", duration(for_), least=0.001)
+    value: Any
     if key:
         if reason:
             raise ConfigurationError("a reason is kept of a queue's pause alone; leave --reason or --key out")
         admin.pause_key(queue, key, for_=lasts)
-        subject = f"key {key} of {queue}"
-        resume_command = shell_command("resume", queue, options=["--key", key])
+        value = admin.key(queue, key)
+    elif cron:
+        if for_:
+            raise ConfigurationError("a periodic entry is paused until it is resumed; leave --for or --cron out")
+        admin.pause_cron(queue, cron, reason=reason)
+        value = {"paused": True, "queue": queue}
     else:
         admin.pause(queue, reason=reason, for_=lasts)
-        subject = queue
-        resume_command = shell_command("resume", queue, layout=admin.redis_keys(queue).layout)
-    if json:
-        print_json(admin.key(queue, key) if key else admin.paused(queue))
-    else:
-        say(f"{subject} is paused" + (f" for {for_}" if for_ else f"; `{resume_command}` ends it"))
+        value = admin.paused(queue)
+    options = ["--key", key] if key else ["--cron", cron] if cron else []
+    ending = shell_command("resume", queue, options=options, layout=admin.redis_keys(queue).layout)
+    subject = _subject(queue, key, cron)
+    return Answer(value, [f"{subject} is paused" + (f" for {for_}" if for_ else f"; `{ending}` ends it")])
 
 
+@command
 def resume(
     queue: QueueName,
-    *,
     key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only this key: it sleeps no more.")] = "",
-    json: Json = False,
+    cron: Cron = "",
+    *,
     admin: AdminOption,
-) -> None:
+) -> Answer:
     """
     Have consumers claim a paused queue again.
 
     Example: reliq resume orders
 
-    With --key it is one key that sleeps no more, paused or not. Exit codes: 0 it is claimed, also when it was not paused;
-    1 Redis did not answer; 2 an unknown queue or a wrong key.
+    With --key one key sleeps no more, paused or not; with --cron the ticks of a periodic entry are published again, from
+    the next tick on. Exit codes: 0 done, also when nothing was paused; 1 Redis did not answer; 2 an unknown queue or
+    entry, or a wrong key.
     """
-    subject = f"key {key} of {queue}" if key else queue
-    was_paused = admin.resume_key(queue, key) if key else admin.resume(queue)
-    if json:
-        print_json({"was_paused": was_paused})
+    _check_one(key, cron)
+    subject = _subject(queue, key, cron)
+    if key:
+        was_paused = admin.resume_key(queue, key)
     else:
-        say(f"{subject} is resumed" if was_paused else f"{subject} was not paused")
+        was_paused = admin.resume_cron(queue, cron) if cron else admin.resume(queue)
+    return Answer({"was_paused": was_paused}, [f"{subject} is resumed" if was_paused else f"{subject} was not paused"])
 
 
+def _check_one(key: str, cron: str) -> None:
+    if key and cron:
+        raise ConfigurationError("say --key or --cron, not both")
+
+
+def _subject(queue: str, key: str, cron: str) -> str:
+    return f"key {key} of {queue}" if key else f"{cron} of {queue}" if cron else queue
+
+
+@command
 def forget(
     queues: Annotated[
         list[str], typer.Argument(metavar="QUEUE", help="Queues that are no more.", autocompletion=queue_names)
     ],
     *,
+    cron: Cron = "",
     letters: Annotated[bool, typer.Option("--letters", help="Their dead letters go too.")] = False,
     yes: Yes = False,
-    json: Json = False,
     admin: WholeQueueAdmin,
-) -> None:
+) -> Answer:
     """
     Remove queues with nothing in them: their names from the registry, their totals and ends.
 
     Refused is a queue that has messages, has dead letters (without --letters), is served by a worker, or was in use
-    within the last minute; the others go. One that is published to again is registered again.
+    within the last minute; the others go. A queue that is published to again is registered again. With --cron the queues
+    stay, and the state of a periodic entry goes that is no longer in the code: its last tick, counts and pause.
 
     Example: reliq forget orders-old --yes
 
-    Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or one in use.
+    Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or entry, or one in use.
     """
-    confirm(f"Forget {', '.join(queues)}?", yes=yes)
-    deleted: dict[str, int] = {}  # queue -> its dead letters
-    refused = False
-    for queue in queues:
+    subjects = [_subject(queue, "", cron) for queue in queues]
+    confirm(f"Forget {', '.join(subjects)}?", yes=yes)
+    deleted: dict[str, int] = {}  # subject -> its dead letters
+    refused = []
+    for queue, subject in zip(queues, subjects, strict=True):
         try:
-            deleted[queue] = admin.forget(queue, letters=letters)
+            if cron:
+                admin.forget_cron(queue, cron)
+            deleted[subject] = 0 if cron else admin.forget(queue, letters=letters)
         except ConfigurationError as error:
-            complain(error)
-            refused = True
-    if json:
-        print_json({"forgotten": list(deleted), "letters": sum(deleted.values())})
-    else:
-        for queue, count in deleted.items():
-            say(f"{queue} is forgotten" + (f", with {pluralize(count, 'dead letter')}" if count else ""))
-    if refused:
-        raise typer.Exit(EXIT_REFUSED)
+            refused.append(str(error))
+    lines = [
+        f"{subject} is forgotten" + (f", with {pluralize(count, 'dead letter')}" if count else "")
+        for subject, count in deleted.items()
+    ]
+    value = {"forgotten": list(deleted), "letters": sum(deleted.values())}
+    return Answer(value, lines, EXIT_REFUSED if refused else 0, complaints=refused)
 
 
-def account(queue: QueueName, *, json: Json = False, admin: AdminOption) -> None:
-    """
-    Show what came in, how it ended and what is alive, as Redis itself counts; say what does not add up.
-
-    In a layout of the Go original, whose programs count nothing, it is what reliq did, and need not add up.
-
-    Exit codes: 0 it adds up or need not, 1 it does not (or Redis is away or refuses), 2 wrong usage or an
-    unknown queue.
-
-    Example: reliq account orders
-    """
-    counts = admin.account(queue)
-    layout = str(admin.redis_keys(queue).layout)
-    numbers = account_of(counts, layout)
-    if json:
-        balanced = None if numbers["missing"] is None else numbers["missing"] == 0
-        print_json({"queue": queue, "layout": layout, **numbers, "balanced": balanced, "away": counts.away})
-    else:
-        say(*_describe_account(numbers))
-        if counts.away:
-            say(f"The account is {format_missing(counts.away)}.")
-    if numbers["missing"]:
-        raise typer.Exit(EXIT_UNBALANCED)
-
-
-def _describe_account(numbers: "Mapping[str, int | None]") -> list[str]:
-    shown = {kind: number for kind, number in numbers.items() if kind != "missing" and number is not None}
-    missing = numbers["missing"]
-    width = len(f"{max(shown.values()):,}")
-    lines = [f"{kind:>10} {number:>{width},}" for kind, number in shown.items()]
-    lines.insert(2, " " * 11 + "=")  # before it the messages that came in
-    if missing is None:
-        lines += [
-            "Above `alive` is what reliq itself did. A program in Go that shares the queue counts nothing:",
-            "what it published, acked or deleted nobody knows, so that this need not add up.",
-        ]
-    elif missing == 0:
-        lines.append("It adds up.")
-    elif missing > 0:
-        lines += [
-            f"It does not add up: what came in is {missing:,} more than what has ended or is alive.",
-            "Something else than reliq took them out, such as a deleted key, or a lost write.",
-        ]
-    else:
-        lines += [
-            f"It does not add up: what has ended or is alive is {-missing:,} more than what came in.",
-            "Something else than reliq put them in, such as a script of yours, or the totals were lost.",
-        ]
-    return lines
-
-
-def running(
-    queue: QueueName,
-    longer_than: Annotated[str, typer.Option(help="Only handlers that have run longer, such as 10m.")] = "0s",
-    stacks: Annotated[
-        bool, typer.Option("--stacks", help="Also ask their workers where each stands, for 10 s.")
+@command
+def workers(
+    queues: QueueNames = None,
+    running: Annotated[
+        bool, typer.Option("--running", help="Show the handlers that run in them, the longest running first.")
     ] = False,
-    json: Json = False,
+    longer_than: Annotated[
+        str, typer.Option(metavar="TIME", help="With --running: only handlers that have run longer, such as 10m.")
+    ] = "0s",
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="With --running: also ask for the line where each stands, for 10 s.")
+    ] = False,
     *,
     admin: AdminOption,
-) -> None:
+) -> Answer:
     """
-    Show the handlers that run, the longest running first, as their workers say every 5 s.
+    Show every worker process that is alive: where it runs, what it claims, how busy it is.
 
-    Of each process at most 200 are shown, and none of what `Queue.receive` holds. A stack has files, lines and
-    functions, and no values; a process whose interpreter is held tells none. Exit codes: 0 done (also when
-    nothing runs), 1 Redis is away or refuses, 2 wrong usage or an unknown queue.
+    Workers report every 5 s; a process that is killed is shown for up to 15 s more. Of each process at most 200 handlers
+    are shown, and no message that `Queue.receive` holds. A stack has files, lines and functions, and no values. Exit codes:
+    0 done (also when there is none), 1 Redis is away or refuses, 2 wrong usage or an unknown queue.
 
-    Example: reliq running orders --longer-than 10m
+    Example: reliq workers orders --running --longer-than 10m
     """
-    rows = admin.running(queue, longer_than=duration(longer_than))
+    if running:
+        return _running(admin, queues or [], longer_than, stacks=stacks)
+    if stacks or longer_than != "0s":
+        raise ConfigurationError("--stacks and --longer-than go with --running")
+    wanted = {admin.redis_keys(name).name for name in queues or ()}
+    alive = [worker for worker in admin.workers() if not wanted or wanted & set(worker.queues)]
+    now = time.time()
+    rows = []
+    for worker in alive:
+        busy = f"{worker.busy}/{worker.slots}"
+        up = format_duration(max(0.0, now - worker.started))
+        last_claim = f"{format_duration(max(0.0, now - worker.last_claim))} ago"
+        names = " ".join(worker.queues)
+        rows.append((worker.id, worker.host, worker.pid, worker.version, busy, up, last_claim, names))
+    columns = ("worker", "host", "pid", "version", "busy", "up", "last claim", "queues")
+    table = Table(columns, rows, ("worker", "host", "queues"))
+    return Answer(alive, [table, *age_of(worker.seen for worker in alive)] if alive else ["No worker is alive."])
+
+
+def _running(admin: "Admin", queues: "Sequence[str]", longer_than: str, *, stacks: bool) -> Answer:
+    """Return the handlers that run, with their stacks."""
+    least = duration(longer_than)
+    rows = [row for name in queues for row in admin.running(name, longer_than=least)]
+    if not queues:
+        for name in {name for worker in admin.workers() for name in worker.queues}:
+            with suppress(ConfigurationError):  # a queue of another layout, or without a message so far
+                rows += admin.running(name, longer_than=least)
+    rows.sort(key=lambda row: -row.seconds)
     reports = admin.stacks({row.worker for row in rows}, for_seconds=STACK_SECONDS) if stacks else {}
-    if json:
-        print_json([asdict(row) | {"stack": _frames(reports, row)} for row in rows] if stacks else rows)
-        return
+    value = [asdict(row) | ({"stack": _frames(reports, row)} if stacks else {}) for row in rows]
     if not rows:
-        say("Nothing runs." if longer_than == "0s" else f"Nothing runs for {longer_than}.")
-        if admin.redis_keys(queue).bare:
-            say("What programs in Go run, nobody tells.")
-        return
-    print_table(
-        ("id", "attempt", "for", "host", "pid", "worker"),
-        [(row.id, row.attempt, format_duration(row.seconds), row.host, row.pid, row.worker) for row in rows],
-    )
+        nothing = ["Nothing runs." if longer_than == "0s" else f"Nothing runs for {longer_than}."]
+        is_bare = any(admin.redis_keys(name).bare for name in queues)
+        return Answer(value, nothing + ["Programs in Go do not report what they run."] * is_bare)
+    cells = [
+        (row.queue, row.id, row.attempt, format_duration(row.seconds), row.host, row.pid, row.worker) for row in rows
+    ]
+    columns = ("queue", "id", "attempt", "for", "host", "pid", "worker")
+    lines: list[object] = [Table(columns, cells, ("host", "worker"))]
     for row in rows if stacks else ():
         frames = _frames(reports, row)
         missing = "has ended meanwhile"
         if frames is None:
             missing = "no answer: a handler holds the interpreter of this process, or its reliq is older"
-        say("", f"{row.id} in {row.host}:{row.pid}", *(f"  {line}" for line in frames or [missing]))
-    say_age(row.seen for row in rows)
+        lines += ["", f"{row.id} in {row.host}:{row.pid}", *(f"  {line}" for line in frames or [missing])]
+    return Answer(value, [*lines, *age_of(row.seen for row in rows)])
 
 
 def _frames(reports: "Mapping[str, StackReport]", row: "Running") -> "Sequence[str] | None":
@@ -373,31 +389,3 @@ def _frames(reports: "Mapping[str, StackReport]", row: "Running") -> "Sequence[s
         return None
     stacks = reports[row.worker].stacks
     return next((stack.frames for stack in stacks if (stack.queue, stack.id) == (row.queue, row.id)), ())
-
-
-def workers(json: Json = False, url: Url = None) -> None:
-    """
-    Show every worker process that is alive: where it runs, what it claims, how busy it is.
-
-    A process that is killed is shown for up to 15 s more. Exit codes: 0 done (also when there is none), 1 Redis is
-    away or refuses, 2 wrong usage.
-
-    Example: reliq workers --json
-    """
-    alive = open_admin(url).workers()
-    if json:
-        print_json(alive)
-        return
-    if not alive:
-        say("No worker is alive.")
-        return
-    now = time.time()
-    rows = []
-    for worker in alive:
-        busy = f"{worker.busy}/{worker.slots}"
-        up = format_duration(max(0.0, now - worker.started))
-        last_claim = f"{format_duration(max(0.0, now - worker.last_claim))} ago"
-        queues = " ".join(worker.queues)
-        rows.append((worker.id, worker.host, worker.pid, worker.version, busy, up, last_claim, queues))
-    print_table(("worker", "host", "pid", "version", "busy", "up", "last claim", "queues"), rows, long=("queues",))
-    say_age(worker.seen for worker in alive)

@@ -71,16 +71,16 @@ def ran(client):
 SEEING = [
     ("queues --interval 10ms", '"queue":"q"'),
     ("workers", '"id":"w"'),
-    ("running q", '"id":"held"'),
-    ("account other", '"balanced":true'),
+    ("workers q --running", '"id":"held"'),
+    ("queues other --check", '"missing":0'),
     *((f"list q --state {state}", '"id":') for state in ("pending", "ready", "unack", "retry", "garbage", "dead")),
     ("list q --state ready --match at", '"ready0"'),
     ("show q ready1", '"ready1"'),
     ("show q d1", '"rejected"'),
-    ("ends q", '"dead"'),
-    ("ends q --kind acked", "[]"),
-    ("dead list q", '"no such card"'),
-    ("dead show q d2", '"no such card"'),
+    ("list q --state ended", '"dead"'),
+    ("list q --kind acked", "[]"),
+    ("list q --state dead", '"no such card"'),
+    ("show q d2 --state dead", '"no such card"'),
     ("keys other", '"tenant"'),
     ("keys other --all", '"tenant"'),
     ("limits other", '"per_key":null'),
@@ -94,9 +94,9 @@ ACTING = [
     ("cancel q one ready0", '"cancelled"'),
     ("publish q {} --id ready0 --delay 5s", ""),
     ("cancel q --state pending --match two --yes", '"done":'),
-    ("dead redrive q d1 --yes", '"done":1'),
-    ("dead redrive q d2 --to other --yes", '"done":1'),
-    ("dead purge q --reason rejected --yes", '"done":1'),
+    ("redrive q d1 --yes", '"done":1'),
+    ("redrive q d2 --to other --yes", '"done":1'),
+    ("purge q --state dead --reason rejected --yes", '"done":1'),
     ("move q other --state pending --limit 2 --yes", '"done":2'),
     ("move q other --state ready --limit 2 --yes", '"done":'),
     *((f"purge q --state {state} --yes", "") for state in ("pending", "ready", "retry", "garbage", "unack", "dead")),
@@ -152,9 +152,11 @@ def test_operator_may_watch_and_ask_the_doctor(scene, operator, refused, client,
 def test_operator_of_other_queues_sees_a_queue_as_unreadable(scene, operator, url, command):
     Queue("third", url=url).publish({})
 
-    for words in ("pause third", "list third --state ready", "publish third {}", "check third", "account third"):
+    for words in ("pause third", "list third --state ready", "publish third {}", "check third"):
         done = command(*words.split(), url=operator)
         assert (done.code, bool(re.search("permission|NOPERM", done.err))) == (1, True), words
+    checked = command("queues", "third", "--check", url=operator)
+    assert (checked.code, "permission" in checked.out + checked.err) == (1, True)
     assert [*command("queues", "--json", "--interval", "0", url=operator).json["unreadable"]] == ["third"]
 
 

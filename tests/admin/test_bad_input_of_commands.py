@@ -5,20 +5,31 @@ from ports import free_port
 
 #: Valid calls of the commands on a queue that must exist.
 ON_A_QUEUE = (
-    *("running QUEUE", "account QUEUE", "ends QUEUE", "show QUEUE x", "list QUEUE", "cancel QUEUE id", "pause QUEUE"),
+    *(
+        "workers QUEUE --running",
+        "queues QUEUE --check",
+        "show QUEUE x",
+        "list QUEUE",
+        "cancel QUEUE id",
+        "pause QUEUE",
+    ),
     *("cancel QUEUE --state ready --yes", "purge QUEUE --state ready --yes", "move QUEUE other --state ready --yes"),
-    *("dead list QUEUE", "dead show QUEUE id", "dead redrive QUEUE --all --yes", "dead purge QUEUE --all --yes"),
+    *(
+        "list QUEUE --state dead",
+        "show QUEUE id --state dead",
+        "redrive QUEUE --all --yes",
+        "purge QUEUE --state dead --yes",
+    ),
     *("resume QUEUE", "forget QUEUE --yes", "watch QUEUE", "queues QUEUE --interval 0"),
 )
 
 #: One bad value of each option and argument, and each combination that makes no sense; tests/unit has the other bad values.
 WRONG = {
-    "account a{b}": "queue name must be 1 to 128",
+    "queues a{b} --check": "queue name must be 1 to 128",
     "queues --interval soon": "a duration is written 30s",
     "watch --interval 10ms": "interval must be",
     "watch a,b": "queue name must be 1 to 128",
-    "ends q --kind lost": "kind must be one of",
-    "ends q --limit 0": "limit must be 1 to",
+    "list q --kind lost": "kind must be one of",
     "list q --limit 0": "limit must be 1 to 10000, not 0",
     "list q --offset -1": "offset must be 0 to",
     "list q --header tenant": "a header is written NAME=VALUE",
@@ -49,27 +60,33 @@ WRONG = {
     "purge q --state lost": "state must be one of pending, ready",
     "purge q --state ready": "say --yes",
     "move q other --state lost": "state must be one of",
-    "move q other --state dead": "reliq dead redrive q --to other",
+    "move q other --state dead": "reliq redrive q --to other",
     "move q q --state ready --yes": "cannot go to 'q' itself; name another queue",
     "move q nobodys --state ready --yes": "messages go only to a queue that was used before",
-    "dead list q --reason bored": "reason must be one of failed, rejected",
-    "dead list q --older-than old": "a duration is written 30s",
-    "dead list q --limit 0": "--limit must be 1 to",
-    "dead show q nobody": "no dead letter of the id 'nobody'",
-    "dead redrive q": "say which dead letters",
-    "dead redrive q --all": "say --yes",
-    "dead redrive q --all --error x": "say which dead letters",
-    "dead redrive q --all --yes --rate fast": "--rate is written 50/s",
-    "dead redrive q --all --yes --retries -1": "retries must be 0 to 1000",
-    "dead redrive q --all --yes --limit 0": "limit must be 1 to",
-    "dead redrive q --all --yes --delay 9999d": "delay must be 0 to",
-    "dead redrive q --all --yes --to q": "cannot go to 'q' itself; name another queue",
-    "dead redrive q --all --yes --to x": "there is no queue 'x' here",
-    "dead purge q": "say which dead letters",
+    "list q --state dead --reason bored": "reason must be one of failed, rejected",
+    "list q --state dead --older-than old": "a duration is written 30s",
+    "list q --limit 10001": "limit must be 1 to",
+    "show q there --state dead": "no dead letter of the id 'there'",
+    "redrive q": "say which dead letters",
+    "redrive q --all": "say --yes",
+    "redrive q --all --error x": "say which dead letters",
+    "redrive q --all --yes --rate fast": "--rate is written 50/s",
+    "redrive q --all --yes --retries -1": "retries must be 0 to 1000",
+    "redrive q --all --yes --limit 0": "limit must be 1 to",
+    "redrive q --all --yes --delay 9999d": "delay must be 0 to",
+    "redrive q --all --yes --to q": "cannot go to 'q' itself; name another queue",
+    "redrive q --all --yes --to x": "there is no queue 'x' here",
+    "list q --reason failed": "has no 'reason'",
+    "list q --state ready --group": "only dead letters are grouped",
+    "purge q --state ready --error x --yes": "has no 'error'",
+    "purge q --state ended --yes": "state must be one of",
     "pause q --for while": "a duration is written 30s",
     "pause q --for 0s": "--for must be 0.001 to ",
     "pause q --key a --reason x": "leave --reason or --key out",
     "forget q": "say --yes",
+    "pause q --key a --cron b": "--key or --cron",
+    "pause q --cron b --for 1h": "leave --for or --cron out",
+    "workers q --stacks": "go with --running",
     "limits q --rate fast": "rate must be a number",
     "limits q --weight vip": "a weight is written KEY=N",
     "limits q --clear everything": "what is cleared must be one of",
@@ -105,7 +122,7 @@ def test_command_on_an_unknown_queue_refuses_it_and_creates_nothing(command, cli
 def test_command_without_redis_or_a_url_prints_one_line(command, monkeypatch):
     monkeypatch.setattr("reliq.redis.session.PATIENCE_SECONDS", 0.01)
 
-    for call in ("queues", "workers", "account q", "watch", "list q", "dead redrive q --all --yes", "doctor"):
+    for call in ("queues", "workers", "queues q --check", "watch", "list q", "redrive q --all --yes", "doctor"):
         done = command(*call.split(), "--url", f"redis://127.0.0.1:{free_port()}/0")
 
         assert (done.code, done.out, done.err.count("\n")) == (1, "", 1), call

@@ -58,7 +58,7 @@ def known(url):
 def test_queue_names_are_completed_where_a_command_takes_a_queue(completed, known):
     assert completed("reliq show ") == ["go", "mails", "order-deadlines", "orders"]
     assert completed("reliq list ord") == ["order-deadlines", "orders"]
-    assert completed("reliq dead redrive orders --to ma") == ["mails"]
+    assert completed("reliq redrive orders --to ma") == ["mails"]
     assert completed("reliq worker shop.jobs --queue ma") == ["mails"]
     assert completed("reliq queues orders ord") == ["order-deadlines"], "an earlier word is not offered again"
 

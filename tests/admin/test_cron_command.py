@@ -77,7 +77,7 @@ def test_cron_list_and_watch_show_entries_with_problems(ticker, command, admin, 
     client.hset("{reliq:reports}:cron", "hourly last", int(time.time()) - 7300)
     assert re.fullmatch(r"periodic:  hourly [12]h\d*m? late  daily no worker", watched())
     client.hset("{reliq:reports}:cron", "spoilt schedule", "x")
-    command("cron", "pause", "hourly", "--reason", "the warehouse moves")
+    command("pause", "reports", "--cron", "hourly", "--reason", "the warehouse moves")
 
     said = command("cron", "list").out
 
@@ -88,14 +88,14 @@ def test_cron_list_and_watch_show_entries_with_problems(ticker, command, admin, 
 
 
 def test_cron_run_of_a_paused_entry_is_published_by_a_worker(ticking, command, reports):
-    assert command("cron", "pause", "daily", "--json").json == {"paused": True, "queue": "reports"}
+    assert command("pause", "reports", "--cron", "daily", "--json").json == {"paused": True, "queue": "reports"}
 
-    said = command("cron", "run", "daily").out
+    said = command("cron", "run", "reports", "daily").out
 
     assert re.fullmatch(r"published cron\.daily\.run\.\d{13} to reports\n", said)
     with reports.receive() as [job]:
         assert (job.id, job.headers["reliq-tick"][:2]) == (said.split()[1], "20")
-    assert command("cron", "run", "daily", "--json").json["id"].startswith("cron.daily.run.")
+    assert command("cron", "run", "reports", "daily", "--json").json["id"].startswith("cron.daily.run.")
 
 
 def test_cron_run_without_a_worker_is_refused_or_withdrawn(ticker, command, admin, client, gone):
@@ -104,7 +104,7 @@ def test_cron_run_without_a_worker_is_refused_or_withdrawn(ticker, command, admi
     assert not client.hexists("{reliq:reports}:cron", "daily asked")
 
     gone("daily")
-    ran = command("cron", "run", "daily")
+    ran = command("cron", "run", "reports", "daily")
     assert (ran.code, "no worker has the periodic entry 'daily' now" in ran.err) == (2, True)
 
 
@@ -118,10 +118,13 @@ def test_cron_run_repeated_before_its_publish_is_published_once(ticker, admin, c
 
 
 def test_cron_pause_ends_with_resume(ticker, command, admin):
-    assert command("cron", "pause", "daily").out == "daily is paused; `reliq cron resume daily` ends it\n"
-    assert command("cron", "resume", "daily").out == "daily is resumed\n"
-    assert command("cron", "resume", "daily").out == "daily was not paused\n"
-    assert command("cron", "resume", "daily", "--json").json == {"was_paused": False, "queue": "reports"}
+    assert (
+        command("pause", "reports", "--cron", "daily").out
+        == "daily of reports is paused; `reliq resume reports --cron daily` ends it\n"
+    )
+    assert command("resume", "reports", "--cron", "daily").out == "daily of reports is resumed\n"
+    assert command("resume", "reports", "--cron", "daily").out == "daily of reports was not paused\n"
+    assert command("resume", "reports", "--cron", "daily", "--json").json == {"was_paused": False}
     assert admin.crons()[0].pause is None
 
 
@@ -142,28 +145,24 @@ def test_cron_resume_skips_and_counts_the_ticks_of_a_pause_without_workers(ticke
 
 
 def test_cron_forget_is_refused_while_a_worker_has_the_entry(ticker, command, client, admin, gone):
-    refused = command("cron", "forget", "daily")
+    refused = command("forget", "reports", "--cron", "daily", "--yes")
     assert (refused.code, "take it out of the code" in refused.err) == (2, True)
     gone("daily")
 
-    assert command("cron", "forget", "daily").out == "daily of reports is forgotten\n"
+    assert command("forget", "reports", "--cron", "daily", "--yes").out == "daily of reports is forgotten\n"
 
     assert [one.name for one in admin.crons()] == ["hourly"]
     assert not [name for name in client.hkeys("{reliq:reports}:cron") if name.startswith(b"daily ")]
 
 
-def test_unknown_or_ambiguous_entry_is_refused(ticker, command, url):
-    for verb in ("run", "pause", "resume", "forget"):
-        nowhere, not_here = command("cron", verb, "nope"), command("cron", verb, "nope", "--queue", "reports")
-        assert (nowhere.code, not_here.code) == (2, 2)
-        assert "there is no periodic entry 'nope'; `reliq cron list`" in nowhere.err
-        assert not_here.err == "reliq: queue 'reports' has no periodic entry 'nope'; it has daily, hourly\n"
-
-    consumer = Consumer()
-    consumer.every(5, queue=Queue("other", dict, url=url), body={}, name="daily")
-    Ticker(Client(Connection.to(url).wire()), consumer.periodic).step()
-    assert "called 'daily': other, reports; say which with --queue" in command("cron", "pause", "daily").err
-    assert command("cron", "pause", "daily", "--queue", "other").out.startswith("daily is paused")
+def test_unknown_entry_is_refused(ticker, command):
+    for words in ("cron run reports nope", *(f"{verb} reports --cron nope" for verb in ("pause", "resume"))):
+        assert command(*words.split())[::2] == (
+            2,
+            "reliq: queue 'reports' has no periodic entry 'nope'; it has daily, hourly\n",
+        )
+    assert "no periodic entry 'nope'" in command("forget", "reports", "--cron", "nope", "--yes").err
+    assert command("pause", "reports", "--cron", "daily", "--for", "1h").code == 2
 
 
 def test_foreign_fields_hide_no_entry(ticker, admin, client):

@@ -1,4 +1,4 @@
-"""`reliq dead`: letters found by their filters, read, published again at a rate, deleted."""
+"""`reliq list --state dead`, `redrive` and `purge`: letters found by their filters, read, published again at a rate, deleted."""
 
 import re
 import time
@@ -10,7 +10,7 @@ from handling import bury_all, handle_all
 from reliq import Queue
 from reliq.admin import Filter
 from reliq.admin.dead import Pace, copy_id
-from reliq.cli.dead import per_second
+from reliq.cli.messages import per_second
 from reliq.errors import ConfigurationError
 
 
@@ -30,7 +30,7 @@ def letters(queue, die):
 
 
 def listed(command, *words):
-    ran = command("dead", "list", "q", *words, "--json")
+    ran = command("list", "q", "--state", "dead", *words, "--json")
     assert ran.code == 0, ran.err
     return "".join(one["id"] for one in ran.json)
 
@@ -63,17 +63,17 @@ def test_dead_list_filters_by_age(command, queue, client, letters):
 def test_dead_show_prints_the_whole_letter(command, queue, die):
     die("m", error="card declined", headers={"tenant": "acme"})
 
-    shown = command("dead", "show", "q", "m").out
+    shown = command("show", "q", "m", "--state", "dead").out
 
     assert all(part in shown for part in ("card declined", "acme", '{\n  "id": "m"\n}'))
-    assert re.search(r"^ +when  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC$", shown, re.MULTILINE)
-    assert command("dead", "show", "q", "m", "--raw").out == '{"id":"m"}'
-    assert command("dead", "show", "q", "m", "--json").json["headers"] == {"tenant": "acme"}
+    assert re.search(r"^ +died  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC$", shown, re.MULTILINE)
+    assert command("show", "q", "m", "--state", "dead", "--raw").out == '{"id":"m"}'
+    assert command("show", "q", "m", "--state", "dead", "--json").json["headers"] == {"tenant": "acme"}
 
 
 def test_redrive_and_purge_take_matching_letters_only(command, queue, letters):
-    redrive = ("dead", "redrive", "q", "--error", "declined")
-    purge = ("dead", "purge", "q", "--match", '"id":"d"')
+    redrive = ("redrive", "q", "--error", "declined")
+    purge = ("purge", "q", "--state", "dead", "--match", '"id":"d"')
     assert command(*redrive, "--dry-run").out == "2 would be redriven\n"
     assert command(*redrive).out == "2 redriven\n"
     assert (listed(command), [body["id"] for body in handle_all(queue)]) == ("db", ["a", "c"])
@@ -84,11 +84,11 @@ def test_redrive_and_purge_take_matching_letters_only(command, queue, letters):
 
 
 def test_redrive_obeys_retries_delay_and_limit(command, queue, letters, client):
-    command("dead", "redrive", "q", "a", "--retries", 1, "--delay", "10m")
+    command("redrive", "q", "a", "--retries", 1, "--delay", "10m")
     assert client.hget(queue.keys.retries_left, "a") == b"1"
     assert client.zscore(queue.keys.pending, "a") == pytest.approx(time.time() + 600, abs=60)
 
-    assert command("dead", "redrive", "q", "--all", "--yes", "--limit", 2).out == "2 redriven\n"
+    assert command("redrive", "q", "--all", "--yes", "--limit", 2).out == "2 redriven\n"
     assert listed(command) == "d"
 
 
@@ -96,11 +96,8 @@ def test_redrive_of_an_id_that_lives_or_has_no_letter_reports_it(command, queue,
     die("m", "n")
     queue.publish({}, id="m", replace=True)
 
-    assert (
-        command("dead", "redrive", "q", "m").out
-        == "0 redriven, 1 kept: their ids are in use, or the queue refuses them\n"
-    )
-    ran = command("dead", "redrive", "q", "n", "nobody")
+    assert command("redrive", "q", "m").out == "0 redriven, 1 kept: their ids are in use, or the queue refuses them\n"
+    ran = command("redrive", "q", "n", "nobody")
     assert (ran.code, ran.out) == (2, "1 redriven\n")
     assert "has no dead letter of nobody" in ran.err
     assert listed(command) == "m"
@@ -110,7 +107,7 @@ def test_redrive_to_another_queue_keeps_headers_and_retries(command, queue, url,
     other = Queue("other", url=url)
     other.publish({}, id="first")
 
-    ran = command("dead", "redrive", "q", "--header", "tenant=acme", "--to", "other", "--json")
+    ran = command("redrive", "q", "--header", "tenant=acme", "--to", "other", "--json")
 
     assert ran.json == {"verb": "redriven", "found": 1, "done": 1, "running": 0, "kept": 0, "gone": 0}
     with other.receive(limit=10) as jobs:
@@ -188,10 +185,10 @@ def test_redriven_letter_keeps_its_key_or_priority(command, queue, url, client, 
 
     if "key" in options:
         assert listed(command, "--key", "nobody") == ""
-        assert command("dead", "list", "q", "--key", "tenant-7", "--json").json[-1]["id"] == "a"
-    assert command("dead", "redrive", "q", "a").out == "1 redriven\n"
+        assert command("list", "q", "--state", "dead", "--key", "tenant-7", "--json").json[-1]["id"] == "a"
+    assert command("redrive", "q", "a").out == "1 redriven\n"
     assert client.lrange(queue.keys.line(line), 0, -1) == [b"a"]
     other.publish({}, id="first")
-    assert command("dead", "redrive", "q", "b", "--to", "other").out == "1 redriven\n"
+    assert command("redrive", "q", "b", "--to", "other").out == "1 redriven\n"
     [copy] = client.lrange(other.keys.line(line), 0, -1)
     assert client.hget(other.keys.retries_left, copy) == f"12 {line}".encode()

@@ -37,7 +37,7 @@ def test_forget_deletes_everything_of_an_empty_queue(empty, command, queue, clie
 
     assert (done.code, done.out) == (0, "q is forgotten\n")
     assert (lasting(client), client.hgetall(QUEUES_KEY)) == (set(), {})
-    assert command("account", "q").code == 2
+    assert command("queues", "q", "--check").code == 2
     assert command("queues", "--interval", "0", "--json").json["queues"] == []
 
 

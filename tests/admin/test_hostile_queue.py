@@ -37,35 +37,28 @@ BY_THEMSELVES = {"watch", "exporter", "health", "web"}
 #: The calls of each command: its exit code as its help says (?: either), and the words after its name.
 #: CLEAR clears a terminal; STATE, MOVABLE and ID stand for each state and for ids of the queue.
 ERRANDS = {
-    "queues": "0 --interval 0; 0 q spoilt --interval 0; 0 --scan",
-    "workers": "0",
-    "running": "0 q",
+    "queues": "0 --interval 0; 0 q spoilt --interval 0; 0 --scan; 1 q --check",
+    "workers": "0; 0 q; 0 --running; 0 q --running; 2 CLEAR --running",
     "keys": "0 q; 0 q --all; 2 q --key CLEAR; 2 CLEAR",
     "limits": "2 q; 2 q --clear CLEAR; 2 q --weight CLEAR=3; ? q --per-key 2 --clear weights; ? q",
-    "list": "0 q --limit 500 --state STATE; 0 q --key CLEAR\x1b[31m; 0 q --match \x1b; 2 CLEAR",
-    "show": "0 q ID; 2 q CLEAR",
-    "ends": "0 q; 0 q --kind acked; 2 q --kind \x9b",
+    "list": "0 q --limit 500 --state STATE; 0 q --key CLEAR\x1b[31m; 0 q --match \x1b; 2 CLEAR; "
+    "0 q --group; 2 q --state dead --reason \x1b; 0 q --kind acked; 2 q --kind \x9b",
+    "show": "0 q ID; 2 q CLEAR; ? q ID --state dead",
     "publish": '0 q "\x9b" --id new; 2 q {} --id CLEAR',
     "cancel": "2 q nobody; 0 q --state pending --yes",
     "move": "0 q other --state MOVABLE --yes",
-    "purge": "0 q --state STATE --yes",
-    "pause": "2 q --key CLEAR; 0 q --key tenant --for 1m; 2 q --reason CLEAR; 0 q --reason :id:[b]",
-    "resume": "0 q; 2 q --key CLEAR; 0 q --key tenant",
-    "forget": "2 q --yes; 2 CLEAR --yes; 0 spoilt --yes",
+    "purge": "0 q --state PURGEABLE --yes; 2 q \x9b --state dead --yes",
+    "pause": "2 q --key CLEAR; 0 q --key tenant --for 1m; 2 q --reason CLEAR; 0 q --reason :id:[b]; "
+    "0 q --cron daily; 2 q --cron daily --reason CLEAR; 2 q --cron \x9b",
+    "resume": "0 q; 2 q --key CLEAR; 0 q --key tenant; 0 q --cron daily; 2 q --cron \x9b",
+    "forget": "2 q --yes; 2 CLEAR --yes; 0 spoilt --yes; 0 q --cron daily --yes; 2 q --cron \x9b --yes",
     "cron list": "0; 0 q; 2 CLEAR",
-    "cron run": "2 daily; 2 CLEAR; 2 CLEAR --queue q",
-    "cron pause": "0 daily; 2 daily --reason CLEAR; 2 \x9b --queue q",
-    "cron resume": "0 daily --queue q; 2 \x9b",
-    "cron forget": "0 daily; 2 \x9b",
+    "cron run": "2 q daily; 2 q CLEAR; 2 CLEAR daily",
     "shards": "0 q; 2 q 3 --yes; 2 CLEAR; ? q 8 --yes; ? q --finish",
-    "account": "1 q; 1 spoilt",
     "check": "1 q; 1 q --repair; 1 spoilt",
     "doctor": "?",
     "acl": "0 --role producer --queue q; 2 --role CLEAR --queue q; 0 --load; 2",
-    "dead list": "0 q --limit 500; 2 q --reason \x1b; 0 q --group",
-    "dead show": "0 q ID; 2 q \x9b",
-    "dead redrive": "0 q --all --yes --to other; 2 q \x9b; 0 q --all --yes",
-    "dead purge": "2 q \x9b --yes; 0 q --all --yes",
+    "redrive": "0 q --all --yes --to other; 2 q \x9b; 0 q --all --yes",
 }
 
 
@@ -78,7 +71,12 @@ def calls_of(name, ids):
     """Yield the words of each call of a command, and its exit code."""
     movable = ("pending", "ready", "retry", "unack")
     texts = [ids[at].decode("utf-8", "surrogateescape") for at in (*range(9), *range(45, 60))]
-    each = {"STATE": (*movable, "waiting", "garbage", "dead"), "MOVABLE": movable, "ID": texts}
+    each = {
+        "STATE": (*movable, "waiting", "garbage", "dead", "ended"),
+        "PURGEABLE": (*movable, "waiting", "garbage", "dead"),
+        "MOVABLE": movable,
+        "ID": texts,
+    }
     for call in ERRANDS[name].split("; "):
         code, *words = (word.replace("CLEAR", "\x1b[2J") for word in call.split(" "))
         kind = next((word for word in words if word in each), None)
@@ -100,7 +98,7 @@ def hostile(url, client):
 
 
 #: Commands that lay out what they show by the width of the terminal.
-WIDE = {"queues", "workers", "running", "list", "ends", "dead list", "cron list"}
+WIDE = {"queues", "workers", "list", "cron list"}
 MODES = [(name, "over a pipe") for name in ERRANDS] + [(name, "in 80 columns") for name in ERRANDS if name in WIDE]
 MODES += [(name, "as JSON") for name in ERRANDS if "--json" in options(name)]
 
@@ -209,7 +207,7 @@ def test_redrive_continues_past_bad_letters_and_counts_them(hostile, command, di
     die(*(f"good-{number}" for number in range(20)))
     hostile()
 
-    told = command("dead", "redrive", "q", "--all", "--to", "other", "--yes", "--json").json
+    told = command("redrive", "q", "--all", "--to", "other", "--yes", "--json").json
 
     assert told["kept"] > 0
     assert told["done"] > 20
@@ -231,9 +229,10 @@ NAMING = [
     ["shards", "--yes", "--", "QUEUE", "8"],
     ["move", "--state", "dead", "--yes", "--", "QUEUE", "other"],
     ["move", "--state", "ready", "--yes", "--", "QUEUE", "other"],
-    ["cron", "pause", "--queue=QUEUE", ENTRY],
+    ["pause", f"--cron={ENTRY}", "--", "QUEUE"],
+    ["cron", "list", "--", "QUEUE"],
     ["check", "--", "QUEUE"],
-    ["account", "--", "QUEUE"],
+    ["queues", "--check", "--", "QUEUE"],
     ["forget", "--yes", "--", "QUEUE"],
     ["doctor"],
 ]
@@ -281,17 +280,17 @@ def test_commands_that_an_output_suggests_quote_a_hostile_name(name, layout, com
     named(name, layout)
     seen = set()
     for words in NAMING:
-        at = 2 if words[0] in ("cron", "dead") else 1
+        at = 2 if words[0] == "cron" else 1
         of = ["--layout", layout] if "--layout" in options(" ".join(words[:at])) else []
         done = command(*words[:at], *of, *(word.replace("QUEUE", name) for word in words[at:]))
         for what, rest in named_commands(done.out + done.err):
             given = parsed(what, rest)
             seen.add(" ".join(what))
-            if what[0] == "cron":
-                assert given["name"] == ENTRY, done
-            elif given.get("queue", name) != "QUEUE":
+            if given.get("cron"):
+                assert given["cron"] == ENTRY, done
+            if given.get("queue", name) != "QUEUE":
                 assert given.get("queue", name) == name, done
                 assert given.get("layout", "reliq") == str(layout) or "queue" not in given, done
 
-    assert seen >= {"resume", "pause", "dead redrive", "cron resume"}
+    assert seen >= {"resume", "redrive", "forget"}
     assert layout.bare or seen >= {"limits", "shards"}

@@ -42,7 +42,7 @@ def test_waiting_messages_are_counted_in_every_command(tenants, command, admin):
     counts = tenants.counts()
 
     assert (counts.waiting, counts.ready, counts.alive, counts.missing, counts.keyed) == (4, 1, 5, 0, True)
-    assert command("account", "q").code == 0
+    assert command("queues", "q", "--check").code == 0
     [view] = admin.queues(["q"]).queues
     assert (view.waiting, view.due, view.alive) == (4, 5, 5)
     assert [one.key for one in view.lines.largest] == ["a", "b"]

@@ -21,24 +21,24 @@ CALLS = (
     "publish QUEUE {} --id m --delay 1h",
     "list QUEUE --state pending",
     "show QUEUE m",
-    "account QUEUE",
+    "queues QUEUE --check",
     "check QUEUE",
-    "running QUEUE",
-    "ends QUEUE",
+    "workers QUEUE --running",
+    "list QUEUE --state ended",
     "pause QUEUE --for 1h",
     "resume QUEUE",
     "move QUEUE other --state pending --yes",
     "cancel other m --yes",
     "purge QUEUE --state ready --yes",
-    "dead list QUEUE",
-    "dead show QUEUE dead-0",
-    "dead redrive QUEUE --all --yes",
-    "dead purge QUEUE --all --yes",
+    "list QUEUE --state dead",
+    "show QUEUE dead-0 --state dead",
+    "redrive QUEUE --all --yes",
+    "purge QUEUE --state dead --yes",
     "acl --role producer --queue QUEUE",
     "cron list QUEUE",
-    "cron pause --queue QUEUE daily",
-    "cron resume --queue QUEUE daily",
-    "cron forget --queue QUEUE daily",
+    "pause QUEUE --cron daily",
+    "resume QUEUE --cron daily",
+    "forget QUEUE --cron daily --yes",
     "shards QUEUE",
 )
 
@@ -72,12 +72,12 @@ def test_every_command_reaches_a_queue_of_go(command, url, client, layout, name)
         command("purge", name, "--layout", layout, "--state", state, "--yes")
     client.hset(QUEUES_KEY, Keys(name, layout).entry, 1)
     assert command("forget", name, "--layout", layout, "--letters", "--yes").err == ""
-    assert command("account", name, "--layout", layout).code == 2
+    assert command("queues", name, "--check", "--layout", layout).code == 2
 
 
 def test_every_command_with_the_option_layout_is_called():
     called = {re.split(r" (?:QUEUE|other|--)", call)[0] for call in CALLS}
-    elsewhere = {"watch", "doctor", "exporter", "forget"} | {"cron run"}  # the last waits for a worker
+    elsewhere = {"watch", "doctor", "exporter"} | {"cron run"}  # the last waits for a worker
     keyed = {"keys", "limits"}  # a queue of Go has none
 
     assert {name for name in COMMANDS if "--layout" in options(name)} - called == elsewhere | keyed
@@ -100,7 +100,7 @@ def test_scan_tells_a_prefix_with_colons_from_a_name_with_colons(command, url, c
 def test_command_with_the_wrong_layout_names_the_right_one(command, url, layout):
     Queue("orders", bytes, url=url, layout=layout).publish(b"body")
 
-    for words in (["account"], ["check"], ["check", "--repair"], ["list"], ["show", "m"], ["pause"]):
+    for words in (["queues", "--check"], ["check"], ["check", "--repair"], ["list"], ["show", "m"], ["pause"]):
         said = f"reliq: there is no queue 'orders' here; there is one with --layout {layout}\n"
         assert command(words[0], "orders", *words[1:]) == (2, "", said)
     unknown = command("check", "nobodys", "--layout", layout)
@@ -138,13 +138,14 @@ def test_account_of_a_queue_shared_with_go_exits_0_without_a_verdict(command, go
     go.promote(now)
     go.ack(go.claim(now))
 
-    ran, told = (command("account", "orders", "--layout", "hdt3213", *more) for more in ((), ("--json",)))
-    running = command("running", "orders", "--layout", "hdt3213").out
+    ran, told = (command("queues", "orders", "--check", "--layout", "hdt3213", *more) for more in ((), ("--json",)))
+    running = command("workers", "orders", "--running", "--layout", "hdt3213").out
 
     assert (ran.code, told.code) == (0, 0)
     assert "A program in Go that shares the queue counts nothing" in ran.out
-    assert "What programs in Go run, nobody tells." in running
-    assert told.json | {"published": 0, "alive": 2, "missing": None, "balanced": None} == told.json
+    assert "Programs in Go do not report what they run." in running
+    account = told.json["queues"][0]["account"]
+    assert account | {"published": 0, "alive": 2, "missing": None} == account
 
 
 def test_queue_in_the_go_layout_is_late_by_its_pending_messages_alone(command, go, client):

@@ -120,8 +120,8 @@ def test_list_without_messages_prints_a_sentence(command, queue):
         "list q --state unack": "no unack messages in q",
         "list q --offset 5": "no more ready messages in q",
         "list q --key k": "no waiting messages in q that match",
-        "dead list q --error card": "no dead letters in q that match",
-        "dead list q --group": "no dead letters in q",
+        "list q --state dead --error card": "no dead messages in q that match",
+        "list q --group": "no dead messages in q",
         "cron list q": "There is no periodic entry; @consumer.cron(…) makes one, and a worker brings it here.",
     }.items():
         assert command(*words.split()).out == f"{said}\n"

@@ -109,10 +109,10 @@ def test_dead_list_groups_letters_and_redrive_takes_a_group(command, queue, die)
     fail(queue, KeyError("canary"))
     run_transition(queue, "collect", ["c"], letters_max=1000, letters_ms=10**9)
 
-    told = command("dead", "list", "q", "--group").out
-    groups = command("dead", "list", "q", "--group", "--json").json["groups"]
+    told = command("list", "q", "--state", "dead", "--group").out
+    groups = command("list", "q", "--state", "dead", "--group", "--json").json["groups"]
 
     assert [line.split()[:2] for line in told.splitlines()[1:]] == [["2", "rejected"], ["1", "failed"]]
     assert "canary" not in told
-    assert command("dead", "redrive", "q", "--raised", groups[1]["raised"]).out == "1 redriven\n"
-    assert command("dead", "list", "q", "--raised", "", "--json").json[-1]["id"] == "a"
+    assert command("redrive", "q", "--raised", groups[1]["raised"]).out == "1 redriven\n"
+    assert command("list", "q", "--state", "dead", "--raised", "", "--json").json[-1]["id"] == "a"

@@ -1,4 +1,4 @@
-"""`reliq queues`, `workers`, `running`, `account`: what a person on call asks first."""
+"""`reliq queues` with accounts, and `workers` with running handlers: the first questions of a person on call."""
 
 import re
 import threading
@@ -131,24 +131,24 @@ def test_running_shows_message_worker_and_duration(command, alive, queue):
     )
     alive("w1", queues=("q", "other"), running=rows)
 
-    assert [row["id"] for row in command("running", "q", "--json").json] == ["slow", "quick"]
-    (row,) = command("running", "q", "--longer-than", "10m", "--json").json
+    assert [row["id"] for row in command("workers", "q", "--running", "--json").json] == ["slow", "quick"]
+    (row,) = command("workers", "q", "--running", "--longer-than", "10m", "--json").json
     assert (row["id"], row["attempt"], row["worker"], row["pid"]) == ("slow", 2, "w1", 7)
     assert 900 <= row["seconds"] < 960
-    said = command("running", "q").out
+    said = command("workers", "q", "--running").out
     assert ("15m" in said, "Go" in said) == (True, False)
-    assert command("running", "q", "--longer-than", "2h").out == "Nothing runs for 2h.\n"
+    assert command("workers", "q", "--running", "--longer-than", "2h").out == "Nothing runs for 2h.\n"
 
 
 def test_running_and_workers_show_the_age_of_old_records(command, alive, queue):
     queue.publish({})
     rows = (RunningJob("q", "m", 1, time.time() - 90),)
     alive("w1", running=rows, seen=time.time() + 60)  # a clock that is ahead
-    assert "as of" not in command("running", "q").out + command("workers").out
+    assert "as of" not in command("workers", "q", "--running").out + command("workers").out
 
     alive("w2", running=rows, seen=time.time() - 4)
 
-    for words in (["running", "q"], ["workers"]):
+    for words in (["workers", "q", "--running"], ["workers"]):
         assert re.fullmatch(r"as of \d+(\.\d)?s ago", command(*words).out.splitlines()[-1])
         assert all(one["seen"] < time.time() + 61 for one in command(*words, "--json").json)
 
@@ -157,13 +157,13 @@ def test_running_shows_the_messages_and_stacks_of_a_real_worker(command, busy, q
     monkeypatch.setattr("reliq.worker.upkeep.BEAT_SECONDS", 0.05)
     busy._beat_at = 0.0
     busy.wake()
-    (row,) = eventually(lambda: command("running", "q", "--json").json, "its record says that it runs")
+    (row,) = eventually(lambda: command("workers", "q", "--running", "--json").json, "its record says that it runs")
     assert (row["queue"], row["id"], row["attempt"]) == ("q", "stays", 1)
 
-    told = command("running", "q", "--stacks").out
+    told = command("workers", "q", "--running", "--stacks").out
 
     assert re.search(r"^stays in .*:\d+\n  /.*test_queues_command.py:\d+ busy.<locals>.stay$", told, re.MULTILINE)
-    (row,) = command("running", "q", "--stacks", "--json").json
+    (row,) = command("workers", "q", "--running", "--stacks", "--json").json
     assert row["stack"][0].endswith("busy.<locals>.stay")
 
 
@@ -173,27 +173,27 @@ def test_running_reports_a_process_that_sends_no_stacks(command, alive, queue, m
     queue.publish({})
     alive("w1", running=(RunningJob("q", "held", 1, time.time()),))
 
-    assert "no answer: a handler holds the interpreter" in command("running", "q", "--stacks").out
-    assert command("running", "q", "--stacks", "--json").json[0]["stack"] is None
+    assert "no answer: a handler holds the interpreter" in command("workers", "q", "--running", "--stacks").out
+    assert command("workers", "q", "--running", "--stacks", "--json").json[0]["stack"] is None
 
 
-def test_account_exits_0_if_it_adds_up_and_otherwise_1_with_the_difference(command, queue, client):
+def test_check_of_queues_exits_1_with_the_difference_when_an_account_does_not_add_up(command, queue, client):
     queue.publish_many({"n": number} for number in range(5))
     with queue.receive(limit=2):
         pass
     queue.publish({}, delay=60, id="off")
     queue.cancel("off")
-    done = command("account", "q")
+    done = command("queues", "q", "--check")
     assert (done.code, done.out.rstrip().endswith("It adds up.")) == (0, True)
-    told = command("account", "q", "--json").json
-    numbers = ("published", "redriven", "acked", "cancelled", "alive", "missing", "balanced")
-    assert [told[name] for name in numbers] == [6, 0, 2, 1, 3, 0, True]
+    numbers = ("published", "redriven", "acked", "cancelled", "alive", "missing")
+    assert [view_of(command, "q")["account"][name] for name in numbers] == [6, 0, 2, 1, 3, 0]
 
     client.rpop(queue.keys.ready, 2)
-    done = command("account", "q")
-    assert done.code == 1
+    done = command("queues", "--check")
+    assert (done.code, command("queues", "q").code) == (1, 0)
     assert "It does not add up: what came in is 2 more than what has ended or is alive." in done.out
-    assert command("account", "q", "--json").json["missing"] == 2
+    done = command("queues", "--check", "--json")
+    assert (done.code, done.json["queues"][0]["account"]["missing"]) == (1, 2)
 
     client.lpush(queue.keys.ready, "stowaway-1", "stowaway-2", "stowaway-3")
-    assert "what has ended or is alive is 1 more than what came in" in command("account", "q").out
+    assert "what has ended or is alive is 1 more than what came in" in command("queues", "q", "--check").out

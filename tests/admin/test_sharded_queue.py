@@ -89,7 +89,7 @@ def ids_of(shards, state):
 #: Commands that do not read the messages of a shard.
 ONE_FOR_ALL = {
     *("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch", "init"),  # they are programs
-    *("outbox sql", "outbox clean", "outbox retry", "doctor", "acl", "workers"),
+    *("outbox sql", "outbox clean", "outbox retry", "doctor", "acl"),
     *("keys", "limits"),  # a queue of several shards has neither
     *("publish", "show", "forget"),  # the id names the shard; a shard alone cannot be forgotten
 }
@@ -107,9 +107,12 @@ def test_queues_and_account_add_up_the_shards(command, filled):
     assert ({state: one[state] for state in HELD}, one["shards"]) == (HELD, 1)
     assert [view["queue"] for view in command("queues", "--scan", "--json").json["queues"]] == ["other", "q"]
 
-    whole, one = command("account", "q", "--json").json, command("account", "q", "--json", "--shard", "1").json
-    assert (whole["published"], whole["alive"], whole["dead"], whole["balanced"]) == (48, 4 * ALIVE, 8, True)
-    assert (one["published"], one["alive"], one["dead"], one["balanced"]) == (12, ALIVE, 2, True)
+    whole, one = (
+        command("queues", "q", "--check", "--json", *words).json["queues"][0]["account"]
+        for words in ([], ["--shard", "1"])
+    )
+    assert (whole["published"], whole["alive"], whole["dead"], whole["missing"]) == (48, 4 * ALIVE, 8, 0)
+    assert (one["published"], one["alive"], one["dead"], one["missing"]) == (12, ALIVE, 2, 0)
 
 
 def test_list_shows_the_messages_of_all_shards(command, filled):
@@ -124,21 +127,24 @@ def test_list_shows_the_messages_of_all_shards(command, filled):
 def test_running_show_ends_and_dead_read_all_shards_or_one(command, filled, alive):
     mine, other = (shard.ids["unack"][0] for shard in filled[1:3])
     alive(running=tuple(RunningJob("q", id, 1, time.time()) for id in (mine, other)))
-    assert {one["id"] for one in command("running", "q", "--json").json} == {mine, other}
-    assert [one["id"] for one in command("running", "q", "--json", "--shard", "1").json] == [mine]
+    assert {one["id"] for one in command("workers", "q", "--running", "--json").json} == {mine, other}
+    assert [one["id"] for one in command("workers", "q", "--running", "--json", "--shard", "1").json] == [mine]
 
     for shard in filled:
         for state, ids in shard.ids.items():
             assert command("show", "q", ids[0], "--json").json["id"] == ids[0], (shard.shard, state)
     assert command("show", "q", "nobody").code == 2
 
-    ends, letters = command("ends", "q", "--json").json, command("dead", "list", "q", "--json").json
+    ends, letters = (
+        command("list", "q", "--state", "ended", "--json").json,
+        command("list", "q", "--state", "dead", "--json").json,
+    )
     assert {one["id"] for one in ends} == {one["id"] for one in letters} == ids_of(filled, "dead")
-    assert len(command("ends", "q", "--limit", "3", "--json").json) == 3
-    (group,) = command("dead", "list", "q", "--group", "--json").json["groups"]
+    assert len(command("list", "q", "--state", "ended", "--limit", "3", "--json").json) == 3
+    (group,) = command("list", "q", "--state", "dead", "--group", "--json").json["groups"]
     assert (group["reason"], group["count"]) == ("rejected", 2 * SHARDS)
-    assert command("dead", "list", "q", "--group", "--json", "--shard", "1").json["looked"] == 2
-    assert command("dead", "show", "q", filled[3].ids["dead"][0], "--json").json["reason"] == "rejected"
+    assert command("list", "q", "--state", "dead", "--group", "--json", "--shard", "1").json["looked"] == 2
+    assert command("show", "q", filled[3].ids["dead"][0], "--state", "dead", "--json").json["reason"] == "rejected"
 
 
 def test_pause_and_resume_change_all_shards_or_one(command, filled, client):
@@ -175,7 +181,7 @@ def test_purge_empties_a_state_of_all_shards_or_of_one(command, filled, admin):
 
 
 def test_dead_letters_are_redriven_moved_and_purged_up_to_the_limit(command, filled, admin):
-    redrive = ("dead", "redrive", "q", "--all", "--yes", "--json")
+    redrive = ("redrive", "q", "--all", "--yes", "--json")
     assert command(*redrive, "--limit", "3").json["done"] == 3
     assert command(*redrive, "--shard", "3").json["done"] == 2
     counts = [admin.in_shard(shard).account("q") for shard in range(SHARDS)]
@@ -183,7 +189,7 @@ def test_dead_letters_are_redriven_moved_and_purged_up_to_the_limit(command, fil
 
     assert command(*redrive, "--limit", "2", "--to", "other").json["done"] == 2
     assert admin.size("other", "ready") == 3
-    assert command("dead", "purge", "q", "--reason", "rejected", "--yes", "--json").json["done"] == 1
+    assert command("purge", "q", "--state", "dead", "--reason", "rejected", "--yes", "--json").json["done"] == 1
 
 
 def test_dead_letter_whose_home_shard_changed_is_published_in_the_new_shard(client, url, admin, map_is):
@@ -233,10 +239,10 @@ def test_forget_deletes_all_shards_and_the_map(command, filled, client, admin):
 
 
 def test_shard_that_does_not_exist_is_refused(command, filled, admin):
-    assert "has 4 shards, 0 to 3, and no shard 7" in command("account", "q", "--shard", "7").err
-    assert "has one shard, 0, and no shard 1" in command("account", "other", "--shard", "1").err
+    assert "has 4 shards, 0 to 3, and no shard 7" in command("queues", "q", "--check", "--shard", "7").err
+    assert "has one shard, 0, and no shard 1" in command("queues", "other", "--check", "--shard", "1").err
     assert "name the queue whose shard is meant" in command("queues", "--shard", "1").err
-    assert command("account", "q", "--shard", "256").code == 2
+    assert command("queues", "q", "--check", "--shard", "256").code == 2
     with pytest.raises(ConfigurationError, match="shard must be"):
         Admin(shard=-1)
 
@@ -341,8 +347,16 @@ def test_acl_of_a_queue_allows_its_future_shards_and_no_other_queue(command, que
 
 
 LOOKS = (
-    *("queues q --interval 0", "account q", "list q --state ready", "show q m", "ends q", "dead list q", "running q"),
-    *("check q", "pause q", "resume q", "cancel q m", "purge q --state ready --yes", "dead redrive q --all --yes"),
+    *(
+        "queues q --interval 0",
+        "queues q --check",
+        "list q --state ready",
+        "show q m",
+        "list q --state ended",
+        "list q --state dead",
+        "workers q --running",
+    ),
+    *("check q", "pause q", "resume q", "cancel q m", "purge q --state ready --yes", "redrive q --all --yes"),
 )
 
 

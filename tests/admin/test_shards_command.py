@@ -185,7 +185,7 @@ def test_corrupt_map_without_a_fence_is_repaired_as_one_shard(admin, queue, comm
     fault = spoil()
     remedy = "" if fault == "wrong-type" else "Mend it: reliq check q --repair"
 
-    done = command("account", "q")
+    done = command("queues", "q", "--check")
     assert (done.code, queue.keys.map in done.err, remedy in done.err) == (1, True, True)
     assert remedy in command("queues", "--interval", "0", "--json").json["unreadable"]["q"]
     assert [one.name for one in admin.check("q").faults] == [fault]

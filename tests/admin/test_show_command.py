@@ -192,7 +192,7 @@ def test_show_of_an_acked_message_needs_history(url, command, show, queue):
     with kept.receive():
         pass
     assert [end["kind"] for end in show("kept")["ends"]] == ["acked"]
-    assert [end["id"] for end in command("ends", "q", "--kind", "acked", "--json").json] == ["kept"]
+    assert [end["id"] for end in command("list", "q", "--state", "ended", "--kind", "acked", "--json").json] == ["kept"]
 
 
 def test_ends_lists_the_newest_first_by_kind_and_limit(command, queue, die, client):
@@ -207,14 +207,14 @@ def test_ends_lists_the_newest_first_by_kind_and_limit(command, queue, die, clie
         assert jobs == []
     newest = ["expired", "purged", "cancelled", "dead"]
 
-    rows = [line.split() for line in command("ends", "q").out.splitlines()[1:]]
+    rows = [line.split() for line in command("list", "q", "--state", "ended").out.splitlines()[1:]]
 
-    assert [row[2:4] for row in rows] == [[kind, kind] for kind in newest]
-    assert " ".join(rows[-1][4:]) == "rejected (delivery 1): no such card"
-    assert [end["id"] for end in command("ends", "q", "--limit", "2", "--json").json] == newest[:2]
+    assert [row[:2] for row in rows] == [[kind, kind] for kind in newest]
+    assert " ".join(rows[-1][-4:]) == "rejected: no such card"
+    assert [end["id"] for end in command("list", "q", "--state", "ended", "--limit", "2", "--json").json] == newest[:2]
     for kind in newest:
-        assert [end["id"] for end in command("ends", "q", "--kind", kind, "--json").json] == [kind]
-    assert "history" in command("ends", "q", "--kind", "acked").out
+        assert [end["id"] for end in command("list", "q", "--state", "ended", "--kind", kind, "--json").json] == [kind]
+    assert "history" in command("list", "q", "--state", "ended", "--kind", "acked").out
 
 
 def test_ends_are_read_page_by_page(url, queue, monkeypatch):

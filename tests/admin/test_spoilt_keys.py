@@ -40,7 +40,7 @@ def test_corrupt_queue_is_shown_with_its_reason_and_hides_no_other(spoiling, rea
     assert reason in seen["unreadable"].get("spoilt", "")
     assert ("spoilt" in seen["unreadable"]) == bool(reason)
     assert (said.code, f"spoilt cannot be read: {reason}" in said.out) == (0, bool(reason))
-    assert command("account", "q").code == 0
+    assert command("queues", "q", "--check").code == 0
     assert command("check", "spoilt").err == ""
 
     registry = CollectorRegistry()
@@ -60,5 +60,5 @@ def test_commands_skip_worker_records_that_something_else_wrote(queue, command, 
     for record in (b"\xff", b"[" * 5000, b'{"id":1}', b'{"pid":1e999}'):
         client.set(worker_key("evil"), record)
 
-        for words in ("queues --interval 0", "workers", "running q"):
+        for words in ("queues --interval 0", "workers", "workers q --running"):
             assert command(*words.split()).code == 0

@@ -51,7 +51,7 @@ def test_programs_of_a_migration_page_run_as_written(name, page_of, url):
         totals = Queue(queue, url=url, layout=layout).counts().totals
 
     assert {end: totals.get(end, 0) for end in ends} == ends
-    assert totals.get("dead", 0) == len(re.findall(r" (?:failed|rejected) ", said))
+    assert totals.get("dead", 0) == len(re.findall(r" (?:failed|rejected)\b", said))
 
 
 def test_programs_of_other_queues_are_python_and_import_names_of_the_page():

@@ -120,7 +120,7 @@ def test_tutorial_typed_from_a_checkout_prints_what_it_shows(checkout, terminals
             start = block
             worker.type(start)
         elif language == "sh":
-            if "reliq account" in block:
+            if "--check" in block:
                 opens(checkout).type(start.replace("--processes 2 --concurrency 4", "--concurrency 400"))
                 eventually(lambda: Queue("mails", url=url).counts().alive == 0, "the worker is quiet")
             output = "".join(map(first.run, block.splitlines()))
