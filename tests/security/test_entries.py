@@ -22,6 +22,7 @@ from reliq import (
     UndecodableError,
     WorkerSettings,
 )
+from reliq.admin import Filter
 from reliq.message import BARE
 
 SECRET = "s3cret"
@@ -99,9 +100,9 @@ BAD_CALLS = {
     "Admin.queues interval": ("interval must be", lambda: ADMIN.queues(interval=61)),
     "Admin.running": ("queue name must be", lambda: ADMIN.running("a:b")),
     "Admin.running longer_than": ("longer_than must be", lambda: ADMIN.running("q", longer_than=-1)),
-    "Admin.ends": ("queue name must be", lambda: ADMIN.ends("a:b")),
-    "Admin.ends limit": ("limit must be", lambda: ADMIN.ends("q", limit=0)),
-    "Admin.ends kind": ("kind must be one of", lambda: ADMIN.ends("q", kind="gone")),
+    "Admin.messages": ("queue name must be", lambda: ADMIN.messages("a:b", "ended")),
+    "Admin.messages state": ("state must be", lambda: ADMIN.messages("q", "gone")),
+    "Filter kind": ("kind must be one of", lambda: Filter(kind="gone")),
 }
 
 
