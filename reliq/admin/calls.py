@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 import msgspec
 
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, pattern, stack_request_key, stacks_key, worker_key
-from reliq.message import Confirmed
 from reliq.metrics.crons import SKIPS
 from reliq.redis.commands import (
     Command,
@@ -23,7 +22,7 @@ from reliq.redis.commands import (
 )
 from reliq.settings import check_is_one_of
 from reliq.text import clamp_time, whole_number
-from reliq.wire_format import FailureNote, StateWord
+from reliq.wire_format import FailureNote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -233,22 +232,7 @@ def marker_ms(keys: Keys, id: str) -> Command[int]:
     return Command(("PTTL", keys.dedup(id)), int)
 
 
-def take_id(keys: Keys, id: str, why: bytes, for_ms: int) -> Command[None]:
-    """Have a chosen id taken for so many ms, unless it is so already."""
-    return Command(("SET", keys.dedup(id), why, "PX", for_ms, "NX"), read_nothing)
-
-
-def free_id(keys: Keys, id: str) -> Command[None]:
-    """Have a chosen id taken no more."""
-    return Command(("DEL", keys.dedup(id)), read_nothing)
-
-
 # ---- the messages of one place
-
-
-def at_a_replica(for_ms: int) -> Command[Confirmed]:
-    """Wait until one replica has what came before on the same connection; say whether it has."""
-    return Command(("WAIT", 1, for_ms), lambda reply: Confirmed(int(reply) > 0, int(reply)))
 
 
 def leaving(keys: Keys) -> Command[int]:
@@ -308,16 +292,6 @@ def names_of(keys: Keys, kind: str, cursor: int, count: int) -> Command[tuple[in
         ("SCAN", cursor, "MATCH", pattern(prefix) + "*", "COUNT", count),
         lambda reply: (int(reply[0]), [id_text(key).removeprefix(prefix) for key in reply[1]]),
     )
-
-
-def words_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, StateWord]]]]:
-    """Read about `count` ids with their state words; return where the next are (0: these were the last), and them."""
-
-    def read(reply: Any) -> tuple[int, list[tuple[str, StateWord]]]:
-        pairs = zip(reply[1][::2], reply[1][1::2], strict=True)
-        return int(reply[0]), [(id_text(id), StateWord.parse(word)) for id, word in pairs]
-
-    return Command(("HSCAN", keys.lease, cursor, "COUNT", count), read)
 
 
 def failure_sample(keys: Keys, count: int) -> Command[list[FailureNote]]:

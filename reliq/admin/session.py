@@ -76,10 +76,6 @@ class QueueSession(Session):
         """Say whether a message of this id may be in the shard that is meant; always, when all of them are."""
         return self.keys.shard in (home(id, self.map.n), home(id, self.map.was)) or self.is_sharded
 
-    def is_home_of(self, id: str) -> bool:
-        """Say whether a message of this id is published in the shard of `keys`."""
-        return home(id, self.map.n) == self.keys.shard
-
     def by_home(self, ids: Iterable[str]) -> dict[QueueSession, list[str]]:
         """Return ids by the shard in which each is published now."""
         if self._is_one:

@@ -188,9 +188,8 @@ class Connection:
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._loops:
-                for closed in [
-                    known for known in self._loops if known.is_closed()
-                ]:  # and did not end its generators first
+                # A loop that was closed before it ended its async generators is still here.
+                for closed in [known for known in self._loops if known.is_closed()]:
                     del self._loops[closed]
                 self._loops[loop] = _LoopTransports()
             return self._transport(ASYNCIO, self._loops[loop].by_timeout, timeout_seconds)

@@ -1,6 +1,7 @@
 """What a queue may be connected by, and what it asks of a server first."""
 
 import asyncio
+import gc
 import pickle
 import subprocess
 import threading
@@ -23,7 +24,7 @@ from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Layout, LoginError, Queue, RedisUnavailableError
 from reliq.redis import commands
-from reliq.redis.client import Client
+from reliq.redis.client import AsyncClient, Client
 from reliq.redis.cluster import Exchange
 from reliq.redis.connection import ServerConnections
 from reliq.redis.server import Connection
@@ -281,3 +282,29 @@ def test_thread_takes_a_connection_given_back_while_it_finds_none_idle(url, monk
 
     assert first.result()
     assert second.result()
+
+
+def test_failure_of_a_call_whose_caller_was_cancelled_is_not_logged(url, monkeypatch):
+    reported = []
+
+    async def cancel_then_fail():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        begun, fail = asyncio.Event(), asyncio.Event()
+
+        async def lost(self, commands):
+            begun.set()
+            await fail.wait()
+            raise redis.ConnectionError("the connection was lost")
+
+        monkeypatch.setattr(ServerConnections, "exchange", lost)
+        caller = asyncio.create_task(AsyncClient.to(Connection.to(url), 5.0).run(commands.server_ms()))
+        await begun.wait()
+        [call] = asyncio.all_tasks() - {asyncio.current_task(), caller}
+        caller.cancel()
+        await asyncio.wait([caller])
+        fail.set()
+        await asyncio.wait([call])
+
+    asyncio.run(cancel_then_fail())
+    gc.collect()
+    assert reported == []
