@@ -10,6 +10,7 @@ from reliq.admin.crons import CronActions, CronReads
 from reliq.admin.dead import DeadLetterReads
 from reliq.admin.filters import ignore
 from reliq.admin.keys import KeyActions, KeyReads
+from reliq.admin.publish import PublishActions, is_json
 from reliq.admin.queues import QueueActions, QueueReads
 from reliq.admin.shards import ShardActions
 from reliq.admin.show import ShowReads
@@ -19,11 +20,9 @@ from reliq.errors import BodyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from reliq.admin.check import CheckReport, OnProgress
     from reliq.admin.doctor import Finding
-    from reliq.admin.publish import FilePublished, OnBytes, OnError
     from reliq.message import Duration, PublishOptions, Receipt
 
 
@@ -45,7 +44,15 @@ class ReadOnlyAdmin(QueueReads, HistoryReads, DeadLetterReads, ShowReads, KeyRea
 
 
 class Admin(
-    ReadOnlyAdmin, QueueActions, MessageActions, KeyActions, CronActions, WorkerActions, AclActions, ShardActions
+    ReadOnlyAdmin,
+    QueueActions,
+    MessageActions,
+    KeyActions,
+    CronActions,
+    WorkerActions,
+    AclActions,
+    ShardActions,
+    PublishActions,
 ):
     """
     An operator's view of the queues of one Redis, and every change of them.
@@ -85,31 +92,7 @@ class Admin(
 
     def publish(self, queue: str, body: bytes, *, raw: bool = False, **options: Unpack[PublishOptions]) -> Receipt:
         """Publish a body as it is, as `Queue.publish` does; without `raw` it must be JSON, or BodyError is raised."""
-        from reliq.admin.publish import is_json  # noqa: PLC0415  other methods need none of it
-
         target = self._redis.publisher(queue)
         if not raw and not is_json(body):
             raise BodyError("the body is not JSON; quote it for the shell, or send bytes as they are with --raw")
         return target.publish(body, **options)
-
-    def publish_lines(
-        self,
-        queue: str,
-        path: Path,
-        *,
-        raw: bool = False,
-        on_error: OnError = "stop",
-        on_step: OnBytes = ignore,
-        **options: Unpack[PublishOptions],
-    ) -> FilePublished:
-        """
-        Publish each line of a file; called again, it publishes no line twice. `on_step` gets the bytes that are done.
-
-        At a malformed line `stop` raises BodyError and publishes nothing; `skip` publishes the others. The options are
-        those of `Queue.publish`; ids are made from the file and the line's number.
-        """
-        from reliq.admin.publish import LinesPublisher  # noqa: PLC0415  other methods need none of it
-
-        target = self._redis.publisher(queue)
-        goal = f"{target.keys.pending} at {self.place}"
-        return LinesPublisher(target, path, goal, options, raw=raw).publish(on_error, on_step)

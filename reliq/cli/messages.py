@@ -47,6 +47,8 @@ EXIT_NOT_PUBLISHED = 3
 #: An example of --at.
 AT_EXAMPLE = "2026-11-21T03:00+01:00"
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:/([smh]))?")
+#: At most this many numbers of malformed lines are printed.
+_NUMBERS_SHOWN = 20
 _PERIODS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -460,9 +462,11 @@ def publish(
 
     Example: reliq publish reports '{}' --id report-2026-11-21 --dedup 86400
 
-    With --jsonl run it again after an interruption: FILE.reliq-progress says how far it came, and no line is
-    published twice. Exit codes: 0 published, or all lines are; 1 Redis did not answer or refused; 2 a wrong option,
-    an unreadable file, a body or line that is no JSON; 3 nothing was published, for the id is taken or tombstoned.
+    With --jsonl, run the same command again after an interruption: no line is published twice, until --dedup (1d) after
+    its message ended. A changed file counts as a new file: all its lines are published.
+
+    Exit codes: 0 published, or all lines are; 1 Redis did not answer or refused; 2 a wrong option, an unreadable file, a
+    body or line that is not JSON; 3 nothing was published, because the id is taken or tombstoned.
     """
     if dedup is not None and id is None and jsonl is None:
         raise ConfigurationError(f"--dedup needs an id of yours: --id report-7 --dedup {dedup}")
@@ -502,12 +506,14 @@ def publish(
             at = now
 
         done = admin.publish_lines(queue, jsonl, raw=raw, on_error=cast("OnError", on_error), on_step=step, **options)
-        numbers = ", ".join(map(str, done.malformed)) + (", …" if done.skipped > len(done.malformed) else "")
-        complaints = [f"{done.skipped} malformed lines were skipped: {numbers}"] if done.skipped else []
+        numbers = ", ".join(map(str, done.malformed[:_NUMBERS_SHOWN])) + (
+            ", …" if len(done.malformed) > _NUMBERS_SHOWN else ""
+        )
+        complaints = [f"{len(done.malformed)} malformed lines were skipped: {numbers}"] if done.malformed else []
         nothing = done.cancelled and not done.published + done.before
         return Answer(done, code=EXIT_NOT_PUBLISHED if nothing else 0, complaints=complaints)
 
-    return Bulk(run, "published", total=total, summary=lambda _at: "published lines are in the progress file")
+    return Bulk(run, "published", total=total, summary=lambda _at: "no line is published twice")
 
 
 def _body(text: str | None) -> bytes:

@@ -25,20 +25,26 @@ def test_file_is_published_once_to_each_queue(command, queue, file):
     assert (again.code, again.json["published"], again.json["before"], again.json["lines"]) == (0, 0, 1202, 1202)
 
     assert command("publish", "other", "--jsonl", file, "--json").json["published"] == 1202
-    file.with_name("orders.jsonl.reliq-progress").unlink()
-    again = command("publish", "q", "--jsonl", file, "--json").json
-    assert (again["published"], again["before"], handle_all(queue)) == (0, 1202, [])
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_changed_file_is_refused(command, queue, file):
+def test_changed_file_counts_as_a_new_file(command, queue, file):
     command("publish", "q", "--jsonl", file)
     file.write_text(file.read_text() + '{"n": 1203}\n')
 
-    ran = command("publish", "q", "--jsonl", file)
+    assert command("publish", "q", "--jsonl", file) == (0, "1203 published, 0 were before\n", "")
+    assert queue.counts().ready == 2405
 
-    assert (ran.code, ran.out) == (2, "")
-    assert "has changed since 1,202 lines of it were published here" in ran.err
-    assert queue.counts().ready == 1202
+
+def test_line_cancelled_with_a_tombstone_is_not_published_again(command, file):
+    file.write_text("1\n2\n")
+    command("publish", "q", "--jsonl", file)
+    ids = [entry["id"] for entry in command("list", "q", "--state", "ready", "--json").json]
+    command("cancel", "q", ids[0], "--tombstone", "3600")
+
+    again = command("publish", "q", "--jsonl", file)
+
+    assert again.out == "0 published, 1 was before, 1 was cancelled a short while ago\n"
 
 
 def test_malformed_lines_stop_a_publish_or_are_skipped_on_request(command, client, url, tmp_path):
@@ -67,13 +73,3 @@ def test_line_that_is_too_large_is_malformed(command, tmp_path, monkeypatch):
     ran = command("publish", "q", "--jsonl", path, "--on-error", "skip", "--json")
 
     assert (ran.json["published"], ran.json["malformed"]) == (1, [1])
-
-
-def test_bad_progress_file_is_refused_in_one_line(command, file):
-    for content in (b"[" * 5000, b"\xff", b"{}]", b'{"q":{"line":1e999}}'):
-        file.with_name("orders.jsonl.reliq-progress").write_bytes(content)
-
-        ran = command("publish", "q", "--jsonl", file)
-
-        assert (ran.code, ran.err.count("\n")) == (2, 1)
-        assert "is not a progress file of reliq; move it away" in ran.err
