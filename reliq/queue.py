@@ -7,15 +7,13 @@ import getpass
 import re
 import socket
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, Unpack, overload
-
-from msgspec import structs
 
 from reliq.codec import Codec
 from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError
@@ -59,7 +57,6 @@ from reliq.settings import (
     seconds,
 )
 from reliq.text import check_keywords, chunked_by_size
-from reliq.wire_format import envelope_rest
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -98,11 +95,6 @@ def _place(letter: Letter) -> tuple[int, int, int]:
     return int(ms), int(number), letter.shard
 
 
-def by_bytes(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
-    """Yield letters in pieces of at most `LETTER_BYTES` of bodies, or of one: a script holds all others up."""
-    return chunked_by_size(letters, lambda letter: len(letter.payload), LETTER_BYTES, BATCH_LIMIT)
-
-
 S = TypeVar("S")
 
 #: A pause's reason has at most this many characters.
@@ -110,7 +102,7 @@ REASON_LIMIT = 200
 
 
 def tombstone_ms(tombstone: Duration | None) -> int | None:
-    """Return for how long a cancelled id is refused; raise ConfigurationError for what is no time above 0."""
+    """Return for how many ms a cancelled id is refused; raise ConfigurationError for a time that is not above 0."""
     return None if tombstone is None else milliseconds(seconds("tombstone", tombstone, least=0.001))
 
 
@@ -125,7 +117,7 @@ def pausing(keys: Keys, reason: str, for_: Duration | None, by: str = "") -> Com
     Return the command that pauses a queue; raise ConfigurationError for a reason or time that is not allowed.
 
     Args:
-        by: who pauses it; by default user@host of this process.
+        by: the name that is shown; by default user@host of this process.
     """
     for_seconds = None if for_ is None else seconds("for_", for_, least=0.001)
     pause = pause_by(by, reason, for_seconds)
@@ -137,10 +129,10 @@ def pause_by(by: str, reason: str, for_seconds: float | None = None) -> Pause:
     if not isinstance(reason, str) or not reason.isprintable() or len(reason) > REASON_LIMIT:
         raise ConfigurationError(f"reason must be one line of at most {REASON_LIMIT} characters")
     now = round(time.time(), 3)
-    return Pause(by or who(), now, reason, None if for_seconds is None else now + for_seconds)
+    return Pause(by or user_at_host(), now, reason, None if for_seconds is None else now + for_seconds)
 
 
-def who() -> str:
+def user_at_host() -> str:
     """Return user@host of this process; a container's user may have no name."""
     try:
         user = getpass.getuser()
@@ -189,7 +181,7 @@ class ShardCalls:
         """
         Yield the orders of `items` call by call; bodies that are no `Outgoing` go on the queue's terms.
 
-        One call goes to one shard: generated ids take them in turn, chosen ones wait until their shard's call is full.
+        One call goes to one shard: generated ids take them in turn, chosen ids wait until the call of their shard is full.
         """
         if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
             raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
@@ -201,29 +193,21 @@ class ShardCalls:
             place = shard if order.is_generated else home(order.id, shards.map.n)
             size = len(order.value)
             call = self._held.get(place)
-            has_room = call and len(call) < self._size - 1 and self._bytes + size <= CHUNK_BYTES
-            if call and has_room and order.terms is call[0].terms:
-                call.append(order)  # as nearly all: its call has room, and is not filled by it
-                self._bytes += size
-                continue
-            for full in self._add(place, order):
-                yield full
+            has_room = self._bytes + size <= CHUNK_BYTES
+            if not has_room or (call and order.terms is not call[0].terms and order.terms != call[0].terms):
+                self._newest = [order]
+                yield from [self._take(place)] if has_room else self._rest()
+                self._newest = []
+                shard = shards.turn()
+                call = None
+            if call is None:
+                call = self._held[place] = []
+            call.append(order)
+            self._bytes += size
+            if len(call) == self._size:
+                yield self._take(place)
                 shard = shards.turn()
         yield from self._rest()
-
-    def _add(self, shard: int, order: PreparedMessage) -> Iterator[list[PreparedMessage]]:
-        """Add an order to its shard's call; yield calls that are full, or have no room for it."""
-        self._newest = [order]
-        if self._bytes + len(order.value) > CHUNK_BYTES:
-            yield from self._rest()
-        if shard in self._held and order.terms != self._held[shard][0].terms:
-            yield self._take(shard)
-        call = self._held.setdefault(shard, [])
-        call.append(order)
-        self._newest = []
-        self._bytes += len(order.value)
-        if len(call) == self._size:
-            yield self._take(shard)
 
     def _rest(self) -> Iterator[list[PreparedMessage]]:
         """Yield all that there are, full or not."""
@@ -310,7 +294,7 @@ class Queue(Generic[B]):
         dedup: seconds or timedelta for which a chosen id stays taken after its end.
         letters_max, letters_ttl: how many dead letters are kept, and for how long (seconds or timedelta).
         history: how many of the last acked messages are remembered, with when and how long they ran.
-        durability: who must have a message before its publish returns: `Durability.replicas(1)`, `Durability.aof()`.
+        durability: the servers or disks that must have a message before its publish returns: `Durability.replicas(1)`, `Durability.aof()`.
         validate: whether a publish reads the body back and refuses one that a worker would not get as it was sent;
             False saves those microseconds.
         url: a Redis URL or a redis-py client; None means RELIQ_URL when it is first needed.
@@ -342,7 +326,7 @@ class Queue(Generic[B]):
     @overload
     def __init__(self, name: str, body: type[B], **options: Unpack[QueueOptions]) -> None: ...
 
-    @overload  # what is no class, such as `Cat | Dog` or `Order | None`
+    @overload  # a type that is no class, such as `Cat | Dog` or `Order | None`
     def __init__(self, name: str, body: TypeForm[B], **options: Unpack[QueueOptions]) -> None: ...
 
     def __init__(
@@ -372,7 +356,7 @@ class Queue(Generic[B]):
         self.observers = observers
         self._lanes = CallSequences()
         self._clients = Clients(url, observers)
-        #: The shards as this process knows them, without a question to Redis.
+        #: The shards as this process last read them.
         self.known_shards = Shards(keys, self._clients, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
         self._writer = Writer(self.known_shards, self.codec, self.settings)
@@ -402,14 +386,14 @@ class Queue(Generic[B]):
             dedup: seconds or timedelta for which the chosen id stays taken after its end, None for the queue's.
             replace: publish although the id ended a short while ago or has a tombstone.
             incarnation: a number that tells it from other messages of its chosen id, for `Job.once`; None: its time.
-            key: whose message it is, 1 to 128 bytes of text: keys take turns, and order and limits hold for each.
+            key: its message key, such as a tenant, 1 to 128 bytes of text: keys take turns, and order and limits hold for each.
             priority: "high" or "low" instead of "normal", for a message without a key.
-            durability: who must have the message before the publish returns, None for the queue's.
+            durability: the servers or disks that must have the message before the publish returns, None for the queue's.
 
         Raises:
             ConfigurationError: an option is not allowed.
             BodyError: the body cannot be encoded or is too large.
-            PublishFailed: Redis was away for 2 s (and what `durability` waits), or refused; publish again with its `id`
+            PublishFailed: Redis was away for 2 s (plus the wait of `durability`), or refused; publish again with its `id`
                 to be sure.
 
         Example: `queue.publish({"order": 42}, id="order-42", delay=60, headers={"tenant": "a"})`
@@ -420,7 +404,7 @@ class Queue(Generic[B]):
     async def apublish(
         self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]
     ) -> Receipt:
-        """As `publish`, in async code."""
+        """Publish one message in async code, see `publish`."""
         order = self._writer.order(body, options, call="apublish")
         return (await self._sender.send(ASYNCIO, [order], 0, self._durability(durability)))[0]
 
@@ -442,11 +426,11 @@ class Queue(Generic[B]):
             items: bodies and `Outgoing`, mixed as you like.
             chunk: at most this many messages go in one call to Redis.
             max_backlog: each call waits until fewer messages than this are pending, ready or waiting for a retry.
-            durability: who must have the messages of a call before the next is made, None for the queue's.
+            durability: the servers or disks that must have the messages of a call before the next call, None for the queue's.
 
         Raises:
             ConfigurationError, BodyError: an item is not allowed; the items of earlier calls are published.
-            PublishFailed: Redis is away or refused; `confirmed` says how many were published before, and `rest` has the
+            PublishFailed: Redis is away or refused; `confirmed` counts the messages published before, and `rest` has the
                 others that were read: publish these and go on with `items`.
 
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
@@ -490,7 +474,7 @@ class Queue(Generic[B]):
         durability: Durability | None = None,
         **others: Never,
     ) -> BulkResult:
-        """As `publish_many`, in async code."""
+        """Publish many messages in async code, see `publish_many`."""
         check_bulk("Queue.apublish_many", others)
         progress = BulkProgress(max_backlog)
         calls = ShardCalls(self._writer, chunk)
@@ -518,8 +502,8 @@ class Queue(Generic[B]):
         Args:
             tx: a Session or Connection of SQLAlchemy 2, a connection of Django, a Connection of psycopg 3 or sqlite3.
             body: a value of the queue's type.
-            prefix: what the names of the tables begin with; `schema.prefix` names a schema too.
-            durability: who must have the message before the relay notes it as sent, None for the queue's.
+            prefix: the beginning of the tables' names; `schema.prefix` names a schema too.
+            durability: the servers or disks that must have the message before the relay notes it as sent, None for the queue's.
             options: as `publish` has them; a `delay` counts from now on, by the database's clock.
 
         Raises:
@@ -547,7 +531,7 @@ class Queue(Generic[B]):
         durability: Durability | None = None,
         **options: Unpack[PublishOptions],
     ) -> str:
-        """As `publish_in`, in async code: `tx` is an AsyncSession or AsyncConnection, of SQLAlchemy or of psycopg 3."""
+        """Write a message to the outbox in async code, see `publish_in`; `tx` is an AsyncSession or AsyncConnection, of SQLAlchemy or of psycopg 3."""
         from reliq.outbox import transactions as outbox  # noqa: PLC0415  a satellite
 
         message = self._writer.order(body, options, call="apublish_in")
@@ -587,7 +571,7 @@ class Queue(Generic[B]):
     async def areceive(
         self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0
     ) -> AsyncIterator[list[Received[B]]]:
-        """As `receive`, in async code."""
+        """Receive messages in async code, see `receive`."""
         batch = self._receiver.batch(limit=limit, lease=lease)
         wait_seconds = seconds("wait", wait)
         with batch.noting_outages():
@@ -597,9 +581,9 @@ class Queue(Generic[B]):
 
     def shards(self) -> tuple[Keys, ...]:
         """
-        Return the keys of every shard that may hold messages, as Redis says now: one, of a queue that is not sharded.
+        Return the keys of every shard that may hold messages, as Redis has them now: a single one without sharding.
 
-        While the Redis of the map is away, they are those that this process knows of.
+        While the Redis of the map is away, return the shards that this process read last.
 
         Raises:
             ConfigurationError: there are not as many as the queue was made with.
@@ -608,7 +592,7 @@ class Queue(Generic[B]):
         return run_blocking(self._read_shards(BLOCKING))
 
     async def ashards(self) -> tuple[Keys, ...]:
-        """As `shards`, in async code."""
+        """Return the shards' keys in async code, see `shards`."""
         return await self._read_shards(ASYNCIO)
 
     def cancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
@@ -628,7 +612,7 @@ class Queue(Generic[B]):
         return run_blocking(self._cancel(BLOCKING, id, tombstone))
 
     async def acancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
-        """As `cancel`, in async code."""
+        """Cancel a message in async code, see `cancel`."""
         return await self._cancel(ASYNCIO, id, tombstone)
 
     def reschedule(self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
@@ -638,7 +622,7 @@ class Queue(Generic[B]):
     async def areschedule(
         self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None
     ) -> RescheduleStatus:
-        """As `reschedule`, in async code."""
+        """Give a message another due time in async code, see `reschedule`."""
         return await self._at_home(ASYNCIO, check_id(id), lambda keys: rescheduling(keys, id, delay, at))
 
     def counts(self) -> Counts:
@@ -650,21 +634,21 @@ class Queue(Generic[B]):
         return Counts.sum(*answered(run_blocking(self._of_shards(BLOCKING, transitions.counts, ever=True))))
 
     async def acounts(self) -> Counts:
-        """As `counts`, in async code."""
+        """Count messages in async code, see `counts`."""
         return Counts.sum(*answered(await self._of_shards(ASYNCIO, transitions.counts, ever=True)))
 
     def pause(self, *, reason: str = "", for_: Duration | None = None) -> None:
         """
-        Have consumers stop claiming within a second, for a while or until `resume`; who, when and why is kept.
+        Have consumers stop claiming within a second, for a while or until `resume`; Redis keeps by whom, when and why.
 
         Raises:
-            RedisUnavailableError: Redis is away; of a queue with several shards it says which are paused all the same.
+            RedisUnavailableError: Redis is away; for a queue with several shards the error names the paused shards.
         """
         answers = run_blocking(self._of_shards(BLOCKING, lambda keys: pausing(keys, reason, for_)))
         of_every_shard(self.name, "paused", answers)
 
     async def apause(self, *, reason: str = "", for_: Duration | None = None) -> None:
-        """As `pause`, in async code."""
+        """Pause the queue in async code, see `pause`."""
         answers = await self._of_shards(ASYNCIO, lambda keys: pausing(keys, reason, for_))
         of_every_shard(self.name, "paused", answers)
 
@@ -673,7 +657,7 @@ class Queue(Generic[B]):
         return run_blocking(self._resume(BLOCKING))
 
     async def aresume(self) -> bool:
-        """As `resume`, in async code."""
+        """Resume the queue in async code, see `resume`."""
         return await self._resume(ASYNCIO)
 
     def letters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
@@ -681,20 +665,21 @@ class Queue(Generic[B]):
         return run_blocking(self._letters(BLOCKING, limit, after))
 
     async def aletters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
-        """As `letters`, in async code."""
+        """Return dead letters in async code, see `letters`."""
         return await self._letters(ASYNCIO, limit, after)
 
     def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0, retries: int | None = None) -> int:
         """
         Publish up to 500 dead letters again with fresh retries, by default as many as before; return how many.
 
-        An id that is alive stays. When a reply is lost the call is made again, and what the first try has redriven is
-        not counted: `counts().totals["redriven"]` has all.
+        A letter stays while its id is alive, and while a change of the number of shards has not moved it. When a reply is
+        lost the call is repeated, and letters that the first try has redriven are not counted: see
+        `counts().totals["redriven"]`.
         """
         return run_blocking(self._redrive(BLOCKING, letters, delay, retries))
 
     async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0, retries: int | None = None) -> int:
-        """As `redrive`, in async code."""
+        """Publish dead letters again in async code, see `redrive`."""
         return await self._redrive(ASYNCIO, letters, delay, retries)
 
     def close(self) -> None:
@@ -742,96 +727,43 @@ class Queue(Generic[B]):
         check_int("number of letters", len(letters), most=BATCH_LIMIT)
         if retries is not None:
             check_int("retries", retries, most=RETRIES_LIMIT)
-            letters = [replace(one, header=structs.replace(one.header, retries=retries)) for one in letters]
         delay_ms = milliseconds(seconds("delay", delay))
         shards = self.known_shards
         await shards.refresh(driver)
+        if any(home(letter.id, shards.map.n) != letter.shard for letter in letters):
+            await shards.read(driver, for_seconds=PUBLISH_SECONDS)
+
+        def retries_of(letter: Letter) -> int:
+            known = (retries, letter.header.retries, self.settings.retries)
+            return next(number for number in known if number is not None)
+
         redriven = 0
         left = list(letters)
         while left:
-            stale: list[Letter] = []  # they must go by a later map
-            elsewhere: list[Letter] = []
-            at_home: dict[int, list[Letter]] = {}
+            by_shard = defaultdict[int, list[Letter]](list)
             for letter in left:
-                is_home = home(letter.id, shards.map.n) == letter.shard
-                (at_home.setdefault(letter.shard, []) if is_home else elsewhere).append(letter)
-            for some in [some for of_shard in at_home.values() for some in by_bytes(of_shard)]:
-                call = transitions.redrive(
-                    shards.keys(some[0].shard),
-                    [(letter.letter, letter.id, self._retries_of(letter)) for letter in some],
-                    ttl_ms=milliseconds(self.settings.ttl),
-                    delay_ms=delay_ms,
-                    fence=shards.map.fence,
-                )
-                answers = await self._ask(driver, call)
-                redriven += answers.count("redriven")
-                stale += [letter for letter, answer in zip(some, answers, strict=True) if answer == "stale"]
-            for letter in elsewhere:
-                deleted = await self._redrive_elsewhere(driver, letter, delay_ms)
-                redriven += deleted or 0
-                if deleted is None:
-                    stale.append(letter)
-            left = stale
+                if home(letter.id, shards.map.n) == letter.shard:  # else the change of shards has not moved it yet
+                    by_shard[letter.shard].append(letter)
+            left = []
+            for shard, of_shard in by_shard.items():
+                for some in chunked_by_size(of_shard, lambda one: len(one.payload), LETTER_BYTES, BATCH_LIMIT):
+                    call = transitions.redrive(
+                        shards.keys(shard),
+                        [(letter.letter, letter.id, retries_of(letter)) for letter in some],
+                        ttl_ms=milliseconds(self.settings.ttl),
+                        delay_ms=delay_ms,
+                        fence=shards.map.fence,
+                    )
+                    answers = await self._ask(driver, call)
+                    redriven += answers.count("redriven")
+                    left += [letter for letter, answer in zip(some, answers, strict=True) if answer == "stale"]
             if left:
                 await shards.read(driver, for_seconds=PUBLISH_SECONDS)
         return redriven
 
-    async def _redrive_elsewhere(self, driver: Driver, letter: Letter, delay_ms: int) -> int | None:
-        """
-        Publish a letter whose id has another home than the shard where it lies, and delete it there.
-
-        Each step may be the last before the process dies. Made again within ten minutes, the publish adds nothing: it has
-        the number of its letter.
-
-        Returns:
-            how many letters were deleted; None when it must go by a later map.
-        """
-        shards = self.known_shards
-        old = shards.keys(letter.shard)
-        new = shards.keys(home(letter.id, shards.map.n))
-        fence = shards.map.fence
-        answers = await self._ask(driver, transitions.ask(old, [letter.id], fence=fence, replace=True))
-        look = commands.letters_between(old, letter.letter, letter.letter, count=1)
-        found = await self._ask(driver, look)
-        if answers == ["stale"]:
-            return None
-        if answers != ["free"] or [one.id for one in found] != [letter.id]:
-            return 0
-        header = letter.header
-        retries = self._retries_of(letter)
-        start = envelope_rest(
-            retries,
-            header.enqueued,
-            header.window_ms,
-            header.headers,
-            header.incarnation,
-            header.line or "",
-            header.origin,
-        )
-        publish = transitions.publish(
-            new,
-            [(letter.id, start + letter.payload)],
-            transitions.CallNumber(f"letter-{letter.letter}.{letter.shard}", 1),
-            ttl_ms=milliseconds(self.settings.ttl),
-            retries=retries,
-            delay_ms=delay_ms,
-            window_ms=header.window_ms or 0,
-            replace=True,
-            fence=fence,
-        )
-        answer = await self._ask(driver, publish)
-        if answer.is_stale:
-            return None
-        if answer.refused:
-            return 0
-        return await self._ask(driver, commands.delete_letters(old, [letter.letter]))
-
-    def _retries_of(self, letter: Letter) -> int:
-        return self.settings.retries if letter.header.retries is None else letter.header.retries
-
     async def _at_home(self, driver: Driver, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
-        """Make a call about a message at its home; while nobody knows it, where that was, and by the map as it is now."""
-        make(self.keys)  # what is not allowed is refused before anything is asked
+        """Make a call about a message in its home shard; while it is not found, in the earlier home, then by the newest map."""
+        make(self.keys)  # bad arguments are refused before Redis is asked
         await self.known_shards.refresh(driver)
         while True:
             known = self.known_shards.map

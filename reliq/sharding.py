@@ -13,7 +13,7 @@ Shards lie in different slots of a Cluster, so no single script can move a messa
 processes may make the same calls at once:
 
 1. `depart` holds a batch of messages of a shard under a number, with all their data. No worker gets them. While the batch
-   is there the shard holds no other batch, so the next process goes on with this one.
+   is there the shard holds no other batch, so the next process goes on with this batch.
 2. `arrive` writes them in the shards where they belong. Each shard stores the last number of every other shard, so a
    repeated or late call changes nothing.
 3. `leave` removes them from the old shard. A message cancelled meanwhile, which was answered `running`, is cancelled in
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 #: A step is confirmed by one replica within this time, or made again later.
 CONFIRMED_MS = 500
-#: Ids that are moved in one step, and keys of Redis that one step of a walk looks at.
+#: Ids that are moved in a step, and keys of Redis that a step of a walk reads.
 STEP_IDS = 250
 STEP_KEYS = 1000
 
@@ -58,8 +58,8 @@ class ShardChange:
     """
     The shards of a queue, and the change of their number.
 
-    Its iterators yield after each round trip or two. Each method may raise what Redis refused, or that it is away; called
-    again, it goes on.
+    Its iterators yield after each round trip or two. Each method may raise RedisRefusedError or RedisUnavailableError;
+    called again, it goes on.
 
     Args:
         keys: of any shard of the queue.
@@ -76,7 +76,7 @@ class ShardChange:
         self._look(WITNESSES)
 
     def _look(self, shards: int) -> None:
-        """Read the map; when it is lost, what the fences of `shards` shards, and of all that it names, have of it."""
+        """Read the map; when it is lost, restore it from the fences of `shards` shards, and of all shards that it names."""
         self._text, *fences = self._session.run_all([map_text(self._first), *map(fence, self._shards(shards))])
         try:
             stored = ShardMap.parse(self._text)
@@ -138,7 +138,7 @@ class ShardChange:
 
         Args:
             shards: the shards out of which messages are moved, None for all; with 0 among them the change is finished.
-            count: whether all that is left is counted; else one message is enough to know.
+            count: whether all messages that are left are counted; else the count ends at the first.
         """
         self.restore()
         now = self.map
@@ -153,11 +153,11 @@ class ShardChange:
             return
         for keys in old:
             before = left
-            for strays in self._strays(keys, is_enough=None if count else 1):
+            for strays in self._strays(keys):
                 left = before + strays
                 yield left
-            if left and not count:
-                return
+                if left and not count:
+                    return
         if not left:
             # A message that ends meanwhile leaves a taken id, so the taken ids come last.
             for _ in self._move_taken(old):
@@ -170,12 +170,12 @@ class ShardChange:
         stored = self._confirmed(self._first, transitions.remap(self._first, self._text, after.text))
         if stored == transitions.REMAP_KEYED:
             raise ConfigurationError(
-                f"queue {self._first.name!r} has keys or limits, and keeps its one shard: their messages wait in one place; "
-                "give what has no key a queue of its own, and shard that"
+                f"queue {self._first.name!r} has keys or limits, and keeps its single shard: their messages wait in one place; "
+                "give messages without a key a queue of their own, and shard that queue"
             )
         if stored != after.text:
             raise ConfigurationError(
-                f"somebody else has changed the shards of {self._first.name!r} meanwhile; look again: "
+                f"another process has changed the shards of {self._first.name!r} meanwhile; see: "
                 + shell_command("shards", self._first.name)
             )
         self._text = stored
@@ -206,15 +206,13 @@ class ShardChange:
             yield from self._move(keys, "dead", [row.letter for row in letters if self._is_stray(keys, row.id)])
             after = f"({letters[-1].letter}"
 
-    def _strays(self, keys: Keys, *, is_enough: int | None = None) -> Iterator[int]:
-        """Yield the number of messages of a shard that are alive and belong elsewhere, as it grows, to `is_enough`."""
+    def _strays(self, keys: Keys) -> Iterator[int]:
+        """Yield the number of messages of a shard that are alive and belong elsewhere, as it grows."""
         number = self._session.run(_leaving(keys))
         for command, key in (("HSCAN", keys.retries_left), ("SSCAN", keys.garbage)):
             for ids in self._stray_ids(keys, command, key):
                 number += len(ids)
                 yield number
-                if is_enough is not None and number >= is_enough:
-                    return
         yield number
 
     def _move_taken(self, shards: Sequence[Keys]) -> Iterator[None]:

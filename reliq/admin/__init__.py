@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from reliq.admin.admin import Admin as Admin, ReadOnlyAdmin as ReadOnlyAdmin
     from reliq.admin.aio import AsyncAdmin as AsyncAdmin
     from reliq.admin.check import CheckReport as CheckReport, Fault as Fault, FaultKind as FaultKind
-    from reliq.admin.dead import DeadGroup as DeadGroup, DeadGroups as DeadGroups
     from reliq.admin.doctor import Finding as Finding
     from reliq.admin.filters import Filter as Filter
-    from reliq.admin.keys import KeyPage as KeyPage
     from reliq.admin.messages import (
+        DeadGroup as DeadGroup,
+        DeadGroups as DeadGroups,
         Entry as Entry,
         MessageEvent as MessageEvent,
         MessagePage as MessagePage,
@@ -46,11 +46,9 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.admin": "Admin ReadOnlyAdmin",
             "reliq.admin.aio": "AsyncAdmin",
             "reliq.admin.check": "CheckReport Fault FaultKind",
-            "reliq.admin.dead": "DeadGroup DeadGroups",
             "reliq.admin.doctor": "Finding",
-            "reliq.admin.keys": "KeyPage",
             "reliq.admin.filters": "Filter",
-            "reliq.admin.messages": "Entry MessageEvent MessagePage Tally",
+            "reliq.admin.messages": "DeadGroup DeadGroups Entry MessageEvent MessagePage Tally",
             "reliq.admin.publish": "FilePublished",
             "reliq.admin.queues": "Overview",
             "reliq.admin.rates": "MinuteStats",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Unpack
 from reliq.admin.acl import AclActions
 from reliq.admin.bulk import MessageActions
 from reliq.admin.crons import CronActions, CronReads
-from reliq.admin.dead import DeadLetterReads
 from reliq.admin.filters import ignore
 from reliq.admin.keys import KeyActions, KeyReads
+from reliq.admin.messages import MessageReads
 from reliq.admin.publish import PublishActions, is_json
 from reliq.admin.queues import QueueActions, QueueReads
 from reliq.admin.shards import ShardActions
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from reliq.message import Duration, PublishOptions, Receipt
 
 
-class ReadOnlyAdmin(QueueReads, HistoryReads, DeadLetterReads, ShowReads, KeyReads, CronReads, WorkerReads):
+class ReadOnlyAdmin(QueueReads, HistoryReads, MessageReads, ShowReads, KeyReads, CronReads, WorkerReads):
     """
     An operator's view of the queues of one Redis, which changes nothing there.
 

@@ -53,7 +53,7 @@ class CronActions(AdminBase):
         session = self._redis.queue(queue)
         cron, now_ms = _cron(session, name)
         if not cron.is_served:
-            raise ConfigurationError(f"no worker has the periodic entry {name!r} now, and who would publish? start one")
+            raise ConfigurationError(f"no worker has the periodic entry {name!r} now: start one that publishes it")
         asked_ms = session.run(calls.asked_run(session.keys, name))
         if asked_ms is None:
             asked_ms = now_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reliq.errors import ConfigurationError
@@ -12,7 +12,7 @@ from reliq.message import DEATH_REASONS
 from reliq.settings import check_is_one_of, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from reliq.message import Header, Letter
 
@@ -40,7 +40,7 @@ class Filter:
         headers: names and values that a message's headers must have.
         match: text that its body must have, as it is or as JSON escapes it.
         key: its message key; empty for all.
-        ids: message ids; empty for all. This field and the next ones choose dead letters and ended messages.
+        ids: message ids; empty for all. This field and the fields below choose dead letters and ended messages.
         reason: one of `DEATH_REASONS`; empty for all.
         raised: class and place of the exception, exactly as dead letters have it; empty for dead letters without an
             exception, None for all.
@@ -74,45 +74,39 @@ class Filter:
 
     @property
     def is_set(self) -> bool:
-        """Whether it leaves anything out."""
+        """Whether the filter leaves any message out."""
         return self != EVERYTHING
 
     def check(self, state: str) -> None:
         """Raise ConfigurationError for a field that does not choose among the messages of a state."""
         allowed = _OF_ENDED.get(state, _OF_MESSAGES)
-        for name in (one.name for one in fields(self)):
+        for name in self.__dataclass_fields__:
             if name not in allowed and getattr(self, name) != getattr(EVERYTHING, name):
                 raise ConfigurationError(
                     f"a filter of {state} messages has no {name!r}; it has {', '.join(sorted(allowed))}"
                 )
 
-    def tester(self) -> Callable[[Header, bytes], bool]:
-        """Return a function that reports whether the filter chooses a message, given its header and body."""
-        wanted = self.headers.items()
-        needles = _spellings(self.match)
+    def chooses(self, header: Header, body: bytes) -> bool:
+        """Report whether the filter chooses a message of this header and body."""
+        carries = self.headers.items() <= header.headers.items() and self.key in ("", header.key)
+        return carries and any(needle in body for needle in _spellings(self.match))
 
-        def test(header: Header, payload: bytes) -> bool:
-            carries = wanted <= header.headers.items() and any(needle in payload for needle in needles)
-            return carries and self.key in ("", header.key)
+    def chooses_letter(self, letter: Letter) -> bool:
+        """Report whether the filter chooses a dead letter; `span` chooses by age."""
+        return (
+            self.chooses_end(letter.id, "dead", letter.reason, letter.error)
+            and self.raised in (None, letter.raised)
+            and self.chooses(letter.header, letter.payload)
+        )
 
-        return test
-
-    def letter_tester(self) -> Callable[[Letter], bool]:
-        """Return a function that reports whether the filter chooses a dead letter; `span` chooses by age."""
-        carries = self.tester()
-
-        def test(letter: Letter) -> bool:
-            return (
-                self.chooses_end(letter.id, letter.reason, letter.error)
-                and self.raised in (None, letter.raised)
-                and carries(letter.header, letter.payload)
-            )
-
-        return test
-
-    def chooses_end(self, id: str, reason: str, error: str) -> bool:
-        """Report whether the filter chooses an end of this id, reason and error."""
-        return (not self.ids or id in self.ids) and self.reason in ("", reason) and self.error in error
+    def chooses_end(self, id: str, kind: str, reason: str, error: str) -> bool:
+        """Report whether the filter chooses an ended message; `span` chooses by age."""
+        return (
+            (not self.ids or id in self.ids)
+            and self.kind in ("", kind)
+            and self.reason in ("", reason)
+            and self.error in error
+        )
 
     def span(self, now_ms: int) -> tuple[str, str]:
         """Return the first and the last stream id that ends of the wanted age can have."""
@@ -125,7 +119,7 @@ EVERYTHING = Filter()
 
 
 def ignore(*_seen: Any) -> None:
-    """Do nothing with a step: its caller does not ask how far it is."""
+    """Do nothing with a step: its caller does not follow the progress."""
 
 
 def duration(text: str) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Unpack, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Unpack
 
 from reliq.admin import calls
-from reliq.admin.messages import NO_KEYS, opaque, read_opaque
+from reliq.admin.messages import every_key
 from reliq.admin.session import AdminBase
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
@@ -19,17 +18,14 @@ from reliq.text import chunked, shell_command
 from reliq.wire_format import check_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from reliq.admin.calls import KeySet
     from reliq.lua.transitions import KeyQueue, KeyQueues
     from reliq.message import Duration
     from reliq.settings import LimitOptions
 
-#: A page has at most this many keys.
-PAGE_KEYS = 200
-#: The place of a page: where it goes on among the keys that are in turn, asleep, or have running messages.
-_PLACE = re.compile(r"(ring|asleep) ([0-9]{1,20})|held (.*)", re.DOTALL)
+#: One call reads at most this many keys.
+KEYS_LIMIT = 200
 
 #: The limits that may be cleared, each with its fields in the hash `limits`; a burst goes with its rate.
 FIELDS = {
@@ -47,27 +43,13 @@ WEIGHTS: Final = "key_weights"
 _OWN = frozenset({"on", "declared", "weighted", "walk"})
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPage:
-    """
-    A page of keys.
-
-    Attributes:
-        items: in no order; a page in the middle may have none.
-        after: the argument for the next page; None after the last.
-    """
-
-    items: Sequence[KeyQueue]
-    after: str | None
-
-
 class KeyReads(AdminBase):
     """The message keys of a queue, and its limits."""
 
     def keys(self, queue: str, *, limit: int = 20) -> KeyQueues:
         """Return the keys of a queue with most waiting messages, and how many keys and messages are in which state."""
         session = self._redis.queue(queue)
-        most = check_int("limit", limit, least=1, most=PAGE_KEYS)
+        most = check_int("limit", limit, least=1, most=KEYS_LIMIT)
         counts = session.run(transitions.counts(session.keys))
         queues = session.run(transitions.key_queues(session.keys, most=most))
         return replace(queues, waiting=counts.waiting)
@@ -77,33 +59,19 @@ class KeyReads(AdminBase):
         session = self._redis.queue(queue)
         return session.run(transitions.key_queues(session.keys, of=[check_key(key)])).largest[0]
 
-    def key_page(self, queue: str, *, after: str | None = None, limit: int = 100) -> KeyPage:
+    def each_key(self, queue: str) -> Iterator[KeyQueue]:
         """
-        Return a page of the keys that have waiting or running messages, or that sleep; in no order.
+        Yield the keys that have waiting or running messages, or that sleep, in no order.
 
-        A key that does not change while you page is in a page, and may be in several.
-
-        Args:
-            after: the `after` of the page before; None for the first page.
-            limit: about so many keys, up to 200.
+        A key that does not change meanwhile is yielded once.
         """
         session = self._redis.queue(queue)
-        count = check_int("limit", limit, least=1, most=PAGE_KEYS)
-        among, at = _parsed(after)
-        if among == "held":
-            names = session.run(calls.keys_holding(session.keys, at, count))
-            following = f"held {names[-1]}" if names else None
-        else:
-            cursor, names = session.run(calls.keys_among(session.keys, cast("KeySet", among), int(at or 0), count))
-            following = f"{among} {cursor}" if cursor else "asleep 0" if among == "ring" else "held"
-        items = [
+        return (
             key_queue
-            for piece in chunked([name for name in names if name not in NO_KEYS], PAGE_KEYS)
-            for key_queue in session.run(transitions.key_queues(session.keys, of=piece)).largest
-            # Keys with running messages that are in turn or asleep too were in an earlier page.
-            if among != "held" or key_queue.state not in ("in turn", "asleep", "paused")
-        ]
-        return KeyPage(items, None if following is None else opaque(following))
+            for keys in chunked(every_key(session), KEYS_LIMIT)
+            for key_queue in session.run(transitions.key_queues(session.keys, of=keys)).largest
+            if key_queue.in_flight or key_queue.state != "empty"
+        )
 
     def limits(self, queue: str) -> Limits:
         """Return the limits of a queue as they hold now: those that a worker declared, or that were set since."""
@@ -119,7 +87,7 @@ class KeyActions(AdminBase):
         """
         Change limits while the queue is in use, within a second, for many keys within seconds; return all that hold then.
 
-        They hold until a worker starts whose code declares other limits than the worker before it. A new rate has its
+        They hold until a worker starts with other limits in its code than the worker before it. A new rate has its
         default burst unless `burst` is given.
 
         Args:
@@ -131,7 +99,7 @@ class KeyActions(AdminBase):
         """
         session = self._redis.queue(queue)
         if session.keys.bare:
-            raise ConfigurationError(f"queue {queue!r} has the Go layout: its programs know no limits")
+            raise ConfigurationError(f"queue {queue!r} has the Go layout: programs in Go ignore limits")
         weights = changes.pop(WEIGHTS, {})
         given = {name: value for name, value in changes.items() if value is not None}
         stored = session.run(calls.limit_fields(session.keys))
@@ -145,7 +113,7 @@ class KeyActions(AdminBase):
                 }
             else:
                 raise ConfigurationError(
-                    f"what is cleared must be one of {', '.join(FIELDS)}, {WEIGHTS} or weight:KEY, not {name[:80]!r}"
+                    f"clear must be some of {', '.join(FIELDS)}, {WEIGHTS} and weight:KEY, not {name[:80]!r}"
                 )
         now = read_limits(queue, {field: value for field, value in stored.items() if field not in replaced})
         kept = {name: getattr(now, name) for name in FIELDS}
@@ -175,20 +143,6 @@ class KeyActions(AdminBase):
         """Resume a key that is paused, or that a handler or its rate put to sleep; return whether it was."""
         session = self._redis.queue(queue)
         return session.run(transitions.sleep(session.keys, check_key(key), for_ms=0))
-
-
-def _parsed(after: str | None) -> tuple[str, str | None]:
-    """Return among which keys a page goes on, and where; raise ConfigurationError for a text that is no place of a page."""
-    try:
-        text = "ring 0" if after is None else read_opaque(after)
-    except (ValueError, AttributeError):
-        text = ""
-    if text == "held":
-        return "held", None
-    match = _PLACE.fullmatch(text)
-    if match is None:
-        raise ConfigurationError(f"after must be the `after` of an earlier page of keys, not {str(after)[:40]!r}")
-    return (match[1], match[2]) if match[1] else ("held", match[3])
 
 
 def read_limits(queue: str, stored: Mapping[str, str]) -> Limits:

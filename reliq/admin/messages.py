@@ -13,7 +13,6 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from reliq.admin import calls
@@ -22,11 +21,11 @@ from reliq.admin.filters import EVERYTHING, Filter, ignore
 from reliq.admin.session import AdminBase, QueueSession
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
-from reliq.message import PRIORITY_LINES, Counts, Letter
+from reliq.message import PRIORITY_LINES, Counts
 from reliq.redis import commands
 from reliq.redis.commands import id_text
 from reliq.settings import BATCH_LIMIT, MIB, check_int, seconds
-from reliq.text import clamp_time, pluralize, whole_number
+from reliq.text import chunked, clamp_time, pluralize, whole_number
 from reliq.wire_format import (
     HEADER_LIMIT,
     MAGIC,
@@ -42,9 +41,9 @@ from reliq.wire_format import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from reliq.admin.calls import KeySet
+    from reliq.admin.calls import KeySet, Stream
     from reliq.admin.filters import EndKind
-    from reliq.message import Header, Priority
+    from reliq.message import Header, Letter, Priority
     from reliq.redis.commands import Request, SortedSet
 
 EntryMark = Literal["", "held", "nacked", "suspect", "cancelled", "delayed", "dead", "expired", "purged", "acked"]
@@ -56,6 +55,8 @@ NO_KEYS = ("", "\2")
 #: letters as the step before, and as many as LETTERS_STEP_BYTES are expected to hold.
 FIRST_STEP = 1
 LETTERS_STEP_BYTES = MIB
+MARKS: dict[type[StateWord], EntryMark] = {Backoff: "nacked", Suspect: "suspect", Delayed: "delayed"}
+
 #: A page has at most this many messages.
 PAGE_LIMIT = 200
 #: An entry has this many bytes of a body.
@@ -64,6 +65,8 @@ BODY_BYTES = 1024
 START_BYTES = 2 * BODY_BYTES
 #: A step of a page that filters looks at this many messages.
 SEARCH_STEP = 32
+#: With a rate, a step of a bulk method does as many as the rate permits in this many seconds.
+RATE_SECONDS = 0.2
 #: A page reads for at most this many seconds.
 LONGEST_SEARCH = 60
 #: How the place is written at which a walk goes on.
@@ -102,34 +105,30 @@ def parts_of(queue: QueueSession, place: Place, where: Filter, without: Collecti
         if place != "waiting":
             yield StatePart(shard, place, where)
             continue
-        for key in [where.key] if where.key else _every_key(shard):
+        for key in [where.key] if where.key else every_key(shard):
             yield StatePart(shard, KeyQueueState(key), replace(where, key=""))
 
 
-def _every_key(shard: QueueSession) -> Iterator[str]:
-    """Yield each key of which a message may wait, once, in no order; the ring comes twice, for a key may wake meanwhile."""
-    seen = set[str]()
-    for key in chain(
-        PRIORITY_LINES.values(),
-        _keys_among(shard, "ring"),
-        _keys_among(shard, "asleep"),
-        _keys_holding(shard),
-        _keys_among(shard, "ring"),
-    ):
-        if key not in seen and key not in NO_KEYS:
-            seen.add(key)
-            yield key
+def every_key(shard: QueueSession) -> Iterator[str]:
+    """Yield each key that may have a waiting message, once. The ring is read twice, because a key may wake meanwhile."""
+    yield from PRIORITY_LINES.values()
+    seen = {*NO_KEYS, *PRIORITY_LINES.values()}
+    for among in ("ring", "asleep", "held", "ring"):
+        steps = (
+            _keys_holding(shard)
+            if among == "held"
+            else shard.scan(partial(calls.keys_among, shard.keys, cast("KeySet", among), count=STEP_IDS))
+        )
+        for keys in steps:
+            new = dict.fromkeys(key for key in keys if key not in seen)
+            seen |= new.keys()
+            yield from new
 
 
-def _keys_among(shard: QueueSession, among: KeySet) -> Iterator[str]:
-    for keys in shard.scan(partial(calls.keys_among, shard.keys, among, count=STEP_IDS)):
-        yield from keys
-
-
-def _keys_holding(shard: QueueSession) -> Iterator[str]:
+def _keys_holding(shard: QueueSession) -> Iterator[list[str]]:
     last: str | None = None
     while keys := shard.run(calls.keys_holding(shard.keys, last, STEP_IDS)):
-        yield from (key for key in keys if key not in NO_KEYS)
+        yield keys
         last = keys[-1]
 
 
@@ -151,10 +150,6 @@ class Step(NamedTuple):
     place: str | None
 
 
-#: It reads about as many rows from a place on, and returns the place of the next read.
-Reader = Callable[[str, int], tuple[list[tuple[str, Any]], str | None]]
-
-
 def walk(part: StatePart, place: str = "", count: int = STEP_IDS, *, oldest_first: bool = False) -> Iterator[Step]:
     """
     Read a part of a state from a place on, in steps of at most about `count` messages.
@@ -163,51 +158,56 @@ def walk(part: StatePart, place: str = "", count: int = STEP_IDS, *, oldest_firs
     that moves back in its state, as a renewed lease does, comes again.
 
     Args:
-        oldest_first: of dead letters, which come newest first otherwise. Letters that are written meanwhile are left out.
+        oldest_first: for dead letters, which come newest first otherwise. Letters that are written meanwhile are left out.
     """
-    read, choose = _reader(part, oldest_first=oldest_first), _chooser(part)
+    queue, spot, where = part
     at: str | None = place
+    first, last = where.span(queue.run(commands.server_ms())) if spot in ("dead", "ended") else ("-", "+")
+    if spot == "dead" and oldest_first:
+        newest = queue.run(commands.letters_between(queue.keys, first, last, count=1, newest_first=True))
+        last = newest[0].letter if newest else "0-0"
+    most = FIRST_STEP
     while at is not None:
-        rows, at = read(at, count)
-        yield Step(rows, choose(rows), at)
+        match spot:
+            case "dead":
+                most = min(most, count)
+                span = (f"({at}" if at else first, last) if oldest_first else (first, f"({at}" if at else last)
+                found = queue.run(
+                    commands.letters_between(queue.keys, *span, count=most, newest_first=not oldest_first)
+                )
+                rows: list[tuple[str, Any]] = [(letter.letter, letter) for letter in found]
+                at = rows[-1][0] if len(rows) == most else None
+                size = max(1, sum(len(letter.payload) for letter in found) // max(1, len(found)))
+                most = max(1, min(BATCH_LIMIT, most * 2, LETTERS_STEP_BYTES // size))
+            case "ended":
+                stream: Stream = "history" if where.kind == "acked" else "ends"
+                ends = queue.run(calls.newest_entries(queue.keys, stream, f"({at}" if at else last, count, first))
+                rows = [(name.decode(), read_end(name, fields)) for name, fields in ends]
+                at = rows[-1][0] if len(rows) == count else None
+            case "garbage":
+                rows, at = _read_garbage(queue, at, count)
+            case "pending" | "unack":
+                rows, at = _read_sorted_set(queue, spot, at, count)
+            case _:
+                rows, at = _read_list(queue, spot, at, count)
+        yield Step(rows, _choose(part, rows), at)
 
 
-def _reader(part: StatePart, *, oldest_first: bool) -> Reader:
-    match part.spot:
-        case "dead":
-            return _letter_reader(part, oldest_first=oldest_first)
-        case "ended":
-            return _end_reader(part)
-        case "garbage":
-            return partial(_read_garbage, part.queue)
-        case "pending" | "unack":
-            return partial(_read_sorted_set, part.queue, part.spot)
-        case _:
-            return partial(_read_list, part.queue, part.spot)
-
-
-def _chooser(part: StatePart) -> Callable[[list[tuple[str, Any]]], list[tuple[str, Any]]]:
-    """Return a function that returns the chosen ones of rows."""
-    where, keys = part.where, part.queue.keys
+def _choose(part: StatePart, rows: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the rows that the filter chooses."""
+    queue, spot, where = part
     if not where.is_set:
-        return lambda rows: rows
-    if part.spot == "dead":
-        chooses = where.letter_tester()
-        return lambda rows: [row for row in rows if chooses(row[1])]
-    if part.spot == "ended":
-        return lambda rows: [row for row in rows if where.chooses_end(row[1].id, row[1].reason, row[1].error)]
-    carries = where.tester()
-
-    def choose(rows: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-        values = read_values(part.queue, [id for _, id in rows], whole=bool(where.match))
-        opened = [open_envelope(value, bare=keys.bare) for value in values]
-        return [
-            row
-            for row, value, (header, body) in zip(rows, values, opened, strict=True)
-            if value and carries(header, body)
-        ]
-
-    return choose
+        return rows
+    if spot == "dead":
+        return [row for row in rows if where.chooses_letter(row[1])]
+    if spot == "ended":
+        return [row for row in rows if where.chooses_end(row[1].id, row[1].kind, row[1].reason, row[1].error)]
+    values = read_values(queue, [id for _, id in rows], whole=bool(where.match))
+    return [
+        row
+        for row, value in zip(rows, values, strict=True)
+        if value and where.chooses(*open_envelope(value, bare=queue.keys.bare))
+    ]
 
 
 def read_values(queue: QueueSession, ids: Sequence[str], *, whole: bool = False) -> list[bytes]:
@@ -285,42 +285,6 @@ def _read_garbage(queue: QueueSession, after: str, count: int) -> tuple[list[tup
     return rows, f"{following} 0" if following else None
 
 
-def _letter_reader(part: StatePart, *, oldest_first: bool) -> Reader:
-    keys, run = part.queue.keys, part.queue.run
-    first, last = part.where.span(run(commands.server_ms()))
-    if oldest_first:
-        newest = run(commands.letters_between(keys, first, last, count=1, newest_first=True))
-        last = newest[0].letter if newest else "0-0"
-    step = FIRST_STEP
-
-    def read(after: str, count: int) -> tuple[list[tuple[str, Any]], str | None]:
-        nonlocal step
-        most = min(step, count)
-        places = ((f"({after}" if after else first), last) if oldest_first else (first, f"({after}" if after else last)
-        letters = run(commands.letters_between(keys, *places, count=most, newest_first=not oldest_first))
-        size = max(1, sum(len(letter.payload) for letter in letters) // max(1, len(letters)))
-        step = max(1, min(BATCH_LIMIT, step * 2, LETTERS_STEP_BYTES // size))
-        return [(letter.letter, letter) for letter in letters], letters[-1].letter if len(letters) == most else None
-
-    return read
-
-
-def _end_reader(part: StatePart) -> Reader:
-    keys, run, kind = part.queue.keys, part.queue.run, part.where.kind
-    first, last = part.where.span(run(commands.server_ms()))
-
-    def read(after: str, count: int) -> tuple[list[tuple[str, Any]], str | None]:
-        found = run(
-            calls.newest_entries(
-                keys, "history" if kind == "acked" else "ends", f"({after}" if after else last, count, first
-            )
-        )
-        rows = [(name.decode(), read_end(name, fields)) for name, fields in found]
-        return [row for row in rows if kind in ("", row[1].kind)], rows[-1][0] if len(rows) == count else None
-
-    return read
-
-
 def read_end(name: bytes, fields: list[bytes]) -> MessageEvent:
     """Return an entry of the streams `ends` and `history`."""
     values = dict(zip(fields[::2], fields[1::2], strict=False))
@@ -384,7 +348,7 @@ class Entry:
         raised: class and place of the exception then, which hold no piece of a body; empty when nothing was raised.
         error: the same failure's text; it may hold a piece of the body.
         size: bytes of the whole body; None when it is gone.
-        body: its first KiB; of a dead letter all of it, but on a page.
+        body: its first KiB.
         letter: names the death of a dead message.
         key: of the message; empty when it has none.
         priority: of a message without a key.
@@ -418,7 +382,7 @@ def entries(part: StatePart, rows: Iterable[tuple[str, Any]]) -> list[Entry]:
     """Return everything known of the messages of rows, except of messages that have left a sorted set meanwhile."""
     found = [row for _, row in rows]
     if part.spot == "dead":
-        return [letter_entry(letter) for letter in found]
+        return [replace(letter_entry(letter), body=letter.payload[:BODY_BYTES]) for letter in found]
     if part.spot == "ended":
         return [_end_entry(end) for end in found]
     return message_entries(part.queue, place_of(part.spot), found) if found else []
@@ -437,18 +401,18 @@ def message_entries(queue: QueueSession, state: Place, ids: Sequence[str]) -> li
     words, lefts, notes, *scores = queue.run_all(requests)
     values = read_values(queue, ids)
     sizes = queue.read_each([calls.length(keys, id) for id in ids], 0)
-    empty = [id for id, size in zip(ids, sizes, strict=True) if not size]
-    exist = queue.run_all([calls.has_value(keys, id) for id in empty]) if keys.bare else [False] * len(empty)
-    gone = {id for id, exists in zip(empty, exist, strict=True) if not exists}  # only a bare body can be empty
-    rows = zip(ids, values, sizes, words, lefts, notes, scores[0] if has_scores else [None] * len(ids), strict=True)
+    exist = queue.run_all([calls.has_value(keys, id) for id in ids])  # a bare body may be empty
+    rows = zip(
+        ids, values, sizes, exist, words, lefts, notes, scores[0] if has_scores else [None] * len(ids), strict=True
+    )
     listed = []
-    for id, value, size, word, left, note, score in rows:
+    for id, value, size, exists, word, left, note, score in rows:
         if has_scores and score is None:
             continue
         header, body = open_envelope(value, bare=keys.bare)
         entry = message_entry(state, id, header, word, left, note, score)
-        size_of = None if id in gone else size - (len(value) - len(body))
-        listed.append(replace(entry, body=body[:BODY_BYTES], size=size_of))
+        size_of_body = size - (len(value) - len(body)) if exists else None
+        listed.append(replace(entry, body=body[:BODY_BYTES], size=size_of_body))
     return listed
 
 
@@ -470,7 +434,7 @@ def message_entry(
     return Entry(
         id,
         state,
-        _mark(state, word),
+        "cancelled" if word.cancelled else MARKS.get(type(word), "held" if state == "unack" else ""),
         when=score if score is not None or due_ms is None else clamp_time(due_ms / 1000),
         attempt=note.attempt if attempt is None else attempt,
         retries_left=retries_left,
@@ -481,19 +445,6 @@ def message_entry(
         key=header.key or "",
         priority=header.priority,
     )
-
-
-def _mark(state: Place, word: StateWord) -> EntryMark:
-    if word.cancelled:
-        return "cancelled"
-    match word:
-        case Backoff():
-            return "nacked"
-        case Suspect():
-            return "suspect"
-        case Delayed():
-            return "delayed"
-    return "held" if state == "unack" else ""
 
 
 def letter_entry(letter: Letter) -> Entry:
@@ -523,7 +474,7 @@ def _end_entry(end: MessageEvent) -> Entry:
     )
 
 
-# ---- what a bulk method has done --------------------------------------------
+# ---- bulk methods -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,7 +483,7 @@ class Tally:
     How many messages a bulk method found, and how each ended.
 
     Attributes:
-        verb: what `done` counts: `found`, `deleted`, `cancelled`, `moved` or `redriven`.
+        verb: the meaning of `done`: `found`, `deleted`, `cancelled`, `moved` or `redriven`.
         found: messages that the filter chose.
         done: of these, the deleted, cancelled, moved or redriven messages.
         running: a worker has them: a delete or cancel keeps them from being retried, and a move leaves them.
@@ -578,19 +529,23 @@ OnStep = Callable[[int, Tally], None]
 def each(
     parts: Iterable[StatePart],
     nothing: Tally,
-    do: Callable[[StatePart, list[Any]], Iterator[Tally]],
+    do: Callable[[StatePart, list[Any]], Tally],
     on_step: OnStep,
     limit: int | None = None,
+    rate: float | None = None,
 ) -> Tally:
     """
-    Call `do` with the chosen rows of each step; return the sum of what it yields.
+    Call `do` with the chosen rows of each step; return the sum of the answers.
 
     The walk through a part ends when as many were found as it had at the beginning: it does not run after new messages.
 
     Args:
         limit: the most messages; None for all.
+        rate: the most done in a second; None for no limit.
     """
     total = nothing
+    piece_size = BATCH_LIMIT if rate is None else max(1, round(rate * RATE_SECONDS))
+    free_at = time.monotonic()
     for part in parts:
         left = part.queue.run(calls.size(part.queue.keys, part.spot))
         for step in walk(part, oldest_first=True):
@@ -598,10 +553,16 @@ def each(
             chosen = [row for _, row in step.chosen[:room]]
             left -= len(chosen)
             looked = len(step.rows)
-            for done in do(part, chosen) if chosen else [replace(nothing)]:
+            for piece in [*chunked(chosen, piece_size)] or [chosen]:
+                done = do(part, piece) if piece else nothing
                 total += done
                 on_step(looked, total)
                 looked = 0
+                if rate is not None:
+                    free_at = max(free_at, time.monotonic() - RATE_SECONDS) + done.done / rate
+                    while (wait := free_at - time.monotonic()) > 0:  # `on_step` may raise to end a long wait
+                        time.sleep(min(wait, RATE_SECONDS))
+                        on_step(0, total)
             if left <= 0 or total.found == limit:
                 break
     return total
@@ -626,6 +587,41 @@ class MessagePage:
     looked: int
     of: int
     after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """
+    Dead letters that died alike.
+
+    Attributes:
+        reason: one of `DEATH_REASONS`.
+        raised: class and place of the exception; empty without an exception. `Filter(reason=, raised=)` means the same
+            letters.
+        newest: when the newest of them died, in unix seconds by Redis' clock.
+        example: the id of the newest letter.
+    """
+
+    reason: str
+    raised: str
+    count: int
+    newest: float
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadGroups:
+    """
+    The dead letters of a queue by how they died, the largest group first.
+
+    Attributes:
+        looked: how many letters were looked at, the newest.
+        of: how many there are.
+    """
+
+    groups: Sequence[DeadGroup]
+    looked: int
+    of: int
 
 
 class MessageReads(AdminBase):
@@ -670,7 +666,7 @@ class MessageReads(AdminBase):
         garbage, and of a list whose message at the place was taken out of the middle.
 
         Args:
-            where: names the key for the state `waiting`, whose messages are paged key by key.
+            where: names the key for the state `waiting`, which has a page for each key alone.
             after: the `after` of the page before; None for the first page.
             limit: the most messages, up to 200.
             for_seconds: the page ends after this time, up to a minute, although it has fewer messages.
@@ -688,39 +684,57 @@ class MessageReads(AdminBase):
         for number, part in enumerate(parts[first:], first):
             for step in walk(part, at, SEARCH_STEP if part.where.is_set else most - len(items)):
                 chosen = step.chosen[: most - len(items)]
-                items += (replace(one, body=one.body[:BODY_BYTES]) for one in entries(part, chosen))
-                if len(chosen) < len(step.chosen):
-                    looked += 1 + step.rows.index(chosen[-1])
-                    return MessagePage(items, looked, of, _place_text(place, number, chosen[-1][0]))
-                looked += len(step.rows)
+                items += entries(part, chosen)
+                is_cut = len(chosen) < len(step.chosen)
+                looked += 1 + step.rows.index(chosen[-1]) if is_cut else len(step.rows)
+                following = chosen[-1][0] if is_cut else step.place
                 if len(items) < most and time.monotonic() < until:
                     continue
-                if step.place is not None:
-                    return MessagePage(items, looked, of, _place_text(place, number, step.place))
-                is_last = number + 1 == len(parts)
-                return MessagePage(items, looked, of, None if is_last else _place_text(place, number + 1, ""))
+                if following is not None:
+                    return MessagePage(items, looked, of, opaque(f"{place} {number} {following}"))
+                if number + 1 < len(parts):
+                    return MessagePage(items, looked, of, opaque(f"{place} {number + 1} "))
             at = ""
         return MessagePage(items, looked, of, None)
 
-    def size(self, queue: str, state: str, *, key: str = "") -> int:
-        """Return how many messages a state has; of the state waiting with `key`, how many of that key."""
-        session, place = self._state(queue, state, Filter(key=key))
-        if place == "waiting" and not key:
-            return Counts.sum(session.run_all([transitions.counts(part.keys) for part in session.parts])).waiting
-        parts = parts_of(session, place, Filter(key=key))
-        return sum(session.run_all([calls.size(part.queue.keys, part.spot) for part in parts]))
-
     def count(self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: OnStep = ignore) -> int:
-        """Count the messages of a state that `where` chooses."""
-        key = where.key if state == "waiting" else ""
-        if where == Filter(key=key):
-            return self.size(queue, state, key=key)
+        """Count the messages of a state that `where` chooses; without a filter, or of a key in `waiting`, in one round trip."""
         session, place = self._state(queue, state, where)
+        if place == "waiting" and where == EVERYTHING:
+            return Counts.sum(session.run_all([transitions.counts(part.keys) for part in session.parts])).waiting
+        parts = list(parts_of(session, place, where))
+        if not any(part.where.is_set for part in parts):
+            return sum(session.run_all([calls.size(part.queue.keys, part.spot) for part in parts]))
+        return each(parts, Tally("found"), lambda _part, rows: Tally("found", len(rows), len(rows)), on_step).found
 
-        def found(_part: StatePart, rows: list[Any]) -> Iterator[Tally]:
-            yield Tally("found", len(rows), len(rows))
-
-        return each(parts_of(session, place, where), Tally("found"), found, on_step).found
+    def dead_groups(
+        self,
+        queue: str,
+        where: Filter = EVERYTHING,
+        *,
+        for_seconds: float = 1.0,
+        without: Collection[int] = (),
+    ) -> DeadGroups:
+        """Group the newest dead letters by cause, reading for `for_seconds` up to 60; `without` leaves shards out."""
+        whole_time = seconds("for_seconds", for_seconds, most=LONGEST_SEARCH)
+        session, place = self._state(queue, "dead", where)
+        parts = list(parts_of(session, place, where, without))
+        looked = 0
+        groups = dict[tuple[str, str], DeadGroup]()
+        for part in parts:
+            until = time.monotonic() + whole_time / len(parts)
+            for step in walk(part, count=BATCH_LIMIT):
+                looked += len(step.rows)
+                for _, letter in step.chosen:
+                    cause = letter.reason, letter.raised
+                    found = groups.get(cause) or DeadGroup(*cause, 0, letter.died, letter.id)
+                    if letter.died > found.newest:
+                        found = replace(found, newest=letter.died, example=letter.id)
+                    groups[cause] = replace(found, count=found.count + 1)
+                if time.monotonic() >= until:
+                    break
+        of = sum(session.run_all([calls.size(part.queue.keys, "dead") for part in parts]))
+        return DeadGroups(sorted(groups.values(), key=lambda group: (-group.count, -group.newest)), looked, of)
 
     def _state(
         self, queue: str, state: str, where: Filter, allowed: Sequence[Place] = calls.PLACES
@@ -738,10 +752,6 @@ def _each_entry(parts: Iterable[StatePart], on_step: OnStep) -> Iterator[Entry]:
             found += len(step.chosen)
             on_step(len(step.rows), Tally("found", found, found))
             yield from entries(part, step.chosen)
-
-
-def _place_text(state: Place, part: int, place: str) -> str:
-    return opaque(f"{state} {part} {place}")
 
 
 def _read_place(text: str | None, state: Place, parts: int) -> tuple[int, str]:

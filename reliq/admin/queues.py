@@ -1,4 +1,4 @@
-"""Queues as an operator sees them: which there are, their figures at one moment; their pause, and how they are forgotten."""
+"""Queues of a Redis: their list, their counts at one moment, their pause, and their removal."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from reliq.publish import NAMING_SECONDS
 from reliq.queue import pausing
 from reliq.redis import commands
 from reliq.redis.commands import Totals, answered, of_every_shard, raise_first
-from reliq.settings import seconds
 from reliq.text import pluralize, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from reliq.admin.session import QueueSession, Session
     from reliq.message import Duration
     from reliq.metrics.snapshot import ShardMaps
-    from reliq.redis.commands import Request, T, Worker
+    from reliq.redis.commands import Worker
 
 #: Keys in one step; it keeps Redis busy for less than a millisecond.
 STEP_KEYS = 1000
-#: A queue is known by keys with these ends, of these types: every queue that holds a message has its retries left,
-#: whoever wrote it; a drained queue may have its dead letters alone.
+#: A queue is found by keys with these ends, of these types: every queue that holds a message, also in the Go layout, has
+#: a hash of retries left; a drained queue may have its dead letters alone.
 KEY_ENDINGS = {":retry:cnt": "hash", ":dead": "stream"}
 #: The pattern matches both ends, and little else.
 _PATTERN = "*:[dr]e[at][dr]*"
@@ -49,7 +48,7 @@ class Overview:
 
     Attributes:
         workers: None while the Redis of their registry is away.
-        unreadable: queues that cannot be shown, each with the reason: rights, a key of another type, a malformed total.
+        unreadable: queue -> why it cannot be shown: rights, a key of another type, a malformed total.
         facts: INFO of the Redis; empty where this user may not read it.
         at: by the monotonic clock.
         left_out: how many more queues the registry has than are shown.
@@ -66,37 +65,28 @@ class Overview:
 class QueueReads(AdminBase):
     """Queues at one moment."""
 
-    def queues(self, names: Sequence[str] = (), *, scan: bool = False, interval: Duration = 0.0) -> Overview:
+    def queues(self, names: Sequence[str] = (), *, scan: bool = False) -> Overview:
         """
-        Return the queues named, or all of the registry, with their counts, lateness, rates and workers.
+        Return the queues named, or all of the registry, with their counts, lateness, workers and rates of the last minute.
 
         Args:
             names: in this admin's layout.
             scan: also find queues that no registry names, in any layout, by a walk over all keys in short steps.
-            interval: wait for this many seconds, up to 60, and count the rates of that time; 0 counts them since a worker's
-                note of about a minute ago, without a wait.
         """
-        wait = seconds("interval", interval, most=60)
         session = self._redis.session()
-        selection = chosen(session, self._named(names), scan=scan)
-        maps = self._maps()
-        if not wait:
-            return overview(session, selection, maps, with_notes=True)
-        before = overview(session, selection, maps)
-        time.sleep(wait)
-        return overview(session, selection, maps, since=before)
+        return overview(session, chosen(session, self._named(names), scan=scan), self._maps(), with_notes=True)
 
     def account(self, queue: str) -> Counts:
         """
         Return the counts of a queue, at one moment in each shard; `missing` is 0 where all that came in is accounted for.
 
-        In a layout of the Go original the totals are what reliq itself did: a program in Go counts nothing.
+        In a layout of the Go original the totals count the work of reliq alone: a program in Go counts nothing.
         """
         session = self._redis.queue(queue)
         return Counts.sum(*answered(session.try_all([transitions.counts(keys) for keys in session.counted])))
 
     def paused(self, queue: str) -> Pause | None:
-        """Return who paused a queue, when and why; None when it is not paused."""
+        """Return a queue's pause; None when it is not paused."""
         return self._redis.session().run(calls.paused(self.redis_keys(queue)))
 
 
@@ -108,10 +98,10 @@ class QueueActions(AdminBase):
         Have consumers stop claiming within a second, for `for_` seconds or until `resume`; running handlers finish.
 
         Args:
-            by: who pauses it; by default user@host of this process.
+            by: the name that is shown; by default user@host of this process.
 
         Raises:
-            RedisUnavailableError: Redis is away; of a queue with several shards the error names those that are paused.
+            RedisUnavailableError: Redis is away; for a queue with several shards the error names the paused shards.
         """
         parts = self._redis.queue(queue).parts
         answers = parts[0].try_all([pausing(part.keys, reason, for_, by) for part in parts])
@@ -143,41 +133,57 @@ class QueueActions(AdminBase):
             raise ConfigurationError(
                 f"queue {keys.name!r} is served by a worker: {', '.join(serving[:5])}; stop it first"
             )
-        _check_unnamed(session)
-        # Also those of which no map knows any more: it may be lost.
+        # A process names a queue at most each NAMING_SECONDS: messages that it published meanwhile would be in no registry.
+        named = whole_number(session.run(calls.registered_at(keys)))
+        now_ms = session.run(commands.server_ms())
+        left = 0 if named is None else math.ceil(NAMING_SECONDS + 1 - (now_ms / 1000 - named))
+        if 0 < left <= NAMING_SECONDS + 1:
+            raise ConfigurationError(
+                f"queue {keys.name!r} was in use less than {NAMING_SECONDS:.0f} s ago; forget it in {left} s"
+            )
+
+        def forget(shards: Sequence[Keys], *, look: bool) -> int:
+            requests = [transitions.forget(shard, letters=letters, look=look) for shard in shards]
+            answers = zip(shards, session.try_all(requests), strict=True)
+            found = raise_first(
+                [
+                    answer
+                    for shard, answer in answers
+                    # A user may have no rights on shards that the queue never had.
+                    if shard.shard < session.map.ever or not isinstance(answer, RedisRefusedError)
+                ]
+            )
+            _check_empty(session, sum(alive for alive, _ in found), sum(kept for _, kept in found), letters=letters)
+            return sum(kept for _, kept in found)
+
+        # All shards that there can be: the map may be lost.
         shards = [keys] if keys.bare else [keys.of_shard(shard) for shard in range(SHARDS_LIMIT)]
-        found = _of_each(session, shards, partial(transitions.forget, letters=letters, look=True))
-        _check_empty(session, sum(alive for alive, _ in found), sum(kept for _, kept in found), letters=letters)
-        gone = 0
-        for some in (shards[1:], shards[:1]):  # the map goes last
-            for alive, kept in _of_each(session, some, partial(transitions.forget, letters=letters)):
-                _check_empty(session, alive, kept, letters=letters)
-                gone += kept
+        forget(shards, look=True)
+        gone = forget(shards[1:], look=False) + forget(shards[:1], look=False)  # the map goes last
         session.run(calls.unregister(keys))
         return gone
 
 
 def chosen(session: Session, named: Sequence[Keys], *, scan: bool = False) -> Selection:
-    """Return the queues named; without names those of the registry, and with `scan` those of a scan, by name."""
+    """Return the queues named; without names the queues of the registry, and with `scan` those found by a scan, by name."""
     if named:
         return Selection(named)
+
+    def served() -> list[Keys]:
+        return [Keys(name) for name in {name for one in workers_alive(session) for name in one.queues} if is_name(name)]
+
     try:
-        known = registered(session.client, lambda: _served(session))
+        known = registered(session.client, served)
     except RedisUnavailableError as error:
         why = f"the Redis of the queue registry, {QUEUES_KEY}, is away ({error}); name the queues to show"
         raise RedisUnavailableError(why) if session.client.has_many else error from None
     found = {keys.totals: keys for keys in known.queues}
     if scan:
-        found |= {keys.totals: keys for keys in scanned(session)}
+        found |= {keys.totals: keys for keys in _scanned(session)}
     return Selection(sorted(found.values(), key=lambda keys: keys.name), known.left_out)
 
 
-def _served(session: Session) -> list[Keys]:
-    """Return the queues that workers serve."""
-    return [Keys(name) for name in {name for one in workers_alive(session) for name in one.queues} if is_name(name)]
-
-
-def scanned(session: Session) -> list[Keys]:
+def _scanned(session: Session) -> list[Keys]:
     """
     Return every queue that holds a message or a dead letter, in whatever layout, by name.
 
@@ -186,48 +192,34 @@ def scanned(session: Session) -> list[Keys]:
     found: dict[str, Keys] = {}
     for server_session in session.each().values():
         for keys in server_session.scan(partial(calls.keys_scanned, _PATTERN, count=STEP_KEYS)):
-            for base in _bases(session, keys) - found.keys():
-                if (queue := _queue(session, base)) is not None:
+            ending = [(key, end) for key in keys for end in KEY_ENDINGS if key.endswith(end)]
+            types = session.try_all([calls.type_of_key(key) for key, _ in ending])
+            for (key, end), kind in zip(ending, types, strict=True):
+                base = key.removesuffix(end)
+                if kind == KEY_ENDINGS[end] and base not in found and (queue := _queue(session, base)) is not None:
                     found[base] = queue
     queues = {keys.totals: keys for keys in found.values()}  # shards of one queue are found by several keys
     return sorted(queues.values(), key=lambda keys: (keys.name, keys.layout.prefix))
 
 
-def _bases(session: Session, keys: list[str]) -> set[str]:
-    """Return the beginnings of those of `keys` by whose ends a queue is known."""
-    ending = [(key, end) for key in keys for end in KEY_ENDINGS if key.endswith(end)]
-    types = session.try_all([calls.type_of_key(key) for key, _ in ending])
-    return {key.removesuffix(end) for (key, end), kind in zip(ending, types, strict=True) if kind == KEY_ENDINGS[end]}
-
-
 def _queue(session: Session, base: str) -> Keys | None:
-    """Return the queue whose keys begin with `base`; None when no queue can be called so."""
+    """Return the queue whose keys begin with `base`; None when that is no name of a queue."""
     tagged = base.startswith("{") and base.endswith("}")
     parts = (base[1:-1] if tagged else base).split(":")
     if tagged and parts[0] == Layout.RELIQ.prefix:
-        name = ":".join(parts[1:]).partition("#")[0]  # behind it stands which shard
+        name = ":".join(parts[1:]).partition("#")[0]  # the number of the shard comes after it
         return Keys(name) if is_name(name) else None
-    splits = [1] if parts[0] == "dp" else range(1, len(parts))
-    candidates = [
-        keys for at in splits if (keys := _keys(":".join(parts[at:]), ":".join(parts[:at]), tagged=tagged)) is not None
-    ]
-    return _with_bodies(session, candidates) if len(candidates) > 1 else next(iter(candidates), None)
-
-
-def _keys(name: str, prefix: str, *, tagged: bool) -> Keys | None:
-    try:
-        return Keys(name, Layout.hdt3213(hash_tag=tagged, prefix=prefix))
-    except ConfigurationError:
-        return None
-
-
-def _with_bodies(session: Session, candidates: list[Keys]) -> Keys:
-    """Return the one whose message has a body, else the first: prefix and name may both have colons."""
-    keys = candidates[0]
-    ids = session.run(calls.any_id(keys))
-    asked = [calls.has_value(keys, id) for keys in candidates for id in ids]
-    bodies = session.try_all(asked)
-    return next((keys for keys, has in zip(candidates, bodies, strict=False) if has is True), keys)
+    candidates = list[Keys]()
+    for at in [1] if parts[0] == "dp" else range(1, len(parts)):
+        with suppress(ConfigurationError):
+            layout = Layout.hdt3213(hash_tag=tagged, prefix=":".join(parts[:at]))
+            candidates.append(Keys(":".join(parts[at:]), layout))
+    if len(candidates) < 2:  # noqa: PLR2004
+        return next(iter(candidates), None)
+    # Prefix and name may both have colons: take the queue in which a message has a body.
+    ids = session.run(calls.any_id(candidates[0]))
+    bodies = session.try_all([calls.has_value(keys, id) for keys in candidates for id in ids])
+    return next((keys for keys, has in zip(candidates, bodies, strict=False) if has is True), candidates[0])
 
 
 def overview(
@@ -238,13 +230,19 @@ def overview(
     since: Overview | None = None,
     with_notes: bool = False,
 ) -> Overview:
-    """Look at queues; rates are those since an earlier look, or `with_notes` since a worker's note."""
+    """Read the counts of queues; the rates since an earlier overview, or `with_notes` since a worker's note."""
     snapshot = SnapshotReader(session.client, lambda: selection.queues, maps).look()
     at = time.monotonic()
     workers: Sequence[Worker] | None = None
     with suppress(RedisUnavailableError):
         workers = workers_alive(session)
-    pauses = _pauses(session, [keys for keys, queue in snapshot.queues.items() if queue.paused])
+    paused = [keys for keys, queue in snapshot.queues.items() if queue.paused]
+    answers = session.try_all([request(keys) for keys in paused for request in (calls.paused, calls.pause_ms)])
+    pauses = {
+        keys: replace(pause, until=time.time() + ttl_ms / 1000 if ttl_ms > 0 else None)
+        for keys, pause, ttl_ms in zip(paused, answers[::2], answers[1::2], strict=True)
+        if isinstance(pause, Pause) and isinstance(ttl_ms, int)
+    }
     noted = noted_rates(session, snapshot.queues, maps) if with_notes else {}
     earlier = {(queue.queue, queue.layout): queue for queue in since.queues} if since else {}
     queues = []
@@ -268,46 +266,11 @@ def overview(
     return Overview(queues, workers, unreadable, snapshot.facts, at, selection.left_out)
 
 
-def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
-    """Return the pause of each of `paused`; its end is the one that Redis has."""
-    told = session.try_all([calls.paused(keys) for keys in paused])
-    lasting = session.try_all([calls.pause_ms(keys) for keys in paused])
-    pauses = {}
-    for keys, pause, ttl_ms in zip(paused, told, lasting, strict=True):
-        if isinstance(pause, Pause) and isinstance(ttl_ms, int):
-            pauses[keys] = replace(pause, until=time.time() + ttl_ms / 1000 if ttl_ms > 0 else None)
-    return pauses
-
-
-def _of_each(queue: QueueSession, shards: Sequence[Keys], make: Callable[[Keys], Request[T]]) -> list[T]:
-    """Make a request of each shard; a user may have no rights on those that the queue never had."""
-    answers = zip(shards, queue.try_all(list(map(make, shards))), strict=True)
-    return raise_first(
-        [one for keys, one in answers if keys.shard < queue.map.ever or not isinstance(one, RedisRefusedError)]
-    )
-
-
 def _check_empty(queue: QueueSession, alive: int, kept: int, *, letters: bool) -> None:
     """Raise ConfigurationError when a queue has a message, or a dead letter that is to stay."""
     if alive:
         raise ConfigurationError(
-            f"queue {queue.name!r} has {pluralize(alive, 'message')}; purge it first (what is in no state: `reliq check --repair`)"
+            f"queue {queue.name!r} has {pluralize(alive, 'message')}; purge it first (messages without a state: `reliq check --repair`)"
         )
     if kept and not letters:
         raise ConfigurationError(f"queue {queue.name!r} has {pluralize(kept, 'dead letter')}; forget it with --letters")
-
-
-def _check_unnamed(queue: QueueSession) -> None:
-    """
-    Raise ConfigurationError when a process named the queue a moment ago.
-
-    It names a queue no more often than each NAMING_SECONDS, so what it published meanwhile would be in no registry.
-    """
-    told = queue.run(calls.registered_at(queue.keys))
-    named = whole_number(told)
-    now_ms = queue.run(commands.server_ms())
-    left = 0 if named is None else math.ceil(NAMING_SECONDS + 1 - (now_ms / 1000 - named))
-    if 0 < left <= NAMING_SECONDS + 1:
-        raise ConfigurationError(
-            f"queue {queue.name!r} was in use less than {NAMING_SECONDS:.0f} s ago; forget it in {left} s"
-        )

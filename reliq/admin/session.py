@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from copy import copy
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +17,7 @@ from reliq.redis.shards import CORRUPT, UNREADABLE, UNSHARDED, ShardMap, believe
 from reliq.settings import LARGEST_BODY, check_int
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from reliq.redis.cluster import Transport
     from reliq.redis.commands import Clock, Command, Request
@@ -75,16 +74,6 @@ class QueueSession(Session):
     def has(self, id: str) -> bool:
         """Say whether a message of this id may be in the shard that is meant; always, when all of them are."""
         return self.keys.shard in (home(id, self.map.n), home(id, self.map.was)) or self.is_sharded
-
-    def by_home(self, ids: Iterable[str]) -> dict[QueueSession, list[str]]:
-        """Return ids by the shard in which each is published now."""
-        if self._is_one:
-            return {self: list(ids)}
-        parts = self.parts
-        found = defaultdict[QueueSession, list[str]](list)
-        for id in ids:
-            found[parts[home(id, self.map.n)]].append(id)
-        return found
 
     def mean(self, keys: Keys, *, is_one: bool) -> None:
         """Mean the shard of `keys` alone, or all of them."""

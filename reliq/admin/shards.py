@@ -1,4 +1,4 @@
-"""The number of shards of a queue, for an operator: look at it, change it, finish a change."""
+"""The number of shards of a queue: read it, change it, finish a change."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ShardsView:
 
     Attributes:
         map: how many shards there are, and were.
-        counts: the counts of each shard, shard 0 first; None for a shard whose Redis is away.
-        away: the numbers of the shards whose Redis is away.
+        counts: the counts of each shard, shard 0 first; None while the Redis of a shard is away.
+        away: the numbers of the shards that did not answer.
     """
 
     map: ShardMap
@@ -31,7 +31,7 @@ class ShardsView:
 
 
 class ShardActions(AdminBase):
-    """The number of shards of a queue."""
+    """Changes of the number of shards of a queue."""
 
     def shards(self, queue: str) -> ShardsView:
         """Return how many shards a queue has, and the counts of each; raise RedisUnavailableError when no shard answers."""

@@ -1,7 +1,8 @@
 """
-One message, or what is left of it: where it is, what it holds, how its deliveries ended, and how it ended itself.
+A message and its history: state, content, failed deliveries, and its end.
 
-The streams `ends` (of messages that were not acked) and `history` (of acked ones, where the queue keeps them) remember ends.
+The stream `ends` stores the ends of messages that were not acked. The stream `history` stores the ends of acked messages,
+where the queue keeps them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from reliq.lua.transitions import KeyQueue
     from reliq.message import Letter
     from reliq.metrics.snapshot import ShardMaps
-    from reliq.redis.commands import Request
 
 #: Entries in one read of a stream.
 PAGE = 1000
@@ -48,16 +48,16 @@ FREED = b"freed"
 @dataclass(frozen=True, slots=True)
 class MessageView(Entry):
     """
-    A message, or what is left of it. Times are unix seconds by Redis' clock.
+    A message, or its dead letter or end. Times are unix seconds by Redis' clock.
 
     Attributes:
-        state: where it is; `ready` also for a message too deep in a long list to be found. `ended` has left no body.
-        attempt: how many deliveries count against its retries, the one that runs included: one that was snoozed,
-            or released by a worker that stopped, spends none and leaves no trace. None when that is unknown.
+        state: `ready` also for a message too deep in a long list to be found. An `ended` message has left no body.
+        attempt: how many deliveries count against its retries, the running delivery included. A snooze, or
+            a release by a stopped worker, spends none and leaves no trace. None when unknown.
         body: all of its bytes.
         queue: its name.
-        suspect: its last delivery ended by its lease, so it may be what killed its worker.
-        published: when; by its maker's clock for a generated id, by Redis' for another. None when that is unknown.
+        suspect: its last delivery ended when its lease expired, so the message may have killed its worker.
+        published: when; by its maker's clock for a generated id, else by Redis' clock. None when unknown.
         ttl_left: seconds until its body expires; None when it has none or never does.
         holder: the handler that runs it; None when none does, or its process does not report it (`Queue.receive`).
         taken_seconds: for how long its id stays taken after its end; None when it is not.
@@ -65,8 +65,8 @@ class MessageView(Entry):
         ends: how it ended, newest first, as far as it is remembered; an id can end more than once.
         letters: its dead letters, newest first.
         searched_all: whether no dead letter of it can have been missed.
-        line: of a waiting message, the state of its key, or of the messages of its priority; None for any other.
-        ahead: how many messages come before it in that line; None where it is deeper than is looked.
+        line: of a waiting message, the state of its key, or of the messages of its priority; else None.
+        ahead: how many messages of its key come before it; None when it is too deep to be found.
     """
 
     queue: str = ""
@@ -110,17 +110,17 @@ class MessageView(Entry):
 
 
 class ShowReads(AdminBase):
-    """The methods that read one message."""
+    """The method that reads a single message."""
 
     def show(self, queue: str, id: str) -> MessageView:
-        """Return the state, content, worker and history of a message; raise when nothing is known of it."""
+        """Return the state, content, worker and history of a message; raise when Redis stores nothing about it."""
         views = [_view(part, id) for part in self._redis.queue(queue).homes(id)]
         known = [view for view in views if view is not None]
         if not known:
             raise ConfigurationError(
-                f"queue {queue!r} knows no message {id[:128]!r}: it never was, its end is no longer remembered (the last "
-                "1,000 abnormal ends are, and as many acked ones as Queue(history=...) keeps), or it is a dead letter "
-                "among too many to look through here"
+                f"queue {queue!r} has no trace of a message {id[:128]!r}: it was never published, its end is forgotten "
+                "(Redis keeps the last 1,000 abnormal ends, and acked ones up to Queue(history=...)), or its dead "
+                "letter is among too many to search"
             )
         return min(known, key=lambda view: view.state in ("dead", "ended"))
 
@@ -143,29 +143,28 @@ def _view(queue: QueueSession, id: str) -> MessageView | None:
         ]
     )
     is_alive = pending is not None or unack is not None or left is not None or in_garbage
-    ends = _ends_of(queue, id)
+    ids = frozenset([id])
+    parts = [StatePart(queue, "ended", Filter(ids=ids)), StatePart(queue, "ended", Filter(ids=ids, kind="acked"))]
+    ends = sorted(
+        (end for part in parts for step in walk(part, count=PAGE) for _, end in step.chosen), key=_newest_first
+    )
     letters, searched_all = _letters_of(queue, id, ends, is_alive=is_alive)
     more: dict[str, Any] = {}
     header = BARE
     if is_alive:
         header, body = open_envelope(value or b"", bare=keys.bare)
-        retries_left, key_queue = read_count(left)
-        ahead = _count_ahead(queue, key_queue, id) if key_queue else None
-        state: Place
+        _, key_queue = read_count(left)
+        state: Place = "waiting" if key_queue else "ready"
         if pending is not None:
             state = "pending"
         elif unack is not None:
             state = "unack"
         elif in_garbage:
             state = "garbage"
-        elif ahead is not None:
-            state = "waiting"
-        elif retries_left is not None and retries_left == header.retries and not key_queue:
-            state = "ready"  # only messages that have spent a retry go to retry
-        elif _is_in(queue, "retry", id):
+        elif key_queue and (ahead := _count_ahead(queue, KeyQueueState(key_queue), id)) is not None:
+            more["ahead"] = ahead
+        elif _count_ahead(queue, "retry", id) is not None:
             state = "retry"
-        else:
-            state = "waiting" if key_queue else "ready"
         score = unack if pending is None else pending
         entry = message_entry(state, id, header, word, left, next(iter(failures), FailureNote()), score)
         more["body"] = b"" if value is None else body
@@ -173,7 +172,6 @@ def _view(queue: QueueSession, id: str) -> MessageView | None:
         more["ttl_left"] = ttl_ms / 1000 if ttl_ms >= 0 else None
         if state == "waiting":
             [more["line"]] = queue.run(transitions.key_queues(keys, of=[key_queue])).largest
-            more["ahead"] = ahead
         if unack is not None and not word.waits:
             running = running_in(workers_alive(queue), queue.name)
             more["holder"] = next((job for job in running if job.id == id), None)
@@ -181,13 +179,12 @@ def _view(queue: QueueSession, id: str) -> MessageView | None:
         header = letters[0].header
         entry = letter_entry(letters[0])
         failures = queue.run(calls.letter_failures(keys, letters[0].letter))
-        more["body"] = letters[0].payload
     elif ends or mark is not None:
         entry = Entry(id, "ended", when=ends[0].at if ends else None)
     else:
         return None
     published_ms = made_at(id) if header.enqueued is None else header.enqueued
-    known = {one.name: getattr(entry, one.name) for one in fields(entry)} | more
+    known = {field.name: getattr(entry, field.name) for field in fields(entry)} | more
     return MessageView(
         **known,
         queue=queue.name,
@@ -199,13 +196,6 @@ def _view(queue: QueueSession, id: str) -> MessageView | None:
         letters=letters,
         searched_all=searched_all,
     )
-
-
-def _ends_of(queue: QueueSession, id: str) -> list[MessageEvent]:
-    ids = frozenset([id])
-    parts = [StatePart(queue, "ended", Filter(ids=ids)), StatePart(queue, "ended", Filter(ids=ids, kind="acked"))]
-    ends = [end for part in parts for step in walk(part, count=PAGE) for _, end in step.chosen]
-    return sorted(ends, key=_newest_first)
 
 
 def _letters_of(
@@ -225,26 +215,18 @@ def _letters_of(
     return [], False
 
 
-def _count_ahead(queue: QueueSession, key_queue: str, id: str) -> int | None:
-    """Return how many messages come before this one in its key queue; None when it is not met there."""
-    size, *indexes = queue.run_all(
-        [calls.size(queue.keys, KeyQueueState(key_queue)), *_searches(queue, KeyQueueState(key_queue), id)]
-    )
+def _count_ahead(queue: QueueSession, spot: Spot, id: str) -> int | None:
+    """Return how many messages come before this one in a list; None when it is not found near either end."""
+    searches = [
+        calls.index_of(queue.keys, spot, id, newest_first=newest_first, most=LOOK_THROUGH)
+        for newest_first in (False, True)
+    ]
+    size, *indexes = queue.run_all([calls.size(queue.keys, spot), *searches])
     return next((max(0, size - 1 - index) for index in indexes if index is not None), None)
 
 
-def _is_in(queue: QueueSession, spot: Spot, id: str) -> bool:
-    return any(index is not None for index in queue.run_all(_searches(queue, spot, id)))
-
-
-def _searches(queue: QueueSession, spot: Spot, id: str) -> list[Request[Any]]:
-    """Return the requests that search a list for an id from either end."""
-    ends = (False, True)
-    return [calls.index_of(queue.keys, spot, id, newest_first=end, most=LOOK_THROUGH) for end in ends]
-
-
 def last_ends(session: Session, queues: Sequence[Keys], limit: int, maps: ShardMaps) -> list[tuple[Keys, MessageEvent]]:
-    """Return the last abnormal ends of several queues in one round trip, newest first; none of one that refuses."""
+    """Return the last abnormal ends of several queues in one round trip, newest first; none of a queue that refuses."""
     answers, _ = ask_each(session, queues, lambda keys: calls.newest_entries(keys, "ends", "+", limit), maps)
     newest = list[tuple[Keys, MessageEvent]]()
     for keys, parts in zip(queues, answers, strict=True):

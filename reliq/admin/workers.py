@@ -1,4 +1,4 @@
-"""Worker processes and their running handlers, by the records that the processes write."""
+"""Worker processes and their running handlers, read from the records that the processes write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STACK_POLL_SECONDS = 0.2
 @dataclass(frozen=True, slots=True)
 class Running:
     """
-    One running handler, from a worker record that is at most 5 s old.
+    A running handler, from a worker record that is at most 5 s old.
 
     Attributes:
         attempt: 1 for the first delivery; None for a bare body.
@@ -50,7 +50,7 @@ class Running:
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """
-    One worker process, and the stacks of its handlers.
+    A worker process, and the stacks of its handlers.
 
     Attributes:
         record: its latest record; None when that is over 15 s old: the process is dead, or its interpreter is blocked.
@@ -72,7 +72,7 @@ class WorkerReads(AdminBase):
         return workers_alive(self._redis.session())
 
     def worker(self, id: str) -> WorkerView:
-        """Return one worker process, and the stacks of its handlers when `Admin.ask_stacks` asked for them."""
+        """Return a worker process, and the stacks of its handlers when `Admin.ask_stacks` asked for them."""
         requests = [*calls.worker_records([id]), *calls.asked_stacks(id)]
         record, waits_ms, report, is_known = self._redis.session().read_each(requests, None)
         if record is None and not is_known:
@@ -96,14 +96,14 @@ class WorkerActions(WorkerReads):
         """
         Ask a worker process for the stacks of its handlers; `worker` has the answer, within 5 s.
 
-        It holds files, lines and functions, and no values. A process whose interpreter is blocked does not answer.
+        It holds files, lines and functions, and no values. A process with a blocked interpreter does not answer.
 
         Raises:
             ConfigurationError: there is no such worker, or its record is older than 15 s.
         """
         if self.worker(worker).record is None:
             raise ConfigurationError(
-                f"worker {worker} has said nothing for 15 s: it is dead, or a handler holds its interpreter"
+                f"worker {worker} has written no record for 15 s: it is dead, or a handler blocks its interpreter"
             )
         self._redis.session().run_all(calls.ask_stacks(worker))
 
@@ -127,7 +127,7 @@ def workers_alive(session: Session) -> list[Worker]:
     """Return the record of every worker process that is alive, sorted by host and pid."""
     ids = session.run(calls.worker_ids())
     answers = session.try_all(calls.worker_records(ids))
-    # A record that is malformed, or whose server of several is away, hides no other.
+    # A malformed record, or a record on a server that is away, hides no other.
     workers = [answer for answer in answers if isinstance(answer, Worker)]
     return sorted(workers, key=lambda worker: (worker.host, worker.pid))
 
@@ -135,21 +135,12 @@ def workers_alive(session: Session) -> list[Worker]:
 def running_in(workers: list[Worker], queue: str | None = None, longer_than: float = 0.0) -> list[Running]:
     """Return the running handlers, of one queue or of all, the longest running first."""
     now = time.time()
-    rows = [
-        Running(
-            slot.queue,
-            slot.id,
-            slot.attempt,
-            slot.started,
+    rows = list[Running]()
+    for worker in workers:
+        for job in worker.running:
             # A record is up to some seconds old; a worker's clock may be ahead of ours.
-            max(now, worker.seen) - slot.started,
-            worker.id,
-            worker.host,
-            worker.pid,
-            worker.seen,
-        )
-        for worker in workers
-        for slot in worker.running
-        if queue in (None, slot.queue)
-    ]
-    return sorted((row for row in rows if row.seconds >= longer_than), key=lambda row: -row.seconds)
+            for_seconds = max(now, worker.seen) - job.started
+            if queue in (None, job.queue) and for_seconds >= longer_than:
+                place = (worker.id, worker.host, worker.pid, worker.seen)
+                rows.append(Running(job.queue, job.id, job.attempt, job.started, for_seconds, *place))
+    return sorted(rows, key=lambda row: -row.seconds)

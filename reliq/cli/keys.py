@@ -1,6 +1,6 @@
 """Commands on the keys of a queue: `limits`, `keys` and `shards`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +15,7 @@ from reliq.message import PRIORITY_LINES
 from reliq.text import pluralize, shell_command
 
 if TYPE_CHECKING:
-    from reliq.admin import Admin, KeyQueue
+    from reliq.admin import KeyQueue
     from reliq.settings import Limits
 
 
@@ -130,7 +130,7 @@ def keys(
     if every and key is not None:
         raise ConfigurationError("say --key or --all, not both")
     if every:
-        rows = list(_every_key(admin, queue))
+        rows = list(admin.each_key(queue))
         return Answer(rows, ("  ".join(str(cell) for cell in _row(row) if cell != "") for row in rows))
     if key is not None:
         row = admin.key(queue, key)
@@ -165,21 +165,6 @@ def describe_wait(line: "KeyQueue") -> str:
         "saturated": "saturated: all its places are taken",
         "standing": "standing for no reason: `reliq check --repair` mends it",
     }.get(line.state, "")
-
-
-def _every_key(admin: "Admin", queue: str) -> Iterator["KeyQueue"]:
-    """Yield every key once, page by page."""
-    after = None
-    seen = set[str]()
-    while True:
-        page = admin.key_page(queue, after=after)
-        for key_queue in page.items:
-            if key_queue.key not in seen:
-                seen.add(key_queue.key)
-                yield key_queue
-        after = page.after
-        if after is None:
-            return
 
 
 @command

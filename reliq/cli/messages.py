@@ -98,7 +98,7 @@ def list_messages(
                 f"only dead letters are grouped, not {state} messages: leave --state or --group out"
             )
         return _groups(admin, queue, where, limit, nothing, away)._replace(note=note)
-    total = admin.size(queue, state, key=where.key) if where.is_set else None
+    total = admin.count(queue, state, Filter(key=where.key)) if where.is_set else None
     with show_progress(total, lambda _found: "nothing was changed") as step:
         entries = list(islice(admin.messages(queue, state, where, without=away, on_step=step), offset, offset + limit))
     value = [_entry_value(entry) for entry in entries]
@@ -364,7 +364,7 @@ def _of_state(
 ) -> Bulk:
     """Return work on the messages of a state that the filter chooses."""
     where.check(state)
-    total = admin.size(queue, state, key=where.key)
+    total = admin.count(queue, state, Filter(key=where.key))
     chosen = "those that match" if where.is_set else f"all {total}"
     what = "dead letters" if state == "dead" else f"{state} messages"
     return Bulk(
@@ -415,7 +415,7 @@ def redrive(
         retries=retries,
         delay=duration(delay),
     )
-    total = admin.size(queue, "dead")
+    total = admin.count(queue, "dead")
     asks = f"Redrive {'all ' * (total != 1)}{pluralize(total, 'dead letter')} of {queue}?" if every else ""
     count = partial(admin.count, queue, "dead", where)
     return Bulk(run, "redriven", count, total, asks, limit, complaints=_missing(admin, queue, where.ids))

@@ -71,9 +71,6 @@ def queues(
     scan: Annotated[
         bool, typer.Option("--scan", help="Also find queues that are in no registry, by a walk over all keys.")
     ] = False,
-    interval: Annotated[
-        str, typer.Option(help="Wait so long and count rates in it, for example 500ms; else of the last minute.")
-    ] = "0",
     check: Annotated[
         bool, typer.Option("--check", help="Print the account of each queue instead; exit 1 when one does not add up.")
     ] = False,
@@ -81,7 +78,9 @@ def queues(
     admin: AdminOption,
 ) -> Answer:
     """
-    Show every queue: its messages by state, how late the first one is, how fast it moves, who works on it.
+    Show every queue: its messages by state, the age of the oldest, its rates of the last minute, its workers.
+
+    `reliq watch` shows the rates between two refreshes.
 
     With --check it is the account of each: how many messages came in, how they ended, what is alive, and whether that adds
     up. In a layout of the Go original, whose programs count nothing, it need not. Exit codes: 0 done, 1 Redis is away or
@@ -89,7 +88,7 @@ def queues(
 
     Example: reliq queues orders mails --check
     """
-    overview = admin.queues(queues or (), scan=scan, interval=duration(interval))
+    overview = admin.queues(queues or (), scan=scan)
     accounts = [account(view, view.layout) for view in overview.queues]
     is_unbalanced = any(numbers["missing"] for numbers in accounts)
     value = {

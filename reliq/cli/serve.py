@@ -283,7 +283,7 @@ def web(
     if not token and not is_near(host):
         raise ConfigurationError(f"--host {host} is reached from other machines: give a token, in {TOKEN_VARIABLE}")
     try:
-        from reliq.queue import who  # noqa: PLC0415
+        from reliq.queue import user_at_host  # noqa: PLC0415
         from reliq.web import Access, app, serve  # noqa: PLC0415
     except ModuleNotFoundError as error:  # the extra `web` is not installed
         raise ConfigurationError(str(error)) from None
@@ -300,7 +300,7 @@ def web(
     page = app(
         open_admin(url),
         token=token or secrets.token_urlsafe(),
-        grants=grants.by(who()),
+        grants=grants.by(user_at_host()),
         hosts=[host, *(allowed_host or ())],
         title=title,
     )

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from reliq.admin.bulk import check_redrive
 from reliq.admin.calls import PURGEABLE, check_place
-from reliq.admin.dead import check_redrive
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.logs import WEB_WRITE
 from reliq.text import pluralize, printable
@@ -226,7 +226,7 @@ def purge(context: RequestContext) -> Response:
     return _begin(
         context,
         f"delete of {state} messages",
-        admin.size(queue, state),
+        admin.count(queue, state),
         lambda step: str(admin.purge(queue, state, where, on_step=lambda looked, done: step(looked, str(done)))),
     )
 
@@ -250,7 +250,7 @@ def redrive(context: RequestContext) -> Response:
     return _begin(
         context,
         "redrive",
-        admin.size(queue, "dead"),
+        admin.count(queue, "dead"),
         lambda step: str(admin.redrive(queue, where, **options, on_step=lambda looked, done: step(looked, str(done)))),
     )
 
@@ -263,7 +263,7 @@ def delete(context: RequestContext) -> Response:
     return _begin(
         context,
         "delete of dead letters",
-        admin.size(queue, "dead"),
+        admin.count(queue, "dead"),
         lambda step: str(admin.purge(queue, "dead", where, on_step=lambda looked, done: step(looked, str(done)))),
     )
 

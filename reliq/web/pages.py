@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ GROUPS_SECONDS = 0.05
 FURTHER_SECONDS = 1.0
 #: The page of keys shows this many of the largest.
 KEYS_SHOWN = 50
+#: The page of every key shows at most this many.
+EVERY_KEY_LIMIT = 1000
 #: A worker that has not taken a request for its stacks after two of its beats does not answer.
 SILENT_SECONDS = 2 * BEAT_SECONDS
 
@@ -69,12 +72,14 @@ def queue(context: RequestContext) -> Response:
 
 
 def keys(context: RequestContext) -> Response:
-    """Show the keys of a queue's messages and its limits; one key, the largest, or all of them page by page."""
+    """Show the keys of a queue's messages and its limits; one key, the largest, or the first 1,000 of all."""
     admin = context.admin
     query = context.query
     queue = context.queue
     key = query.text("key")
-    page = admin.key_page(queue, after=query.text("after") or None) if query.text("every") == "1" else None
+    lines = [admin.key(queue, key)] if key else None
+    if query.text("every") == "1":
+        lines = list(islice(admin.each_key(queue), EVERY_KEY_LIMIT))
     try:
         limits = admin.limits(queue)
     except ConfigurationError:  # Redis has limits that make no sense
@@ -84,8 +89,8 @@ def keys(context: RequestContext) -> Response:
         queue=queue,
         view=view_of(context, context.site.last.get()),
         seen=admin.keys(queue, limit=KEYS_SHOWN),
-        lines=[admin.key(queue, key)] if key else page.items if page else None,
-        after=page.after if page else None,
+        lines=lines,
+        is_cut=lines is not None and len(lines) == EVERY_KEY_LIMIT,
         key=key,
         limits=limits,
     )

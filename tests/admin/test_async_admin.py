@@ -31,10 +31,10 @@ def test_async_admin_answers_and_raises_like_admin(ask, admin, url, die):
 
     async def code(twin):
         with pytest.raises(ConfigurationError, match="there is no queue"):
-            await twin.size("none", "dead")
+            await twin.count("none", "dead")
         with pytest.raises(ConfigurationError, match="no shard 1"):
             await AsyncAdmin(url, shard=1).account("q")
-        groups, *sizes = await asyncio.gather(twin.dead_groups("q"), *(twin.size("q", "dead") for _ in range(60)))
+        groups, *sizes = await asyncio.gather(twin.dead_groups("q"), *(twin.count("q", "dead") for _ in range(60)))
         return groups, {*sizes}, [entry.id async for entry in twin.messages("q", "dead")], await twin.account("q")
 
     assert ask(code) == (admin.dead_groups("q"), {3}, ["c", "b", "a"], admin.account("q"))

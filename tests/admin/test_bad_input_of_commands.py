@@ -20,13 +20,13 @@ ON_A_QUEUE = (
         "redrive QUEUE --all --yes",
         "purge QUEUE --state dead --yes",
     ),
-    *("resume QUEUE", "forget QUEUE --yes", "watch QUEUE", "queues QUEUE --interval 0"),
+    *("resume QUEUE", "forget QUEUE --yes", "watch QUEUE", "queues QUEUE"),
 )
 
 #: One bad value of each option and argument, and each combination that makes no sense; tests/unit has the other bad values.
 WRONG = {
     "queues a{b} --check": "queue name must be 1 to 128",
-    "queues --interval soon": "a duration is written 30s",
+    "watch --interval soon": "a duration is written 30s",
     "watch --interval 10ms": "interval must be",
     "watch a,b": "queue name must be 1 to 128",
     "list q --kind lost": "kind must be one of",
@@ -89,7 +89,7 @@ WRONG = {
     "workers q --stacks": "go with --running",
     "limits q --rate fast": "rate must be a number",
     "limits q --weight vip": "a weight is written KEY=N",
-    "limits q --clear everything": "what is cleared must be one of",
+    "limits q --clear everything": "clear must be some of",
     "keys q --all --key a": "--all",
     "shards q 3 --yes": "power of two from 1 to 256, not 3",
     "acl --role boss --queue q": "a role must be one of",

@@ -166,9 +166,9 @@ def test_command_uses_the_url_of_the_settings_file_or_reads_none(command, writte
     queue.publish({})
     path = written(f"url = {url!r}")
 
-    done = command("queues", "--interval", "0")
+    done = command("queues")
     os.mkfifo("pyproject.toml")  # reading it would hang
-    with_a_url = command("queues", "--interval", "0", "--url", url)
+    with_a_url = command("queues", "--url", url)
 
     assert done.out.splitlines()[1].split()[0] == "q"
     assert done.err == f"reliq: using the Redis URL of [tool.reliq] in {path}\n"

@@ -2,6 +2,7 @@
 
 import re
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from handling import bury_all, handle_all
 
 from reliq import Queue
 from reliq.admin import Filter
-from reliq.admin.dead import Pace, copy_id
+from reliq.admin.bulk import copy_id
 from reliq.cli.messages import per_second
 from reliq.errors import ConfigurationError
 
@@ -148,22 +149,28 @@ def test_many_letters_are_redriven_in_bounded_steps(queue, admin):
     assert max(steps) <= 500
 
 
-def test_rate_is_parsed_and_kept_by_waiting(monkeypatch):
+def test_rate_is_parsed():
     rates = {"50/s": 50, "120/m": 2, "1800/h": 0.5, "3": 3, "0.5/s": 0.5}
     assert {text: per_second(text) for text in rates} == rates
     for text in ("0/s", "fast", "-1/s", "50/d", "50 / s", ""):
         with pytest.raises(ConfigurationError, match="50/s"):
             per_second(text)
 
+
+def test_rate_is_kept_by_waiting_and_a_long_wait_reports_progress(monkeypatch, queue, admin, die):
     clock = SimpleNamespace(now=100.0)
     clock.monotonic, clock.sleep = lambda: clock.now, lambda seconds: setattr(clock, "now", clock.now + seconds)
-    monkeypatch.setattr("reliq.admin.dead.time", clock)
-    pace = Pace(100.0)
+    monkeypatch.setattr("reliq.admin.messages.time", clock)
+    die(*(f"m{number:02}" for number in range(60)))
+    steps = []
 
-    for _ in range(6):
-        list(pace.waits(10))
+    assert admin.redrive("q", rate=100.0, limit=59, on_step=lambda *_: steps.append(clock.now)).done == 59
+    assert 0.3 < clock.now - 100 <= 0.6
 
-    assert 0.4 < clock.now - 100 <= 0.6
+    steps.clear()
+    assert admin.redrive("q", rate=0.5, on_step=lambda *_: steps.append(clock.now)).done == 1
+    assert max(after - before for before, after in pairwise(steps)) <= 0.21
+    assert 1.5 < steps[-1] - steps[0] <= 2.1
 
 
 def test_large_letters_are_read_one_at_a_time(queue, admin, client):

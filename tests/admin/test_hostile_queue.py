@@ -37,7 +37,7 @@ BY_THEMSELVES = {"watch", "exporter", "health", "web"}
 #: The calls of each command: its exit code as its help says (?: either), and the words after its name.
 #: CLEAR clears a terminal; STATE, MOVABLE and ID stand for each state and for ids of the queue.
 ERRANDS = {
-    "queues": "0 --interval 0; 0 q spoilt --interval 0; 0 --scan; 1 q --check",
+    "queues": "0; 0 q spoilt; 0 --scan; 1 q --check",
     "workers": "0; 0 q; 0 --running; 0 q --running; 2 CLEAR --running",
     "keys": "0 q; 0 q --all; 2 q --key CLEAR; 2 CLEAR",
     "limits": "2 q; 2 q --clear CLEAR; 2 q --weight CLEAR=3; ? q --per-key 2 --clear weights; ? q",
@@ -221,7 +221,7 @@ ENTRY = "da`ily;ls"
 NAMING = [
     ["pause", "--", "QUEUE"],
     ["pause", "--key", "k`s; ls", "--", "QUEUE"],
-    ["queues", "--interval", "0"],
+    ["queues"],
     ["keys", "--", "QUEUE"],
     ["limits", "--", "QUEUE"],
     ["limits", "--rate", "9/s", "--", "QUEUE"],

@@ -46,18 +46,18 @@ def test_waiting_messages_are_counted_in_every_command(tenants, command, admin):
     [view] = admin.queues(["q"]).queues
     assert (view.waiting, view.due, view.alive) == (4, 5, 5)
     assert [one.key for one in view.lines.largest] == ["a", "b"]
-    table = command("queues", "--interval", "0").out.splitlines()
+    table = command("queues").out.splitlines()
     assert [line.split()[-1] for line in table[:2]] == ["waiting", "4"]
     assert " waiting=4 " in line_of(admin.watch(["q"]).look())
-    assert admin.size("q", "waiting") == 4
-    assert admin.size("q", "waiting", key="a") == 3
+    assert admin.count("q", "waiting") == 4
+    assert admin.count("q", "waiting", Filter(key="a")) == 3
 
 
 def test_commands_on_a_queue_without_keys_show_no_keys(queue, command):
     queue.publish({})
 
     assert (queue.counts().waiting, queue.counts().keyed) == (0, False)
-    assert "waiting" not in command("queues", "--interval", "0").out
+    assert "waiting" not in command("queues").out
     assert command("keys", "q").out == "0 waiting, 0 running; 0 keys in turn, 0 asleep\n"
     assert command("limits", "q").out == "q has no limits\n"
     assert command("list", "q", "--state", "waiting").out == "no waiting messages in q\n"

@@ -63,7 +63,7 @@ def test_every_command_reaches_a_queue_of_go(command, url, client, layout, name)
         assert ran.code == 0, (call, ran)
 
     client.delete(QUEUES_KEY)
-    views = command("queues", "--scan", "--interval", "0", "--json").json["queues"]
+    views = command("queues", "--scan", "--json").json["queues"]
     assert (name, str(layout)) in {(view["queue"], view["layout"]) for view in views}, (
         "a scan finds a queue that has nothing but its totals"
     )
@@ -90,7 +90,7 @@ def test_scan_tells_a_prefix_with_colons_from_a_name_with_colons(command, url, c
     client.lpush("dp:jobs:dead", "of another library")
     client.set("dp:jobs:retry:cnt", "7")
 
-    views = command("queues", "--scan", "--interval", "0", "--json").json["queues"]
+    views = command("queues", "--scan", "--json").json["queues"]
 
     found = {view["queue"]: view["layout"] for view in views}
     assert found == {"a:b": "hdt3213:prefix=x", "b": "hdt3213:prefix=y:a"}
@@ -152,10 +152,10 @@ def test_queue_in_the_go_layout_is_late_by_its_pending_messages_alone(command, g
     client.hset(QUEUES_KEY, go.keys.entry, "1")
     go.publish(due=1)
     go.promote(1)
-    [view] = command("queues", "--interval", "0", "--json").json["queues"]
+    [view] = command("queues", "--json").json["queues"]
     assert (view["ready"], view["late"], "ready" in view["oldest"]) == (1, None, False)
-    assert command("queues", "--interval", "0").out.splitlines()[1].split()[:3] == ["orders", "-", "1"]
+    assert command("queues").out.splitlines()[1].split()[:3] == ["orders", "-", "1"]
 
     go.publish(due=client.time()[0] - 100)
-    [view] = command("queues", "--interval", "0", "--json").json["queues"]
+    [view] = command("queues", "--json").json["queues"]
     assert 100 <= view["late"] < 200

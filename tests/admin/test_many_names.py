@@ -39,12 +39,12 @@ def few(monkeypatch):
 def test_queues_shows_named_and_served_queues_and_counts_the_rest(few, command, queue, client, alive, admin):
     queue.publish({})
     name(client, 1000)
-    named = command("queues", "q", "name-7", "--interval", "0", "--json").json
+    named = command("queues", "q", "name-7", "--json").json
     assert ([view["queue"] for view in named["queues"]], named["left_out"]) == (["q", "name-7"], 0)
 
     alive(queues=("q", "no name!"))
-    said = command("queues", "--interval", "0")
-    seen = command("queues", "--interval", "0", "--json").json
+    said = command("queues")
+    seen = command("queues", "--json").json
 
     assert "q" in {view["queue"] for view in seen["queues"]}
     assert len(seen["queues"]) + seen["left_out"] == 1001

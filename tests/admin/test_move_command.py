@@ -7,7 +7,8 @@ from handling import handle_all
 from transition import run_transition
 
 from reliq import Queue
-from reliq.admin.bulk import HOLD_MS, Mover
+from reliq.admin import bulk
+from reliq.admin.bulk import HOLD_MS
 from reliq.wire_format import open_envelope
 
 KEPT = "kept: their ids are in use, or the queue refuses them\n"
@@ -138,14 +139,14 @@ def test_message_that_is_published_in_the_target_during_a_move_stays(admin, queu
     queue.publish({"n": 1}, id="m", delay=600)
     queue.publish({"n": 2}, id="n", delay=600)
     due = client.zscore(queue.keys.pending, "m")
-    postpone = Mover._postpone
+    postpone = bulk.postpone
 
     def publish_there_first(*args):
-        monkeypatch.setattr(Mover, "_postpone", staticmethod(postpone))
+        monkeypatch.setattr(bulk, "postpone", postpone)
         other.publish({"n": 99}, id="m")
         return postpone(*args)
 
-    monkeypatch.setattr(Mover, "_postpone", staticmethod(publish_there_first))
+    monkeypatch.setattr(bulk, "postpone", publish_there_first)
     done = admin.move("q", "other", "pending")
 
     assert (done.done, done.kept) == (1, 1)

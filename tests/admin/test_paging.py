@@ -199,11 +199,6 @@ def test_dead_letters_are_grouped_found_and_redriven_by_reason_and_line(admin, d
         ("rejected", "ValueError at handling.py", 1, "d"),
     ]
     assert "canary" not in repr(told)
-    [of_reason] = admin.dead_groups("q", by=["reason"]).groups
-    assert (of_reason.reason, of_reason.raised, of_reason.count) == ("rejected", None, 6)
-    for by in ((), ("error",), "reason"):
-        with pytest.raises(ConfigurationError, match="by must be some of"):
-            admin.dead_groups("q", by=by)
     quick = admin.dead_groups("q", for_seconds=0)
     assert (quick.looked, quick.of, quick.groups[0].example) == (1, 6, "f")
 

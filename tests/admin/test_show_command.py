@@ -153,7 +153,7 @@ def test_show_finds_a_dead_letter_without_an_end_or_exits_2(command, show, queue
     assert [letter["id"] for letter in told["letters"]] == ["m3"]
 
     unknown = command("show", "q", "order-43")
-    assert (unknown.code, unknown.out, "knows no message 'order-43'" in unknown.err) == (2, "", True)
+    assert (unknown.code, unknown.out, "no trace of a message 'order-43'" in unknown.err) == (2, "", True)
     monkeypatch.setattr("reliq.admin.show.SEARCH_SECONDS", 0.0)
     done = command("show", "q", "m3")
     assert (done.code, "among too many to look through" in done.err) == (2, True)

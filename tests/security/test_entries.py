@@ -97,7 +97,6 @@ BAD_CALLS = {
     "Admin.show": ("queue name must be", lambda: ADMIN.show("a:b", "a")),
     "Admin.watch": ("queue name must be", lambda: ADMIN.watch(["a:b"])),
     "Admin.queues": ("queue name must be", lambda: ADMIN.queues(["a:b"])),
-    "Admin.queues interval": ("interval must be", lambda: ADMIN.queues(interval=61)),
     "Admin.running": ("queue name must be", lambda: ADMIN.running("a:b")),
     "Admin.running longer_than": ("longer_than must be", lambda: ADMIN.running("q", longer_than=-1)),
     "Admin.messages": ("queue name must be", lambda: ADMIN.messages("a:b", "ended")),

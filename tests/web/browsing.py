@@ -54,7 +54,7 @@ def queues(url):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(upkeep, "BEAT_SECONDS", 0.2)
             consumer.start(WorkerSettings(concurrency=4))
-            eventually(lambda: admin.size("payments", "dead") == len(DEAD), "what fails has died")
+            eventually(lambda: admin.count("payments", "dead") == len(DEAD), "what fails has died")
             payments.publish_many([{"fails": False}, {"fails": False}])
             eventually(lambda: [one for one in admin.workers() if one.busy == 2], "a record says that two handlers run")
             eventually(lambda: len(admin.crons()) == 2, "the periodic entries are there")

@@ -90,7 +90,7 @@ def fail(url, admin):
         try:
             eventually(
                 lambda: (
-                    (admin.size(queue.name, "dead"), admin.queues([queue.name]).queues[0].backoff) == (dead, backoff)
+                    (admin.count(queue.name, "dead"), admin.queues([queue.name]).queues[0].backoff) == (dead, backoff)
                 ),
                 f"{dead} die and {backoff} wait",
             )

@@ -37,7 +37,7 @@ def test_dead_letters_of_one_place_are_redriven(letters, admin, site):
     task = ended(site, site.browser().post("/queues/orders/dead/redrive", data={"raised": place, "delay": "1h"}))
 
     assert (task.state, task.done, task.total, task.by, task.outcome) == ("finished", 30, 30, "alice", "20 redriven")
-    assert (admin.size("orders", "pending"), admin.size("orders", "dead")) == (20, 10)
+    assert (admin.count("orders", "pending"), admin.count("orders", "dead")) == (20, 10)
     page = site.browser().get(f"/progress/{task.id}")
     assert "20 redriven" in page.text
     assert "data-live" not in page.text
@@ -49,7 +49,7 @@ def test_slow_redrive_shows_its_progress_and_two_visitors_stop_it_between_steps(
     id = location.rpartition("/")[2]
 
     running = browser.get(location).text
-    eventually(lambda: admin.size("orders", "pending"), "a letter is redriven")
+    eventually(lambda: admin.count("orders", "pending"), "a letter is redriven")
     stopped = [visitor.post(f"{location}/stop").status_code for visitor in (browser, other)]
     eventually(lambda: 'data-live="task"' not in browser.get(location).text, "it has stopped")
     task = site.shared.tasks.get(id)
@@ -57,8 +57,8 @@ def test_slow_redrive_shows_its_progress_and_two_visitors_stop_it_between_steps(
     assert 'data-live="task"' in running
     assert ">stopped<" in browser.get(location).text
     assert (stopped, task.state, site.shared.tasks.stop(id)) == ([303, 303], "stopped", False)
-    assert 0 < admin.size("orders", "pending") < 30
-    assert task.outcome == f"{admin.size('orders', 'pending')} redriven"
+    assert 0 < admin.count("orders", "pending") < 30
+    assert task.outcome == f"{admin.count('orders', 'pending')} redriven"
     assert admin.account("orders").missing == 0
 
 

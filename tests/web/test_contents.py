@@ -97,7 +97,7 @@ def test_visitor_without_the_right_to_bodies_cannot_search_or_delete_by_them(url
 
     assert found == [403, 403, 403, 200]
     assert written == [403, 403, 403]
-    assert (admin.size("orders", "dead"), admin.size("orders", "ready")) == (1, 1)
+    assert (admin.count("orders", "dead"), admin.count("orders", "ready")) == (1, 1)
 
 
 #: An address -> the status of its page.

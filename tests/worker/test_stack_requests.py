@@ -119,7 +119,7 @@ def test_a_worker_that_is_silent_or_unknown_is_not_asked(silent, admin, client):
     client.delete("reliq:worker:silent")
 
     assert admin.worker("silent").record is None
-    for id, why in (("silent", "said nothing for 15 s"), ("nobody", "no worker 'nobody' was alive")):
+    for id, why in (("silent", "no record for 15 s"), ("nobody", "no worker 'nobody' was alive")):
         with pytest.raises(ConfigurationError, match=why):
             admin.ask_stacks(id)
 
