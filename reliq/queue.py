@@ -385,7 +385,7 @@ class Queue(Generic[B]):
             headers: short texts that travel beside the body, name -> text.
             dedup: seconds or timedelta for which the chosen id stays taken after its end, None for the queue's.
             replace: publish although the id ended a short while ago or has a tombstone.
-            incarnation: a number that tells it from other messages of its chosen id, for `Job.once`; None: its time.
+            incarnation: a number that distinguishes messages of a chosen id, for `Job.once`; None takes the time.
             key: its message key, such as a tenant, 1 to 128 bytes of text: keys take turns, and order and limits hold for each.
             priority: "high" or "low" instead of "normal", for a message without a key.
             durability: the servers or disks that must have the message before the publish returns, None for the queue's.
@@ -607,7 +607,7 @@ class Queue(Generic[B]):
 
         Returns:
             `cancelled`; `running`, then its handler sees it; `not_found`, it has ended or never was, or a first try
-            whose reply was lost has cancelled it.
+            with a lost reply has cancelled it.
         """
         return run_blocking(self._cancel(BLOCKING, id, tombstone))
 

@@ -30,8 +30,8 @@ SUMMARIES = {
         "health": "Ask a worker on its metrics port; exit 0 when all is well, else 1 with the reason.",
     },
     "See": {
-        "queues": "Show every queue: its messages by state, how late the first one is, how fast it moves, who "
-        "works on it.",
+        "queues": "Show every queue: its messages by state, the age of the oldest, its rates of the last minute, its "
+        "workers.",
         "workers": "Show every worker process that is alive: where it runs, what it claims, how busy it is.",
         "keys": "Show which keys have messages that wait or run, those with most first, and why they wait.",
         "list": "List the messages of one state, the next to come first; of dead letters and ended messages the newest.",

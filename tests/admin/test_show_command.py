@@ -156,7 +156,7 @@ def test_show_finds_a_dead_letter_without_an_end_or_exits_2(command, show, queue
     assert (unknown.code, unknown.out, "no trace of a message 'order-43'" in unknown.err) == (2, "", True)
     monkeypatch.setattr("reliq.admin.show.SEARCH_SECONDS", 0.0)
     done = command("show", "q", "m3")
-    assert (done.code, "among too many to look through" in done.err) == (2, True)
+    assert (done.code, "among too many to search" in done.err) == (2, True)
 
 
 def test_show_of_a_cancelled_message_has_its_end_and_tombstone(command, show, queue):

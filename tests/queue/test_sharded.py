@@ -250,6 +250,7 @@ def test_letter_whose_home_moved_stays_until_the_change_of_shards_moves_it(
     letters = letters_of(moved, stays)
     remap(ShardMap(1, 8, 1, "growing"))
     fresh = Queue("q", url=url)
+    fresh.shards()
 
     assert call(fresh, "redrive", letters) == 1
     assert lengths() == [1, 0, 0, 0, 0, 0, 0, 0]
