@@ -1,7 +1,8 @@
-"""Every metric of reliq: its name, its labels and its meaning. No other module spells the name of a metric."""
+"""All metrics of reliq: name, help text and labels. No other module spells the name of a metric."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Literal
 
 STATES = ("pending", "ready", "unack", "retry", "garbage")
@@ -48,208 +49,167 @@ LAG_BUCKETS = (
 PUBLISH_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Spec:
     """
-    One metric, by the name that is scraped.
+    A metric.
 
     Attributes:
-        buckets: of a histogram, the upper bounds of its buckets but the last, which has none.
-        merged: how the values of several processes become one, of a gauge.
+        source: `queue` for a metric that Redis has for each queue, `process` for a metric that worker processes measure.
+        buckets: the upper bounds of a histogram's buckets, without the last bucket, which is unbounded.
+        merged: how a sum over processes merges the values of a gauge.
     """
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
+    source: Literal["queue", "process", ""] = ""
     buckets: tuple[float, ...] = ()
     merged: Literal["sum", "max", "min"] = "sum"
 
-    @property
+    @cached_property
+    def kind(self) -> Literal["counter", "gauge", "histogram"]:
+        """The type of the metric, as Prometheus names it."""
+        if self.buckets:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+    @cached_property
     def size(self) -> int:
-        """How many numbers a series has: of a histogram one for each bucket, the last included, and the sum."""
-        return len(self.buckets) + 2 if self.kind == "histogram" else 1
+        """How many numbers a series has: a histogram has a number for each bucket, the last included, and the sum."""
+        return len(self.buckets) + 2 if self.buckets else 1
 
 
-MESSAGES = Spec("reliq_messages", "gauge", "Messages in each state; their sum is alive.", ("queue", "state"))
-DEAD_LETTERS = Spec("reliq_dead_letters", "gauge", "Dead letters that are kept.", ("queue",))
-BACKLOG = Spec(
-    "reliq_backlog", "gauge", "Messages that wait for a worker: ready, retry, and pending that is due.", ("queue",)
+def _queue(name: str, help: str, *labels: str) -> Spec:
+    return Spec(name, help, ("queue", *labels), source="queue")
+
+
+_measured = partial(Spec, source="process")
+
+
+MESSAGES = _queue("reliq_messages", "Messages in each state; their sum is alive.", "state")
+DEAD_LETTERS = _queue("reliq_dead_letters", "Dead letters that are kept.")
+BACKLOG = _queue("reliq_backlog", "Messages that wait for a worker: ready, retry, and pending that is due.")
+MISSING = _queue(
+    "reliq_account_missing", "Published + redriven - every end - alive: 0 in a queue whose account is balanced."
 )
-MISSING = Spec(
-    "reliq_account_missing",
-    "gauge",
-    "Published + redriven - every end - alive: 0 in a queue whose account is balanced.",
-    ("queue",),
-)
-UNACK = Spec(
+UNACK = _queue(
     "reliq_unack",
-    "gauge",
     "Messages in unack: under a lease, or waiting after a nack. Exact up to 200, above estimated from 200.",
-    ("queue", "kind"),
+    "kind",
 )
-OLDEST = Spec(
+OLDEST = _queue(
     "reliq_oldest_seconds",
-    "gauge",
     "How long ago the first message of a state was due; of unack, how long ago its lease or wait ended. In Go's layout ready and retry have none.",
-    ("queue", "state"),
+    "state",
 )
-KEYS = Spec(
-    "reliq_keys",
-    "gauge",
-    "Keys whose messages wait: `in_turn` for a worker, `asleep` for a rate or a pause.",
-    ("queue", "state"),
+KEYS = _queue(
+    "reliq_keys", "Keys whose messages wait: `in_turn` for a worker, `asleep` for a rate or a pause.", "state"
 )
-KEY_WAITING = Spec(
-    "reliq_key_waiting",
-    "gauge",
-    "Messages that wait in the lines of the ten keys with most, and of all others together.",
-    ("queue", "key"),
+KEY_WAITING = _queue(
+    "reliq_key_waiting", "Messages that wait in the lines of the ten keys with most, and of all others together.", "key"
 )
-KEY_HELD_UP = Spec(
+KEY_HELD_UP = _queue(
     "reliq_key_held_up_seconds",
-    "gauge",
     "For how long nothing has started of the key that waits longest while it sleeps, or its places are taken.",
-    ("queue",),
 )
-LIMITED_CLAIMS = Spec(
-    "reliq_limited_claims_total", "counter", "Claims that took less than they could: a rate was used up.", ("queue",)
+LIMITED_CLAIMS = _queue("reliq_limited_claims_total", "Claims that took less than they could: a rate was used up.")
+PAUSED = _queue(
+    "reliq_paused", "1 while the queue is paused, or a handler's `RateLimited` has put the whole queue to sleep."
 )
-PAUSED = Spec(
-    "reliq_paused",
-    "gauge",
-    "1 while the queue is paused, or a handler's `RateLimited` has put the whole queue to sleep.",
-    ("queue",),
+MAP_LOST = _queue("reliq_shard_map_lost", "1 while Redis has no map of the queue's shards, or an earlier one.")
+SHARED = _queue(
+    "reliq_shared", "1 in a layout of the Go original: its programs may share the queue, and count nothing."
 )
-MAP_LOST = Spec(
-    "reliq_shard_map_lost", "gauge", "1 while Redis has no map of the queue's shards, or an earlier one.", ("queue",)
-)
-SHARED = Spec(
-    "reliq_shared",
-    "gauge",
-    "1 in a layout of the Go original: its programs may share the queue, and count nothing.",
-    ("queue",),
-)
-COUNTED = {kind: Spec(f"reliq_{kind}_total", "counter", text, ("queue",)) for kind, text in TOTALS.items()}
-RETRIED = Spec("reliq_retried_total", "counter", "Messages to be delivered again, by the cause.", ("queue", "cause"))
+COUNTED = {kind: _queue(f"reliq_{kind}_total", text) for kind, text in TOTALS.items()}
+RETRIED = _queue("reliq_retried_total", "Messages to be delivered again, by the cause.", "cause")
 
-CRON_LAST = Spec("reliq_cron_last_timestamp_seconds", "gauge", "The last tick that was published.", ("queue", "entry"))
-CRON_NEXT = Spec(
+CRON_LAST = _queue("reliq_cron_last_timestamp_seconds", "The last tick that was published.", "entry")
+CRON_NEXT = _queue(
     "reliq_cron_next_timestamp_seconds",
-    "gauge",
     "The first tick that is not done; when it lies in the past, no process publishes.",
-    ("queue", "entry"),
+    "entry",
 )
-CRON_MISSED = Spec("reliq_cron_missed_total", "counter", "Ticks that nobody published in time.", ("queue", "entry"))
-CRON_SKIPPED = Spec(
+CRON_MISSED = _queue("reliq_cron_missed_total", "Ticks that no process published in time.", "entry")
+CRON_SKIPPED = _queue(
     "reliq_cron_skipped_total",
-    "counter",
     "Ticks that were skipped: the entry was `paused`, or its last message alive (`overlap`).",
-    ("queue", "entry", "why"),
+    "entry",
+    "why",
 )
 
 LEFT_OUT = Spec(
     "reliq_queues_left_out",
-    "gauge",
     "Queues of the registry that this scrape does not show: `unreadable`, a key of theirs is spoilt; `many`, too many.",
     ("reason",),
 )
 
-REDIS_UP = Spec("reliq_redis_up", "gauge", "1 when Redis answered this scrape.")
-REDIS_MEMORY = Spec("reliq_redis_memory_bytes", "gauge", "Memory that Redis uses.")
-REDIS_MEMORY_LIMIT = Spec("reliq_redis_memory_limit_bytes", "gauge", "Redis' maxmemory, 0 for none.")
-REDIS_CLIENTS = Spec("reliq_redis_clients", "gauge", "Clients connected to Redis.")
-REDIS_EVICTED = Spec("reliq_redis_evicted_keys_total", "counter", "Keys that Redis evicted since it started.")
-REDIS_EVICTION = Spec("reliq_redis_eviction_enabled", "gauge", "1 when maxmemory-policy lets Redis delete messages.")
-REDIS_AOF = Spec("reliq_redis_aof_enabled", "gauge", "1 when Redis writes an append-only file.")
-REDIS_INFO = Spec("reliq_redis_info", "gauge", "1; the label names the version of Redis.", ("version",))
-SCRAPE = Spec("reliq_redis_scrape_seconds", "gauge", "How long it took to ask Redis for this scrape.")
+REDIS_UP = Spec("reliq_redis_up", "1 when Redis answered this scrape.")
+REDIS_MEMORY = Spec("reliq_redis_memory_bytes", "Memory that Redis uses.")
+REDIS_MEMORY_LIMIT = Spec("reliq_redis_memory_limit_bytes", "Redis' maxmemory, 0 for none.")
+REDIS_CLIENTS = Spec("reliq_redis_clients", "Clients connected to Redis.")
+REDIS_EVICTED = Spec("reliq_redis_evicted_keys_total", "Keys that Redis evicted since it started.")
+REDIS_EVICTION = Spec("reliq_redis_eviction_enabled", "1 when maxmemory-policy lets Redis delete messages.")
+REDIS_AOF = Spec("reliq_redis_aof_enabled", "1 when Redis writes an append-only file.")
+REDIS_INFO = Spec("reliq_redis_info", "1; the label names the version of Redis.", ("version",))
+SCRAPE = Spec("reliq_redis_scrape_seconds", "How long it took to ask Redis for this scrape.")
 
-HANDLER = Spec(
-    "reliq_handler_seconds", "histogram", "How long handlers took.", ("queue", "outcome"), buckets=HANDLER_BUCKETS
-)
-HANDLER_FAILURES = Spec(
+HANDLER = _measured("reliq_handler_seconds", "How long handlers took.", ("queue", "outcome"), buckets=HANDLER_BUCKETS)
+HANDLER_FAILURES = _measured(
     "reliq_handler_failures_total",
-    "counter",
     "Failures of handlers by the class of the exception; `other` after 20 classes in a queue.",
     ("queue", "exception"),
 )
-LAG = Spec(
-    "reliq_lag_seconds",
-    "histogram",
-    "From the due time to the start of the handler.",
-    ("queue",),
-    buckets=LAG_BUCKETS,
+LAG = _measured("reliq_lag_seconds", "From the due time to the start of the handler.", ("queue",), buckets=LAG_BUCKETS)
+INFLIGHT = _measured("reliq_inflight", "Messages in worker processes: running, or held for a slot.", ("phase",))
+LONGEST = _measured("reliq_longest_running_seconds", "For how long the oldest running handler has run.", merged="max")
+SLOTS = _measured("reliq_slots", "Handlers that may run at once.")
+SLOTS_BUSY = _measured("reliq_slots_busy", "Slots that a call of a handler has, hung ones included.")
+SLOTS_HUNG = _measured("reliq_slots_hung", "Slots lost to handlers that overran their time and cannot be ended.")
+LOST = _measured("reliq_leases_lost_total", "Answers that came too late: the lease was over.", ("queue",))
+LATE = _measured("reliq_renewals_late_total", "Renewals of leases that came late: a process was held up.")
+LAST_CLAIM = _measured(
+    "reliq_last_claim_timestamp_seconds", "When the process that is behind most completed a claim round.", merged="min"
 )
-INFLIGHT = Spec("reliq_inflight", "gauge", "Messages in worker processes: running, or held for a slot.", ("phase",))
-LONGEST = Spec(
-    "reliq_longest_running_seconds", "gauge", "For how long the oldest running handler has run.", merged="max"
-)
-SLOTS = Spec("reliq_slots", "gauge", "Handlers that may run at once.")
-SLOTS_BUSY = Spec("reliq_slots_busy", "gauge", "Slots that a call of a handler has, hung ones included.")
-SLOTS_HUNG = Spec("reliq_slots_hung", "gauge", "Slots lost to handlers that overran their time and cannot be ended.")
-LOST = Spec("reliq_leases_lost_total", "counter", "Answers that came too late: the lease was over.", ("queue",))
-LATE = Spec("reliq_renewals_late_total", "counter", "Renewals of leases that came late: a process was held up.")
-LAST_CLAIM = Spec(
-    "reliq_last_claim_timestamp_seconds",
-    "gauge",
-    "When the process that is behind most completed a claim round.",
-    merged="min",
-)
-REDIS_ERRORS = Spec(
+REDIS_ERRORS = _measured(
     "reliq_redis_errors_total",
-    "counter",
     "Rounds of a worker's parts that failed: Redis was `away`, or `refused` a command.",
     ("reason",),
 )
-RECONNECTS = Spec(
-    "reliq_redis_reconnects_total", "counter", "How often Redis was away for a process and answered it again."
-)
+RECONNECTS = _measured("reliq_redis_reconnects_total", "How often Redis was away for a process and answered it again.")
 
-OUTBOX_ROWS = Spec(
-    "reliq_outbox_rows", "gauge", "Rows of the outbox that wait for a relay, counted up to 100,000.", merged="max"
+OUTBOX_ROWS = _measured(
+    "reliq_outbox_rows", "Rows of the outbox that wait for a relay, counted up to 100,000.", merged="max"
 )
-OUTBOX_OLDEST = Spec(
+OUTBOX_OLDEST = _measured(
     "reliq_outbox_oldest_seconds",
-    "gauge",
     "Age of the oldest row that waits; while the database fails, at least since the last count.",
     merged="max",
 )
-OUTBOX_ERRORS = Spec(
-    "reliq_outbox_database_errors_total", "counter", "Rounds of relays that failed: the database was away or refused."
+OUTBOX_ERRORS = _measured(
+    "reliq_outbox_database_errors_total", "Rounds of relays that failed: the database was away or refused."
 )
 
-WORKERS = Spec("reliq_workers", "gauge", "Worker processes that run.")
-RESTARTS = Spec("reliq_restarts_total", "counter", "Worker processes that ended and were replaced.", ("reason",))
-BUILD = Spec(
-    "reliq_build_info", "gauge", "1; the labels name the versions that run.", ("version", "python", "redis_py")
-)
-CPU = Spec("process_cpu_seconds_total", "counter", "Processor time of a process of the worker.", ("process",))
-MEMORY = Spec("process_resident_memory_bytes", "gauge", "Memory of a process of the worker.", ("process",))
-OPEN_FDS = Spec("process_open_fds", "gauge", "Files and connections that a process of the worker has.", ("process",))
-STARTED = Spec("process_start_time_seconds", "gauge", "When a process of the worker started.", ("process",))
+WORKERS = Spec("reliq_workers", "Worker processes that run.")
+RESTARTS = Spec("reliq_restarts_total", "Worker processes that ended and were replaced.", ("reason",))
+BUILD = Spec("reliq_build_info", "1; the labels name the versions that run.", ("version", "python", "redis_py"))
+CPU = Spec("process_cpu_seconds_total", "Processor time of a process of the worker.", ("process",))
+MEMORY = Spec("process_resident_memory_bytes", "Memory of a process of the worker.", ("process",))
+OPEN_FDS = Spec("process_open_fds", "Files and connections that a process of the worker has.", ("process",))
+STARTED = Spec("process_start_time_seconds", "When a process of the worker started.", ("process",))
 
 PUBLISH = Spec(
-    "reliq_publish_seconds",
-    "histogram",
-    "How long calls of publish took, failed ones too.",
-    ("queue",),
-    buckets=PUBLISH_BUCKETS,
+    "reliq_publish_seconds", "How long calls of publish took, failed ones too.", ("queue",), buckets=PUBLISH_BUCKETS
 )
 PUBLISHED = Spec(
-    "reliq_publish_messages_total",
-    "counter",
-    "Messages of calls of publish, by what became of them.",
-    ("queue", "outcome"),
+    "reliq_publish_messages_total", "Messages of calls of publish, by what became of them.", ("queue", "outcome")
 )
 
-_MEASURED = (
-    *(HANDLER, HANDLER_FAILURES, LAG, INFLIGHT, LONGEST, SLOTS, SLOTS_BUSY, SLOTS_HUNG, LOST, LATE, LAST_CLAIM),
-    *(REDIS_ERRORS, RECONNECTS, OUTBOX_ROWS, OUTBOX_OLDEST, OUTBOX_ERRORS),
-)
-#: The metrics that the processes of a worker measure themselves, by name.
-MEASURED: Mapping[str, Spec] = {spec.name: spec for spec in _MEASURED}
-#: Every metric of this module, by name; PUBLISH and PUBLISHED are in the registry of the publishing application.
+#: Every metric of this module by its name. PUBLISH and PUBLISHED are in the registry of the publishing application.
 ALL: Mapping[str, Spec] = {
     spec.name: spec for spec in (*globals().values(), *COUNTED.values()) if isinstance(spec, Spec)
 }
+#: The metrics of queues.
+QUEUES = [spec for spec in ALL.values() if spec.source == "queue"]
+#: The metrics that worker processes measure, by name.
+MEASURED = {name: spec for name, spec in ALL.items() if spec.source == "process"}

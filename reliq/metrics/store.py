@@ -1,12 +1,12 @@
 """
-The files in which the processes of a worker keep their metrics for the supervisor, which adds them up at a scrape.
+The files in which the processes of a worker store their metrics. The supervisor adds them up at each scrape.
 
-Handlers' own metrics of prometheus_client are in files of that library (`Files`): a file of a dead process is folded into
-a file of its kind, so a thousand restarts leave no more files than one.
+`Files` reads the files of prometheus_client, which hold the application's own metrics. It merges the file of a dead process
+into one file of the same kind, so a thousand restarts leave no more files than one.
 
-reliq's own metrics are numbers in one file for each process (`Figures`). A file begins with how many bytes of it are in
-use. Series follow, each written once: the length of its key, how many numbers it has, its key, and the numbers, which
-alone change. A reader that has seen a series before knows where they are.
+`Figures` stores reliq's own metrics as numbers, in one file for each process. The file begins with the number of bytes in
+use. The series follow, and each is written once: the length of its key, the count of its numbers, its key, and the numbers.
+Later only the numbers change. A reader that has read a series before finds its numbers at the same place.
 """
 
 from __future__ import annotations
@@ -36,59 +36,57 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
+    from reliq.metrics.exposition import Labels
+    from reliq.metrics.names import Spec
+
 logger = logging.getLogger(__name__)
 
-#: Name of a metric and the values of its labels.
+#: The name of a metric and the values of its labels.
 Key = tuple[str, ...]
-#: A key, and the numbers of one series.
+#: A key and the numbers of its series.
 Series = tuple[Key, Sequence[float]]
 
 _DEAD = "dead"
 #: Kind of file -> the function that merges two values of one series.
 _FOLDS: dict[str, Callable[[float, float], float]] = {
-    "counter": operator.add,
-    "histogram": operator.add,
-    "summary": operator.add,
-    "gauge_sum": operator.add,
+    **dict.fromkeys(("counter", "histogram", "summary", "gauge_sum"), operator.add),
     "gauge_max": max,
     "gauge_min": min,
 }
 
-#: How the name of a file ends in which a process keeps its figures.
+#: The end of the name of a file with a process's figures.
 ENDING = ".figures"
-#: Numbers take eight bytes, and everything else as many times eight.
+#: A number takes eight bytes. Everything before it takes a multiple of eight, so numbers are aligned.
 _WORD = 8
 _USED = struct.Struct("Q")
 _HEAD = struct.Struct("II")
-#: A file begins with so many bytes and doubles when it is full.
+#: The first size of a file. A full file is doubled.
 FIRST_BYTES = 1 << 16
 
 
 class Files:
-    """The files in `folder()`, which is made or emptied. Scrapes and folds exclude each other."""
+    """The files of prometheus_client in `folder()`, which is created or emptied. A lock separates scrapes and folds."""
 
     def __init__(self, folder: Callable[[], Path]) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        folder().mkdir(mode=0o700, exist_ok=True)
-        for file in folder().glob("*.db"):
-            file.unlink()
+        _empty(folder(), "*.db")
 
     def describe(self) -> list[Metric]:
-        """Return no descriptions: the children describe their own metrics."""
+        """Return no descriptions: the child processes describe their own metrics."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Return the sums over all processes, dead ones included."""
+        """Return the sums over all processes, dead processes included."""
         with self._lock:
-            # A process killed while it made its file leaves an empty one.
+            # A process that was killed while it created its file leaves an empty file.
             files = [str(file) for file in self._folder().glob("*.db") if file.stat().st_size]
             merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
             return list(merged)
 
     def sweep(self, _pid: int = 0) -> None:
         """
-        Fold the files of all processes that are no more into those of the dead.
+        Fold the files of all dead processes into the files of the dead.
 
         Gauges of living processes, and gauges with a series for each process, are dropped.
         """
@@ -110,56 +108,72 @@ class Files:
                 file.unlink()
 
 
+def _empty(folder: Path, pattern: str) -> None:
+    """Create a folder, or remove the files of an earlier run from it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for file in folder.glob(pattern):
+        file.unlink()
+
+
 class Figures:
     """
-    The figures of this process; safe to use from any thread.
+    The figures of this process; safe to use from any thread. A new series begins with zeros.
 
     Args:
-        path: the file that another process reads, None for memory of this process alone.
+        path: the file that another process reads, or None for the memory of this process.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._places: dict[Key, int] = {}
+        self._places: dict[tuple[Spec, Labels], int] = {}
         self._used = _USED.size
         if path is not None:
             path.unlink(missing_ok=True)  # of a dead process with the same number
             path.touch(mode=0o600)
         self._map(FIRST_BYTES)
 
-    def place(self, key: Key, *first: float) -> int:
-        """Return where the numbers of a series begin; a new one has the values `first`, an old one keeps its own."""
-        with self._lock:
-            if key not in self._places:
-                self._places[key] = self._append(json.dumps(key).encode(), first)
-            return self._places[key]
-
-    def add(self, place: int, number: float = 1.0) -> None:
+    def add(self, spec: Spec, labels: Labels = (), number: float = 1.0) -> None:
         """Add to a counter."""
         with self._lock:
-            self._numbers[place] += number
+            at = self._place(spec, labels)
+            self._numbers[at] += number
 
-    def set(self, place: int, number: float) -> None:
-        """Set a gauge."""
+    def set(self, spec: Spec, labels: Labels, number: float) -> None:
+        """Set a gauge. A new gauge begins with `number`: a reader must not take 0 for its value."""
         with self._lock:
-            self._numbers[place] = number
+            at = self._place(spec, labels, number)
+            self._numbers[at] = number
 
-    def observe(self, place: int, bounds: Sequence[float], number: float) -> None:
-        """Count `number` in a histogram, which has a count for each bucket and one above all bounds, and the sum."""
+    def observe(self, spec: Spec, labels: Labels, number: float) -> None:
+        """Count `number` in a histogram: its numbers are a count for each bucket, and the sum."""
         with self._lock:
-            self._numbers[place + bisect_left(bounds, number)] += 1
-            self._numbers[place + len(bounds) + 1] += number
+            at = self._place(spec, labels)
+            self._numbers[at + bisect_left(spec.buckets, number)] += 1
+            self._numbers[at + len(spec.buckets) + 1] += number
+
+    def begin(self, spec: Spec, *labels: str) -> None:
+        """Add a series. A series that begins with 0 shows its first event as a rate."""
+        with self._lock:
+            self._place(spec, labels)
 
     def raw(self) -> bytes:
-        """Return what the file holds."""
+        """Return the content of the file."""
         with self._lock:
             return self._memory[: self._used]
 
-    def _append(self, name: bytes, first: Sequence[float]) -> int:
+    def _place(self, spec: Spec, labels: Labels, first: float = 0.0) -> int:
+        """Return the index of the first number of a series."""
+        at = self._places.get((spec, labels))
+        if at is None:
+            at = self._places[spec, labels] = self._append((spec.name, *labels), (first,) * spec.size)
+        return at
+
+    def _append(self, key: Key, first: Sequence[float]) -> int:
+        name = json.dumps(key).encode()
         name += b" " * (-len(name) % _WORD)
-        at = self._used + _HEAD.size + len(name)
-        end = at + _WORD * len(first)
+        series = _HEAD.pack(len(name), len(first)) + name + struct.pack(f"{len(first)}d", *first)
+        end = self._used + len(series)
         if end > len(self._memory):
             used = self._memory[: self._used]
             size = len(self._memory)
@@ -172,19 +186,18 @@ class Figures:
                 self._path = None
                 self._map(size)
             self._memory[: len(used)] = used
-        _HEAD.pack_into(self._memory, self._used, len(name), len(first))
-        self._memory[at - len(name) : at] = name
-        self._numbers[at // _WORD : end // _WORD] = memoryview(struct.pack(f"{len(first)}d", *first)).cast("d")
+        self._memory[self._used : end] = series
+        # The last write, in one piece: `pack_into` would write zeros first, and another process may read at any moment.
+        self._memory[: _USED.size] = _USED.pack(end)
         self._used = end
-        _USED.pack_into(self._memory, 0, end)  # at last: a reader sees a whole series, or none of it
-        return at // _WORD
+        return end // _WORD - len(first)
 
     def _map(self, size: int) -> None:
         if self._path is None:
             self._memory = mmap.mmap(-1, size)
         else:
             with self._path.open("r+b") as file:
-                # Written out: a page that a full disk has no room for kills each process that writes to it.
+                # Write the pages now: a mapped page without room on a full disk kills the process that writes to it.
                 file.write(bytes(size - file.seek(0, os.SEEK_END)))
                 file.flush()
                 self._memory = mmap.mmap(file.fileno(), size)
@@ -192,7 +205,7 @@ class Figures:
 
 
 class FiguresReader:
-    """Reads what a `Figures` holds, again and again; the keys are read once."""
+    """Reads the content of a `Figures` repeatedly. It reads each key once."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Key, int, int]] = []
@@ -215,13 +228,13 @@ class FiguresReader:
 
 
 class Sums:
-    """Numbers by series, of any number of processes."""
+    """The sums over any number of processes, by series."""
 
     def __init__(self, sums: Mapping[Key, Sequence[float]] | None = None) -> None:
         self.numbers: dict[Key, Sequence[float]] = dict(sums or {})
 
     def add(self, series: Iterable[Series], *, dead: bool = False) -> None:
-        """Add the figures of one process; the gauges of a dead process do not count."""
+        """Add the figures of one process, without gauges when the process is dead."""
         for key, numbers in series:
             spec = names.MEASURED.get(key[0])
             if spec is None or spec.size != len(numbers) or (dead and spec.kind == "gauge"):
@@ -235,7 +248,7 @@ class Sums:
                 self.numbers[key] = [(max if spec.merged == "max" else min)(known[0], numbers[0])]
 
     def families(self) -> list[Family]:
-        """Return the sums by metric, of every metric that processes measure."""
+        """Return the sums by metric, for all metrics that processes measure."""
         rows: dict[str, dict[Key, Sequence[float] | float]] = {name: {} for name in names.MEASURED}
         for (name, *labels), numbers in self.numbers.items():
             rows[name][tuple(labels)] = numbers if len(numbers) > 1 else numbers[0]
@@ -243,7 +256,7 @@ class Sums:
 
 
 class Children(Collector):
-    """The sums over the processes that keep their figures in `folder()`, which is made or emptied."""
+    """The sums over the processes that store their figures in `folder()`, which is created or emptied."""
 
     def __init__(self, folder: Callable[[], Path]) -> None:
         self._folder = folder
@@ -251,12 +264,10 @@ class Children(Collector):
         self._readers: dict[Path, FiguresReader] = {}
         self._dead = Sums()
         self._classes: dict[str, set[str]] = {}
-        folder().mkdir(mode=0o700, exist_ok=True)
-        for file in folder().glob(f"*{ENDING}"):
-            file.unlink()
+        _empty(folder(), f"*{ENDING}")
 
     def families(self) -> Iterable[Family]:
-        """Return the sums over all processes, dead ones included."""
+        """Return the sums over all processes, dead processes included."""
         with self._lock:
             sums = Sums(self._dead.numbers)
             for file in self._folder().glob(f"*{ENDING}"):
@@ -264,7 +275,7 @@ class Children(Collector):
             return sums.families()
 
     def bury(self, pid: int) -> None:
-        """Keep what a dead process has counted, and remove its file."""
+        """Keep the counts of a dead process, and remove its file."""
         with self._lock:
             file = file_of(self._folder(), pid)
             self._dead.add(self._series(file), dead=True)
@@ -274,20 +285,21 @@ class Children(Collector):
     def _series(self, file: Path) -> Iterable[Series]:
         with suppress(OSError):  # the folder was cleaned up
             for key, numbers in self._readers.setdefault(file, FiguresReader()).series(file.read_bytes()):
-                yield self._bounded(key), numbers
+                if key[0] == names.HANDLER_FAILURES.name:
+                    yield (*key[:2], bounded_class(self._classes, *key[1:])), numbers
+                else:
+                    yield key, numbers
 
-    def _bounded(self, key: Key) -> Key:
-        """Return the key of a series; failures by class are `other` after the first classes of the sum of all processes."""
-        if key[0] != names.HANDLER_FAILURES.name:
-            return key
-        name, queue, exception = key
-        known = self._classes.setdefault(queue, set())
-        if exception not in known and len(known) >= names.CLASSES_LIMIT:
-            return name, queue, names.OTHER
-        known.add(exception)
-        return key
+
+def bounded_class(classes: dict[str, set[str]], queue: str, name: str) -> str:
+    """Return the label for a class of exceptions: `other` when the queue already has series for CLASSES_LIMIT classes."""
+    known = classes.setdefault(queue, set())
+    if name not in known and len(known) >= names.CLASSES_LIMIT:
+        return names.OTHER
+    known.add(name)
+    return name
 
 
 def file_of(folder: Path, pid: int) -> Path:
-    """Return the file in which a process keeps its figures."""
+    """Return the path of the file for a process's figures."""
     return folder / f"{pid}{ENDING}"

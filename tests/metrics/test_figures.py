@@ -8,6 +8,8 @@ import pytest
 from required import must_run_in_ci
 
 from reliq import events
+from reliq.metrics import names
+from reliq.metrics.names import Spec
 from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.store import FIRST_BYTES, Children, Figures, FiguresReader, file_of
 
@@ -25,12 +27,14 @@ def failed(name, queue="q"):
 
 def test_figures_of_one_process_are_read_by_another_while_the_file_grows(tmp_path):
     counted, reader = Figures(tmp_path / "1.figures"), FiguresReader()
-    first = counted.place(("first",), 0.0)
-    counted.add(first, 2)
+    first = Spec("first", "")
+    counted.add(first, (), 2)
     assert dict(reader.series((tmp_path / "1.figures").read_bytes())) == {("first",): (2.0,)}
 
-    many = [counted.place(("many", str(number)), *(0.0,) * 40) for number in range(1000)]
-    counted.observe(many[-1], [float(number) for number in range(38)], 0.5)
+    many = Spec("many", "", ("number",), buckets=tuple(map(float, range(38))))
+    for number in range(1000):
+        counted.begin(many, str(number))
+    counted.observe(many, ("999",), 0.5)
     counted.add(first)
 
     raw = (tmp_path / "1.figures").read_bytes()
@@ -43,12 +47,12 @@ def test_figures_of_one_process_are_read_by_another_while_the_file_grows(tmp_pat
 
 @pytest.mark.parametrize("name", ["1.figures", None], ids=["file", "memory"])
 def test_counts_of_threads_are_not_lost_while_series_are_added(tmp_path, name):
-    counted = Figures(name and tmp_path / name)
+    counted, every = Figures(name and tmp_path / name), Spec("all", "")
 
     def count(thread):
         for number in range(400):
-            counted.add(counted.place(("all",), 0.0))
-            counted.place((str(thread), str(number)), *(0.0,) * 5)
+            counted.add(every)
+            counted.begin(Spec(str(thread), "", buckets=(1.0, 2.0, 3.0)), str(number))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(count, range(4)))
@@ -70,10 +74,10 @@ def test_sums_add_counters_and_histograms_and_merge_each_gauge(children, process
     for pid, longest, claimed in ((1, 5.0, 300.0), (2, 7.0, 200.0)):
         process(pid, "q")(events.Handled("q", "id", 1, "ack", 0.25))
         told = Figures(file_of(tmp_path, 10 * pid))
-        told.place(("reliq_longest_running_seconds",), longest)
-        told.place(("reliq_last_claim_timestamp_seconds",), claimed)
-        told.place(("reliq_slots",), 16.0)
-        told.place(("unknown_to_this_version",), 16.0)
+        told.set(names.LONGEST, (), longest)
+        told.set(names.LAST_CLAIM, (), claimed)
+        told.set(names.SLOTS, (), 16.0)
+        told.set(Spec("unknown_to_this_version", ""), (), 16.0)
 
     found = rows(children)
 
@@ -92,7 +96,7 @@ def test_sums_after_many_restarts_have_every_count_and_no_gauge_of_the_dead(chil
         one = process(pid)
         one(events.Lost("q", ("b",), "ack"))
         one.sample(None)
-        Figures(file_of(tmp_path, 1000 + pid)).place(("reliq_slots",), 16.0)
+        Figures(file_of(tmp_path, 1000 + pid)).set(names.SLOTS, (), 16.0)
         children.bury(pid)
         children.bury(1000 + pid)
 
@@ -185,13 +189,13 @@ def test_figures_on_a_full_disk_no_longer_grow_and_kill_no_process(tmp_path, cap
         must_run_in_ci("this user may not mount a small disk")
     try:
         figures = Figures(tmp_path / "1.figures")
-        place = figures.place(("reliq_first",), 1.0)
+        first = Spec("reliq_first", "")
         for number in range(20_000):
-            figures.place((f"reliq_{number}",), 0.0)
-        figures.add(place)
+            figures.begin(Spec(f"reliq_{number}", ""))
+            figures.add(first)
 
         assert "cannot enlarge" in caplog.text
-        assert FiguresReader().series(figures.raw())
+        assert dict(FiguresReader().series(figures.raw()))["reliq_first",] == (20_000.0,)
     finally:
         del figures
         subprocess.run(["umount", "-l", tmp_path], check=True)

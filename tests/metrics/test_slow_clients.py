@@ -61,9 +61,9 @@ def test_request_that_drips_is_cut_off_at_its_deadline(endpoint, monkeypatch):
 
 
 def test_accept_without_a_free_descriptor_pauses_between_tries(endpoint, monkeypatch):
-    tries, accept = [], endpoint_module._Server.get_request
+    tries, accept = [], Endpoint.get_request
     counted = lambda server: tries.append(time.monotonic()) or accept(server)  # noqa: E731
-    monkeypatch.setattr(endpoint_module._Server, "get_request", counted)
+    monkeypatch.setattr(Endpoint, "get_request", counted)
     with ExitStack() as stack:
         client = stack.enter_context(socket.socket())
         client.settimeout(60)
