@@ -1,5 +1,5 @@
 """
-OpenTelemetry spans for publishing and handling; they need reliq's extra `otel`.
+OpenTelemetry spans for publishing and handling. This module needs reliq's extra `otel`.
 
 The context of the publisher travels in the message's headers (W3C `traceparent`), so a handler's span is a child of the
 publish, in whatever process. Nothing else in reliq uses tracing: without `instrument` it costs nothing.
@@ -30,86 +30,97 @@ if TYPE_CHECKING:
     from reliq.consumer import Consumer
     from reliq.handlers.handler import Job
 
-_SYSTEM = {"messaging.system": "reliq"}
 _publishers: dict[str, Callable[..., Any]] = {}
 
 
 def instrument(*consumers: Consumer, tracer_provider: TracerProvider | None = None) -> None:
-    """Give every publish of this process a span, and every handler call of `consumers`; may be called again."""
+    """Record a span for each publish of this process, and for each handler call of `consumers`; may be called again."""
     tracer = trace.get_tracer("reliq", distribution.VERSION, tracer_provider)
     if not _publishers:
         for name in ("publish", "apublish", "publish_many", "apublish_many"):
             original = getattr(Queue, name)
-            make = _many if name.endswith("many") else _one
-            traced = make(tracer, original, is_async=name.startswith("a"))
             _publishers[name] = original
-            setattr(Queue, name, functools.wraps(original)(traced))
+            setattr(Queue, name, functools.wraps(original)(_traced(tracer, name, original)))
     for consumer in consumers:
         consumer.middleware(functools.partial(handling, tracer))
 
 
 def uninstrument() -> None:
-    """Publish without spans again; the middleware of consumers stays."""
+    """Stop recording spans for publishes; the middleware of consumers stays."""
     while _publishers:
         setattr(Queue, *_publishers.popitem())
 
 
 @contextmanager
 def handling(tracer: Tracer, job: Job[Any]) -> Iterator[None]:
-    """Record a span of the handler call inside, as a child of the message's publish."""
-    attributes: dict[str, Any] = {
-        **_SYSTEM,
-        "messaging.operation.name": "process",
-        "messaging.operation.type": "process",
-        "messaging.destination.name": job.queue,
-        "messaging.message.id": job.id,
-    }
+    """Record a span for a handler call, as a child of the message's publish."""
+    attributes: dict[str, Any] = {"messaging.operation.type": "process", "messaging.message.id": job.id}
     if job.attempt is not None:
         attributes["reliq.attempt"] = job.attempt
-    with tracer.start_as_current_span(
-        f"process {job.queue}",
-        context=propagate.extract(dict(job.headers)),
-        kind=SpanKind.CONSUMER,
-        attributes=attributes,
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
-        context = span.get_span_context()
-        if context.is_valid and context.trace_flags.sampled:
-            job.trace_id = f"{context.trace_id:032x}"
-        try:
-            yield
-        except (Snooze, RateLimited):
-            raise
-        except Exception as error:
-            # Its text may hold a part of the body: the class says enough.
-            span.set_attribute("error.type", type(error).__qualname__)
-            span.set_status(Status(StatusCode.ERROR))
-            raise
+    context = propagate.extract(dict(job.headers))
+    with _span(tracer, "process", job.queue, attributes, kind=SpanKind.CONSUMER, context=context) as span:
+        found = span.get_span_context()
+        if found.is_valid and found.trace_flags.sampled:
+            job.trace_id = f"{found.trace_id:032x}"
+        yield
 
 
 @contextmanager
-def _publishing(tracer: Tracer, queue: Queue[Any]) -> Iterator[Span]:
-    """Record a span of the publish inside."""
-    attributes = {
-        **_SYSTEM,
-        "messaging.operation.name": "publish",
-        "messaging.operation.type": "send",
-        "messaging.destination.name": queue.name,
-    }
+def _span(tracer: Tracer, operation: str, queue: str, attributes: dict[str, Any], **options: Any) -> Iterator[Span]:
+    """Record a span, with the class of an exception only: its text may hold a part of the body."""
     with tracer.start_as_current_span(
-        f"publish {queue.name}",
-        kind=SpanKind.PRODUCER,
-        attributes=attributes,
+        f"{operation} {queue}",
+        attributes={
+            "messaging.system": "reliq",
+            "messaging.operation.name": operation,
+            "messaging.destination.name": queue,
+            **attributes,
+        },
         record_exception=False,
         set_status_on_exception=False,
+        **options,
     ) as span:
         try:
             yield span
+        except (Snooze, RateLimited):
+            raise
         except Exception as error:
             span.set_attribute("error.type", type(error).__qualname__)
             span.set_status(Status(StatusCode.ERROR))
             raise
+
+
+def _traced(tracer: Tracer, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of `Queue` that publishes, with a span around it."""
+
+    def begin(queue: Queue[Any], given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+        """Add the current context to the headers; return the positional arguments."""
+        if name.endswith("many"):
+            [items] = given or [options.pop("items")]
+            return (_carrying(queue, items),)
+        options["headers"] = _headers(queue, options.get("headers"))
+        return given
+
+    def end(span: Span, result: Any) -> Any:
+        if name.endswith("many"):
+            span.set_attribute("messaging.batch.message_count", result.published)
+        else:
+            span.set_attribute("messaging.message.id", result.id)
+        return result
+
+    send = {"messaging.operation.type": "send"}
+
+    def publish(self: Queue[Any], *given: Any, **options: Any) -> Any:
+        with _span(tracer, "publish", self.name, send, kind=SpanKind.PRODUCER) as span:
+            given = begin(self, given, options)
+            return end(span, original(self, *given, **options))
+
+    async def apublish(self: Queue[Any], *given: Any, **options: Any) -> Any:
+        with _span(tracer, "publish", self.name, send, kind=SpanKind.PRODUCER) as span:
+            given = begin(self, given, options)
+            return end(span, await original(self, *given, **options))
+
+    return apublish if name.startswith("a") else publish
 
 
 def _headers(queue: Queue[Any], headers: Mapping[str, str] | None) -> dict[str, str]:
@@ -118,42 +129,6 @@ def _headers(queue: Queue[Any], headers: Mapping[str, str] | None) -> dict[str, 
     if not queue.layout.bare:
         propagate.inject(context)
     return {**context, **(headers or {})}
-
-
-def _one(tracer: Tracer, original: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
-    """Return `publish` or `apublish` with a span."""
-
-    def publish(self: Queue[Any], body: Any, *, headers: Mapping[str, str] | None = None, **options: Any) -> Any:
-        with _publishing(tracer, self) as span:
-            receipt = original(self, body, headers=_headers(self, headers), **options)
-            span.set_attribute("messaging.message.id", receipt.id)
-            return receipt
-
-    async def apublish(self: Queue[Any], body: Any, *, headers: Mapping[str, str] | None = None, **options: Any) -> Any:
-        with _publishing(tracer, self) as span:
-            receipt = await original(self, body, headers=_headers(self, headers), **options)
-            span.set_attribute("messaging.message.id", receipt.id)
-            return receipt
-
-    return apublish if is_async else publish
-
-
-def _many(tracer: Tracer, original: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
-    """Return `publish_many` or `apublish_many` with a span."""
-
-    def publish_many(self: Queue[Any], items: Iterable[Any], **options: Any) -> Any:
-        with _publishing(tracer, self) as span:
-            result = original(self, _carrying(self, items), **options)
-            span.set_attribute("messaging.batch.message_count", result.published)
-            return result
-
-    async def apublish_many(self: Queue[Any], items: Iterable[Any], **options: Any) -> Any:
-        with _publishing(tracer, self) as span:
-            result = await original(self, _carrying(self, items), **options)
-            span.set_attribute("messaging.batch.message_count", result.published)
-            return result
-
-    return apublish_many if is_async else publish_many
 
 
 def _carrying(queue: Queue[Any], items: Iterable[Any]) -> Iterator[Outgoing[Any]]:

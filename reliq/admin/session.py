@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import copy
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from reliq.admin import calls
@@ -203,24 +202,11 @@ def ask_each(
     Returns:
         The answers of each queue, a refused one as its exception; and those of the requests that went `along`.
     """
-    due = maps.due(queues)
-    known = [maps.shards(keys) for keys in queues]
-    questions = maps.questions(due)
-    requests = [make(shard) for shards in known for shard in shards]
-    replies = iter(session.try_all([*requests, *questions, *along]))
-    answers = [list(islice(replies, len(shards))) for shards in known]
-    refused = maps.learn(due, list(islice(replies, len(questions))))
-    new = [
-        (of_queue, shard)
-        for of_queue, keys in zip(answers, queues, strict=True)
-        for shard in maps.shards(keys)[len(of_queue) :]
-    ]
-    for (of_queue, _), answer in zip(new, session.try_all([make(shard) for _, shard in new]), strict=True):
-        of_queue.append(answer)
+    found, refused, extra = maps.ask(session.try_all, queues, lambda shard: [make(shard)], along)
+    answers = [[answer for _, (answer,) in shards] for shards in found.values()]
     for of_queue, keys in zip(answers, queues, strict=True):
-        del of_queue[len(maps.shards(keys)) :]
         of_queue.extend([refused[keys]] if keys in refused else [])
-    return answers, list(replies)
+    return answers, extra
 
 
 class AdminBase:

@@ -1,4 +1,4 @@
-"""Logging: events as log lines without bodies or passwords, written as text or JSON in a background thread, repeats held back."""
+"""Logging: events as lines of text or JSON, without bodies or passwords; a background thread writes, repeats are held back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import queue
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
+
+import msgspec
 
 from reliq import events
 from reliq.text import IDS_SHOWN, join_first, pluralize, printable, shell_command
@@ -27,21 +30,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: Ten lines that differ in their figures alone are written within 10 s; more are held back.
+#: Ten lines that differ only in ids and figures are written within 10 s; more are held back.
 SAME_LINES = 10
 SAME_SECONDS = 10.0
 #: At 1,000 kinds of line a new window begins, which bounds the memory.
 LINE_KINDS_LIMIT = 1000
-#: A summary of lines that were held back has at most 100 ids as a field; its text names five.
+#: A summary of the lines that were held back has at most 100 ids as a field; its text names five.
 HELD_IDS = 100
-#: The event of that summary, which is never held back itself.
+#: The event of the summary, which is never held back itself.
 HELD_BACK = "held_back"
-#: The event of an operator's change by the web page, which is never held back.
+#: The event of an operator's change on a web page, which is never held back.
 WEB_WRITE = "web_write"
+#: The fields that two events of the same kind share.
+_KIND = ("event", "queue", "outcome", "error_type", "place", "verb", "part")
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "text", "json")
 
-#: So many lines wait while nothing reads standard error; later lines are dropped.
+#: At most 1,000 lines wait while nothing reads standard error; later lines are dropped.
 LINES_LIMIT = 1000
 #: A line is usually written before the call that logs it returns: a process may crash next. It waits at most 0.1 s.
 WRITE_SECONDS = 0.1
@@ -57,7 +62,7 @@ _ORDINARY = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "
 
 class Background:
     """
-    Calls functions one after another in a daemon thread of its own; each of them reports its own errors.
+    A daemon thread that calls functions one after another. Each function reports its own errors.
 
     The collector of garbage and signal handlers may log in the middle of any call here. So no call holds a lock that
     another call in the same thread would need: `SimpleQueue.put` may be entered again, `Queue.put` may not.
@@ -97,11 +102,11 @@ class Background:
 
 @dataclass(slots=True)
 class _Held:
-    """The lines of one kind that were not written."""
+    """The lines of a kind that were held back: `like` is the first of them."""
 
     level: int
     like: str
-    queue: str = ""
+    queue: str
     count: int = 0
     messages: int = 0
     ids: list[str] = field(default_factory=list)
@@ -109,48 +114,50 @@ class _Held:
 
 class Limiter(logging.Filter):
     """
-    Lets few lines of one kind, at INFO and above, through in each window, which ends by a summary of the others.
+    A filter that writes few lines of the same kind, at INFO and above, in each window of 10 s, and a summary at its end.
 
-    The next line ends a window that is over; if none comes, a timer does.
+    The first line after a window ends it. Without such a line a timer does.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._counts: dict[Any, int] = {}
+        self._counts = Counter[Any]()
         self._held: dict[Any, _Held] = {}
         self._until = 0.0
         self._timer: threading.Timer | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether `record` is written."""
-        if record.levelno < logging.INFO or (kind := _kind(record)) is None:
+        """Return whether to write `record`."""
+        fields = getattr(record, "reliq", {})
+        if record.levelno < logging.INFO or fields.get("event") in (HELD_BACK, WEB_WRITE):
             return True
+        # Events of a kind differ in ids and figures only.
+        kind = tuple(map(fields.get, _KIND)) if fields else (record.name, record.levelno, str(record.msg))
         over: list[_Held] = []
         with self._lock:
             if record.created >= self._until or len(self._counts) >= LINE_KINDS_LIMIT:
                 over = self._end_window()
                 self._until = record.created + SAME_SECONDS
-            count = self._counts.get(kind, 0) + 1
-            self._counts[kind] = count
-            if count > SAME_LINES:
-                self._hold(kind, record)
+            self._counts[kind] += 1
+            is_written = self._counts[kind] <= SAME_LINES
+            if not is_written:
+                held = self._held.setdefault(kind, _Held(record.levelno, record.getMessage(), fields.get("queue", "")))
+                ids = fields["ids"] if "ids" in fields else [fields["id"]] if "id" in fields else []
+                held.count += 1
+                held.messages += fields.get("count", len(ids))
+                held.ids += ids[: HELD_IDS - len(held.ids)]
+                self._start_timer()
         _log_held(over)
-        return count <= SAME_LINES
+        return is_written
 
     def flush(self) -> None:
-        """End the window now, and write the summary of what it held back."""
+        """End the window now, and write its summary."""
         with self._lock:
             over = self._end_window()
         _log_held(over)
 
-    def _hold(self, kind: Any, record: logging.LogRecord) -> None:
-        fields = getattr(record, "reliq", {})
-        held = self._held.setdefault(kind, _Held(record.levelno, record.getMessage(), fields.get("queue", "")))
-        held.count += 1
-        ids = fields["ids"] if "ids" in fields else [fields["id"]] if "id" in fields else []
-        held.messages += fields.get("count", len(ids))
-        held.ids += ids[: HELD_IDS - len(held.ids)]
+    def _start_timer(self) -> None:
         if self._timer is None:
             timer = threading.Timer(SAME_SECONDS, self.flush)
             timer.daemon = True
@@ -159,9 +166,9 @@ class Limiter(logging.Filter):
                 self._timer = timer
 
     def _end_window(self) -> list[_Held]:
-        over = list(self._held.values())
-        self._counts = {}
-        self._held = {}
+        over = [*self._held.values()]
+        self._counts.clear()
+        self._held.clear()
         self._until = 0.0
         if self._timer is not None:
             self._timer.cancel()
@@ -170,22 +177,12 @@ class Limiter(logging.Filter):
 
 
 def _log_held(over: list[_Held]) -> None:
-    """Write a line for each kind that was held back, with the ids it would have named."""
+    """Write a summary for each kind, with the ids of the lines that were held back."""
     for held in over:
         ids = f"; ids: {join_first(held.ids, held.messages)}" if held.ids else ""
         text = f"held back {pluralize(held.count, 'line')} like: {held.like}{ids}"
         fields = {"event": HELD_BACK, "queue": held.queue, "count": held.count, "ids": held.ids}
         logger.log(held.level, "%s", text, extra={"reliq": fields})
-
-
-def _kind(record: logging.LogRecord) -> Any:
-    """Return the kind of a line: the fields of its event but for ids and figures; None for lines never held back."""
-    fields = getattr(record, "reliq", None)
-    if fields is None:
-        return record.name, record.levelno, str(record.msg)
-    if fields.get("event") in (HELD_BACK, WEB_WRITE):
-        return None
-    return tuple(fields.get(name) for name in ("event", "queue", "outcome", "error_type", "place", "verb", "part"))
 
 
 #: The one limiter of this process.
@@ -229,7 +226,7 @@ def _loggers() -> list[logging.Logger]:
 
 class BackgroundHandler(logging.Handler):
     """
-    Writes lines to `stream` in a thread of its own, so that a stream that nothing reads holds up no other thread.
+    A handler that writes lines to `stream` in a separate thread, so a stream that nothing reads delays no other thread.
 
     Lines beyond LINES_LIMIT are dropped, and counted in the next line that can be written.
     """
@@ -249,7 +246,7 @@ class BackgroundHandler(logging.Handler):
         except Exception:
             self.handleError(record)
             return
-        if os.getpid() != self._pid:  # a fork has no thread but its own
+        if os.getpid() != self._pid:  # a forked process has only the thread that forked
             self._write(line)
         elif not self._writer.put(partial(self._write, line)):
             self._dropped += 1
@@ -275,7 +272,7 @@ class BackgroundHandler(logging.Handler):
 
 
 class TextFormatter(logging.Formatter):
-    """One readable line, its time with the offset from UTC; coloured by its level."""
+    """Formats a record as a readable line: local time with the offset from UTC, coloured by level."""
 
     def __init__(self, *, colours: bool) -> None:
         super().__init__(_LINE)
@@ -295,7 +292,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object on a line: the fields of the line, and those that an application gave as `extra`, which lose."""
+    """Formats a record as a JSON object on one line: its fields, then the fields of the application's `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -328,12 +325,13 @@ _TICK_OUTCOMES = {
 
 class LogObserver:
     """
-    Writes a line for each event that matters: handled well at DEBUG, answers at INFO, ends and losses at WARNING.
+    An observer that writes a line for each event that matters.
 
-    Failures are logged where their exception is at hand, with its traceback.
+    Handlers that end well are logged at DEBUG, other results at INFO, dead letters and losses at WARNING. The worker logs
+    a failure itself, because it has the traceback.
 
     Args:
-        error_text: write also the reasons of answers; else of a reason that is an exception its class and place alone.
+        error_text: write the reason of each result; without it only the class and place of an exception.
     """
 
     def __init__(self, *, error_text: bool = False) -> None:
@@ -349,123 +347,101 @@ class LogObserver:
 
     @property
     def hears_success(self) -> bool:
-        """Whether the end of a handler that went well is logged, too."""
+        """Whether to log also handlers that ended well."""
         return logger.isEnabledFor(logging.DEBUG)
 
     def __call__(self, event: Event, /) -> None:
-        """Log `event`, if it is one to log."""
+        """Log `event`, if it matters."""
         match event:
-            case events.Handled(failed=False):
-                _log_handled(event, event.error if self._error_text else event.raised)
-            case events.RedisAway(queue, part, error, refusal):
-                self._redis_away(queue, part, error, refusal)
-            case events.RedisBack(queue, part):
-                self._redis_back(queue, part)
+            case events.Handled(queue, id, attempt, outcome, seconds, error, raised, failed=False):
+                level = logging.DEBUG if outcome in ("ack", "snooze", "rate_limited") else logging.INFO
+                if logger.isEnabledFor(level):  # the text of most deliveries is not needed
+                    shown = error if self._error_text else raised
+                    which = "a delivery" if attempt is None else f"attempt {attempt}"
+                    text = f"{queue} {id} {which} answered {outcome} after {seconds:.3f} s"
+                    text += f": {shown}" if shown else ""
+                    _log(level, "handled", event, text, error=shown, error_type=raised.partition(" ")[0])
+            case events.RedisAway():
+                self._redis_away(event)
+            case events.RedisBack():
+                self._redis_back(event)
             case events.WorkerReady(_, queues):
                 enable_logging()  # a lifespan may just have configured logging
-                _info(f"ready: working on {', '.join(queues)}", event="ready", queues=queues)
+                _log(logging.INFO, "ready", event, f"ready: working on {', '.join(queues)}", queues=queues)
             case events.WorkerStopping(_, running, grace):
                 handlers = pluralize(running, "handler") if running else "no handlers"
                 text = f"stopping: {handlers} running" + (f", {grace:.3g} s left" if running else "")
-                _info(text, event="stopping", running=running, grace=round(grace, 3))
-            case events.RenewalLate(queue, seconds, cause):
-                why = "Redis answered slowly" if cause == "redis" else "something held this process up"
-                _warn(
-                    f"a renewal came {seconds:.1f} s late: {why}",
-                    event="renewal_late",
-                    queue=queue,
-                    seconds=round(seconds, 3),
-                    cause=cause,
-                )
-            case events.Lost(queue, ids, verb):
-                text = f"{queue}: {verb} came too late, the message went on without us: {join_first(ids)}"
-                _warn(text, event="lost", queue=queue, ids=ids, verb=verb)
-            case events.Unconfirmed(queue, ids, why):
-                text = f"{queue}: published, but not as durable as asked for: {why}: {join_first(ids)}"
-                _warn(text, event="unconfirmed", queue=queue, ids=ids, why=why)
-            case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
-                parts = [f"leases ended without a result, redelivering: {join_first(overdue)}"] if overdue else []
-                parts += [f"no retry left: {join_first(buried)}"] if buried else []
-                _warn(f"{queue}: {'; '.join(parts)}", event="reclaimed", queue=queue, ids=overdue, buried=buried)
-            case events.Throttled(queue, ids, keys, seconds):
+                _log(logging.INFO, "stopping", event, text)
+            case events.Throttled(queue, _, keys, seconds):
                 throttled = [f"key {key}" for key in keys if key] + ["the queue"] * ("" in keys)
                 text = f"{queue}: rate limited, for {seconds:g} s: {join_first(throttled)}"
-                _info(text, event="throttled", queue=queue, ids=ids[:IDS_SHOWN], keys=keys[:IDS_SHOWN], seconds=seconds)
-            case events.Expired(queue, ids):
-                _warn(
-                    f"{queue}: expired before they could start: {join_first(ids)}",
-                    event="expired",
-                    queue=queue,
-                    ids=ids,
-                )
-            case events.Collected(queue, ids):
-                text = f"{queue}: dead letters, see `{shell_command('dead list', queue)}`: {join_first(ids)}"
-                _warn(text, event="dead", queue=queue, ids=ids)
-            case events.Inconsistent(queue, ids):
-                text = f"{queue}: retry count missing or no number, taken as 0: {join_first(ids)}"
-                _warn(text, event="inconsistent", queue=queue, ids=ids)
-            case events.WentBack(queue, before, after):
-                why = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
-                text = f"{queue}: {why}: the queue counted {pluralize(before, 'claim')} and now counts {after}"
-                _warn(text, event="went_back", queue=queue, before=before, after=after)
-            case events.Ticked(queue, entry, at, outcome, missed) if missed or outcome != "published":
-                text = f"{queue}: the tick {at} of the periodic entry {entry} was {_TICK_OUTCOMES[outcome]}; {pluralize(missed, 'was', 'were')} missed"
-                _warn(text, event="ticked", queue=queue, entry=entry, at=at, outcome=outcome, missed=missed)
-            case events.Superseded(queue, entry):
-                text = (
-                    f"{queue}: a newer process has another schedule for the periodic entry {entry}; this one lets it be"
-                )
-                _warn(text, event="superseded", queue=queue, entry=entry)
+                _log(logging.INFO, "throttled", event, text)
+            case _ if warning := _warning(event):
+                _log(logging.WARNING, warning[0], event, warning[1])
 
-    def _redis_away(self, queue: str, part: str, error: str, refusal: str) -> None:
+    def _redis_away(self, event: events.RedisAway) -> None:
         """Log once that Redis, or the server of a queue, is away, however many parts report it."""
         with self._lock:
-            is_first = not any(name == queue for name, _ in self._away)
-            self._away.setdefault((queue, part), time.monotonic())
+            is_first = not any(queue == event.queue for queue, _ in self._away)
+            self._away.setdefault((event.queue, event.part), time.monotonic())
         if is_first:
-            text = f"{queue}: its server is away, others go on" if queue else "Redis is away"
-            if refusal:
-                text = f"{queue}: its server refuses: {refusal}" if queue else f"Redis refuses: {refusal}"
-            _warn(f"{text}, trying again until it is back ({error})", event="redis_away", queue=queue, part=part)
+            text = f"{event.queue}: its server is away, others go on" if event.queue else "Redis is away"
+            if event.refusal:
+                text = f"{event.queue}: its server refuses: " if event.queue else "Redis refuses: "
+                text += event.refusal
+            text += f", trying again until it is back ({event.error})"
+            _log(logging.WARNING, "redis_away", event, text)
 
-    def _redis_back(self, queue: str, part: str) -> None:
-        """Log once that it is back, when the last part that missed it has reached it, and no queue's server is away."""
+    def _redis_back(self, event: events.RedisBack) -> None:
+        """Log once that it is back: the last part has reached it, and no other server of a queue is away."""
         with self._lock:
-            since = min((at for (name, _), at in self._away.items() if name == queue), default=0.0)
-            is_known = self._away.pop((queue, part), None) is not None
-            is_last = is_known and not any(not queue or name == queue for name, _ in self._away)
+            since = min((at for (queue, _), at in self._away.items() if queue == event.queue), default=0.0)
+            is_known = self._away.pop((event.queue, event.part), None) is not None
+            is_last = is_known and not any(not event.queue or queue == event.queue for queue, _ in self._away)
         if is_last:
             seconds = time.monotonic() - since
-            text = f"{queue}: its server" if queue else "Redis"
-            _info(f"{text} is back after {seconds:.1f} s", event="redis_back", queue=queue, seconds=round(seconds, 3))
+            text = f"{event.queue}: its server" if event.queue else "Redis"
+            _log(logging.INFO, "redis_back", event, f"{text} is back after {seconds:.1f} s", seconds=round(seconds, 3))
 
 
-def _log_handled(event: events.Handled, error: str) -> None:
-    """Log how a handler ended."""
-    level = logging.DEBUG if event.outcome in ("ack", "snooze", "rate_limited") else logging.INFO
-    if not logger.isEnabledFor(level):
-        return
-    what = f": {error}" if error else ""
-    which = "a delivery" if event.attempt is None else f"attempt {event.attempt}"
-    text = f"{event.queue} {event.id} {which} answered {event.outcome} after {event.seconds:.3f} s{what}"
-    fields = {
-        "event": "handled",
-        "queue": event.queue,
-        "id": event.id,
-        "attempt": event.attempt,
-        "outcome": event.outcome,
-        "seconds": round(event.seconds, 6),
-        "error": error,
-        "error_type": event.raised.partition(" ")[0],
-    }
-    logger.log(level, "%s", printable(text), extra={"reliq": fields})
+def _warning(event: Event) -> tuple[str, str] | None:
+    """Return the name and the text of an event that is logged as a warning."""
+    match event:
+        case events.RenewalLate(_, seconds, cause):
+            why = "Redis answered slowly" if cause == "redis" else "something held this process up"
+            return "renewal_late", f"a renewal came {seconds:.1f} s late: {why}"
+        case events.Lost(queue, ids, verb):
+            return "lost", f"{queue}: {verb} came too late, the lease had expired: {join_first(ids)}"
+        case events.Unconfirmed(queue, ids, why):
+            return "unconfirmed", f"{queue}: published, but not as durable as asked for: {why}: {join_first(ids)}"
+        case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
+            parts = [f"leases ended without a result, redelivering: {join_first(overdue)}"] if overdue else []
+            parts += [f"no retry left: {join_first(buried)}"] if buried else []
+            return "reclaimed", f"{queue}: {'; '.join(parts)}"
+        case events.Expired(queue, ids):
+            return "expired", f"{queue}: expired before they could start: {join_first(ids)}"
+        case events.Collected(queue, ids):
+            return "dead", f"{queue}: dead letters, see `{shell_command('dead list', queue)}`: {join_first(ids)}"
+        case events.Inconsistent(queue, ids):
+            return "inconsistent", f"{queue}: retry count missing or no number, taken as 0: {join_first(ids)}"
+        case events.WentBack(queue, before, after):
+            why = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
+            return "went_back", f"{queue}: {why}: the queue counted {pluralize(before, 'claim')} and now counts {after}"
+        case events.Ticked(queue, entry, at, outcome, missed) if missed or outcome != "published":
+            past = f"{_TICK_OUTCOMES[outcome]}; {pluralize(missed, 'was', 'were')} missed"
+            return "ticked", f"{queue}: the tick {at} of the periodic entry {entry} was {past}"
+        case events.Superseded(queue, entry):
+            why = "a newer process has another schedule for it"
+            return "superseded", f"{queue}: this process no longer publishes the periodic entry {entry}: {why}"
+    return None
 
 
-def _info(text: str, **fields: Any) -> None:
-    logger.info("%s", printable(text), extra={"reliq": fields})
-
-
-def _warn(text: str, **fields: Any) -> None:
-    if "ids" in fields:
-        fields |= {"ids": fields["ids"][:IDS_SHOWN], "count": len(fields["ids"])}
-    logger.warning("%s", printable(text), extra={"reliq": fields})
+def _log(level: int, name: str, event: Event, text: str, **changed: Any) -> None:
+    """Write a line with the fields of an event. Long fields are cut, and `count` is the number of all ids."""
+    fields: dict[str, Any] = {"event": name}
+    for field_name, value in msgspec.structs.asdict(event).items():
+        fields[field_name] = value[:IDS_SHOWN] if isinstance(value, tuple) else value
+    ids = event.overdue if isinstance(event, events.Reclaimed) else getattr(event, "ids", None)
+    if ids is not None:
+        fields |= {"ids": ids[:IDS_SHOWN], "count": len(ids)}
+    logger.log(level, "%s", printable(text), extra={"reliq": fields | changed})

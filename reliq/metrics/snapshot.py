@@ -18,15 +18,18 @@ from reliq.lua.transitions import KeyQueues
 from reliq.message import Counts, Pause
 from reliq.metrics.crons import CronState, cron_states
 from reliq.redis import commands
-from reliq.redis.shards import UNREAD, UNSHARDED, WITNESSES, KnownMap, ShardMap, shard_map, witnesses
+from reliq.redis.shards import UNREAD, UNSHARDED, KnownMap, ShardMap, shard_map, witnesses
 from reliq.text import shell_command
 from reliq.wire_format import DUE_BYTES, envelope_due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 
     from reliq.redis.client import Client
-    from reliq.redis.commands import Call, Command, Request
+    from reliq.redis.commands import Call, Request
+
+    #: Makes requests in one round trip; an answer that was refused is an exception.
+    RunAll = Callable[[Sequence[Request[Any]]], list[Any]]
 
 
 #: Fields of INFO that are added up over servers.
@@ -209,16 +212,16 @@ class QueueSnapshot(Counts):
 
 class QueueLook:
     """
-    One look at one shard of a queue: three rounds of `requests`, and of answers to `take`.
+    Reads the state of one shard of a queue, in three rounds of `requests` and `take`.
 
     Args:
-        blocked_keys: the keys without a turn that earlier looks saw; None does not ask for them.
+        blocked_keys: the blocked keys that earlier looks saw; None does not ask for them.
 
     Attributes:
-        requests: those of the next round, if it has any.
-        refusal: why nothing can be read of the queue; empty when it can.
+        requests: the requests of the next round, by name; may be empty.
+        refusal: why the shard cannot be read; empty when it can.
         is_away: whether the reason is that Redis is away.
-        snapshot: the state that was seen; None before the end of the third round.
+        snapshot: the state; None before the end of the third round.
     """
 
     def __init__(self, keys: Keys, blocked_keys: BlockedKeys | None = None) -> None:
@@ -230,9 +233,9 @@ class QueueLook:
         self.requests = next(self._rounds)
 
     def take(self, answers: Sequence[Any], now_ms: float) -> None:
-        """Take the answers to `requests`; a queue with a spoilt key, or whose server is away, hides no other."""
+        """Take the answers to `requests`. A queue with a spoilt key, or whose server is away, hides no other queue."""
         try:
-            self.requests = self._rounds.send((answers, now_ms))
+            self.requests = self._rounds.send((dict(zip(self.requests, answers, strict=True)), now_ms))
         except StopIteration as end:
             self.snapshot = end.value
         except (RedisRefusedError, ProtocolError, RedisUnavailableError) as error:
@@ -241,60 +244,58 @@ class QueueLook:
 
     def _look(
         self, blocked_keys: BlockedKeys | None
-    ) -> Generator[list[Request[Any]], tuple[Sequence[Any], float], QueueSnapshot]:
+    ) -> Generator[dict[str, Request[Any]], tuple[dict[str, Any], float], QueueSnapshot]:
         keys = self.keys
-        answers, now_ms = yield [
-            transitions.counts(keys),
-            commands.first_score(keys, "pending"),
-            commands.first_score(keys, "unack"),
-            commands.end_of(keys, "ready"),
-            commands.end_of(keys, "retry"),
-            commands.held_sample(keys, UNACK_SAMPLE),
-            *([] if keys.shard else [cron_states(keys)]),
-        ]
-        counts, pending, unack, ready, retry, unack_ids = commands.raise_first([*answers[:6]])
-        crons = next((states for states in answers[6:] if isinstance(states, list)), [])
-        due_ms = {place: 1000 * score for place, score in (("pending", pending), ("unack", unack)) if score is not None}
-        # The first message of each list; a bare body has no due time.
-        heads = {} if keys.bare else {place: id for place, id in (("ready", ready), ("retry", retry)) if id}
-        # The rest of pending is asked about only when its first message is due.
-        has_overdue = due_ms.get("pending", now_ms + 1) <= now_ms
-        requests: list[Request[Any]] = [commands.body_start(keys, id, DUE_BYTES) for id in heads.values()]
-        if unack_ids:
-            requests.append(commands.state_words(keys, unack_ids))
-        if has_overdue:
-            requests.append(commands.due_count(keys, now_ms / 1000))
-        if counts.keyed:
-            requests.append(transitions.key_queues(keys))
-            if blocked_keys:
-                requests.append(blocked_keys.request(keys))
+        requests: dict[str, Request[Any]] = {
+            "counts": transitions.counts(keys),
+            "pending": commands.first_score(keys, "pending"),
+            "unack": commands.first_score(keys, "unack"),
+            "ready": commands.end_of(keys, "ready"),
+            "retry": commands.end_of(keys, "retry"),
+            "sample": commands.held_sample(keys, UNACK_SAMPLE),
+        }
+        if not keys.shard:
+            requests["crons"] = cron_states(keys)
         answers, now_ms = yield requests
-        # An answer that was refused is passed over.
-        rest = iter(answers)
-        for place, id in heads.items():
-            due_ms[place] = _due_ms(id, next(rest))
-        words = next(rest) if unack_ids else None
-        overdue = next(rest) if has_overdue else None
-        lines = next(rest) if counts.keyed else None
-        first = next(rest, None)
-        held_up = blocked_keys.take(keys, first, now_ms) if blocked_keys and isinstance(first, dict) else None
-        turn = lines.next if isinstance(lines, KeyQueues) else ""
-        answers, now_ms = yield [commands.body_start(keys, turn, DUE_BYTES)] if turn else []
-        for start in answers:
-            due_ms["waiting"] = _due_ms(turn, start)
+        crons = answers.pop("crons", ())
+        commands.raise_first([*answers.values()])
+        counts = answers["counts"]
+        due_ms = {place: 1000 * answers[place] for place in ("pending", "unack") if answers[place] is not None}
+        # The first message of each list; a bare body has no due time.
+        heads = {} if keys.bare else {place: answers[place] for place in ("ready", "retry") if answers[place]}
+        requests = {place: commands.body_start(keys, id, DUE_BYTES) for place, id in heads.items()}
+        if answers["sample"]:
+            requests["words"] = commands.state_words(keys, answers["sample"])
+        if due_ms.get("pending", now_ms + 1) <= now_ms:
+            requests["overdue"] = commands.due_count(keys, now_ms / 1000)
+        if counts.keyed:
+            requests["lines"] = transitions.key_queues(keys)
+            if blocked_keys:
+                requests["blocked"] = blocked_keys.request(keys)
+        answers, now_ms = yield requests
+        # From here on a refused answer is ignored.
+        due_ms |= {place: _due_ms(id, answers[place]) for place, id in heads.items()}
+        words, overdue, lines, blocked = map(answers.get, ("words", "overdue", "lines", "blocked"))
+        lines = lines if isinstance(lines, KeyQueues) else None
+        held_up = blocked_keys.take(keys, blocked, now_ms) if blocked_keys and isinstance(blocked, dict) else None
+        waits = sum(word.waits for word in words) / len(words) if isinstance(words, list) else 0
+        if lines and lines.next:
+            answers, now_ms = yield {"turn": commands.body_start(keys, lines.next, DUE_BYTES)}
+            due_ms["waiting"] = _due_ms(lines.next, answers["turn"])
+        else:
+            yield {}
         oldest = {place: max(0.0, (now_ms - due) / 1000) for place, due in due_ms.items() if due is not None}
         for place in ("pending", "unack", "ready", "retry"):
             if not getattr(counts, place):  # in an empty state nothing is late
                 oldest.setdefault(place, 0.0)
-        waits = sum(word.waits for word in words) / len(words) if isinstance(words, list) else 0
         return QueueSnapshot.of(
             keys,
             counts,
             oldest,
             backoff=round(counts.unack * waits),
             overdue=overdue if isinstance(overdue, int) else 0,
-            crons=crons,
-            lines=lines if isinstance(lines, KeyQueues) else None,
+            crons=crons if isinstance(crons, list) else (),
+            lines=lines,
             held_up=held_up,
         )
 
@@ -307,10 +308,10 @@ def _due_ms(id: str, start: Any) -> int | None:
 
 class ShardMaps:
     """
-    The maps of shards of queues, which are looked at again and again.
+    The shard maps of queues that are read repeatedly.
 
     Args:
-        whole: look at all shards of each queue; else at the shard that the queue's keys name.
+        whole: ask all shards of each queue; false asks only the shard that the queue's keys name.
     """
 
     def __init__(self, *, whole: bool = True) -> None:
@@ -322,53 +323,81 @@ class ShardMaps:
         """The registry's entries of queues whose map Redis has lost."""
         return frozenset(entry for entry, known in self._known.items() if known.map.is_lost)
 
-    def due(self, queues: Sequence[Keys]) -> list[Keys]:
-        """Return those of `queues` whose maps are to be read."""
-        if not self._whole:
-            return []
-        now = time.monotonic()
-        return [keys for keys in queues if not keys.bare and self._known.get(keys.entry, UNREAD).until <= now]
-
-    def questions(self, queues: Sequence[Keys]) -> list[Command[Any]]:
-        """Return the requests for the maps of `queues`, and for the fences that show whether a map is lost."""
-        return [request for keys in queues for request in (shard_map(keys), *witnesses(keys))]
-
-    def learn(self, queues: Sequence[Keys], answers: Sequence[Any]) -> dict[Keys, Exception]:
+    def ask(
+        self,
+        run_all: RunAll,
+        queues: Sequence[Keys],
+        make: Callable[[Keys], Iterable[Request[Any]]],
+        along: Sequence[Request[Any]] = (),
+    ) -> tuple[dict[Keys, list[tuple[Keys, list[Any]]]], dict[Keys, Exception], list[Any]]:
         """
-        Take the answers to `questions`; return which queues cannot be read, with the error.
+        Make requests for each shard of each queue in one round trip, and in another for shards that were unknown.
+
+        Returns:
+            The answers by queue, in the order of its shards; the queues whose map cannot be read, with the error; the answers to `along`.
+        """
+        now = time.monotonic()
+        due = [
+            keys
+            for keys in queues
+            if self._whole and not keys.bare and self._known.get(keys.entry, UNREAD).until <= now
+        ]
+        known = [(keys, shard) for keys in queues for shard in self.shards(keys)]
+        maps = [[shard_map(keys), *witnesses(keys)] for keys in due]
+        extra, *answers = run_groups(run_all, [along, *maps, *(make(shard) for _, shard in known)])
+        refused = {}
+        for keys, (answer, *fences) in zip(due, answers, strict=False):
+            if error := self._learn(keys, answer, fences):
+                refused[keys] = error
+        found: dict[Keys, list[tuple[Keys, list[Any]]]] = {keys: [] for keys in queues}
+        for (keys, shard), answer in zip(known, answers[len(due) :], strict=True):
+            found[keys].append((shard, answer))
+        new = [(keys, shard) for keys in queues for shard in self.shards(keys)[len(found[keys]) :]]
+        for (keys, shard), answer in zip(new, run_groups(run_all, [make(shard) for _, shard in new]), strict=True):
+            found[keys].append((shard, answer))
+        return {keys: shards[: len(self.shards(keys))] for keys, shards in found.items()}, refused, extra
+
+    def _learn(self, keys: Keys, answer: Any, fences: Sequence[Any]) -> Exception | None:
+        """
+        Take the map of a queue and the fences that show whether it is lost; return why the queue cannot be read.
 
         A map that this user may not read changes nothing. Nor does a map whose Redis is away, when it was read before.
         """
-        refused = dict[Keys, Exception]()
-        each = iter(answers)
-        for keys in queues:
-            answer, *fences = islice(each, 1 + WITNESSES)
-            answer = ShardMap.or_fenced(answer, fences)
-            if isinstance(answer, RedisUnavailableError) and keys.entry in self._known:
-                continue
-            if isinstance(answer, WrongKeyTypeError | ProtocolError | RedisUnavailableError):
-                refused[keys] = map_error(answer, keys)
-            elif not isinstance(answer, ShardMap | RedisRefusedError):
-                raise answer
-            known = self._known.get(keys.entry, UNREAD).map
-            map = UNSHARDED.or_later(fences).unless(answer) if isinstance(answer, ShardMap) else known
-            # One that is lost is read again at the next look.
-            self._known[keys.entry] = KnownMap(map, 0.0 if map.is_lost else time.monotonic() + MAPS_SECONDS)
-        return refused
+        answer = ShardMap.or_fenced(answer, fences)
+        known = self._known.get(keys.entry)
+        if isinstance(answer, RedisUnavailableError) and known:
+            return None
+        refused = isinstance(answer, WrongKeyTypeError | ProtocolError | RedisUnavailableError)
+        if not refused and not isinstance(answer, ShardMap | RedisRefusedError):
+            raise answer
+        map = (known or UNREAD).map
+        if isinstance(answer, ShardMap):
+            map = UNSHARDED.or_later(fences).unless(answer)
+        # A lost map is read again at the next look.
+        self._known[keys.entry] = KnownMap(map, 0.0 if map.is_lost else time.monotonic() + MAPS_SECONDS)
+        return map_error(answer, keys) if refused else None
 
     def shards(self, keys: Keys) -> list[Keys]:
-        """Return the keys of every shard of a queue, abandoned shards included, as far as they are known."""
+        """Return the keys of each known shard of a queue, abandoned shards included."""
         ever = self._known.get(keys.entry, UNREAD).map.ever if self._whole else 1
         return [keys] if ever == 1 else [keys.of_shard(shard) for shard in range(ever)]
 
     def served(self, keys: Keys) -> int:
-        """Return how many shards of a queue may hold messages, as far as it is known."""
+        """Return how many known shards of a queue may hold messages."""
         return self._known.get(keys.entry, UNREAD).map.served
 
     def keep(self, queues: Sequence[Keys]) -> None:
-        """Forget every queue but these."""
+        """Forget all other queues."""
         entries = {keys.entry for keys in queues}
         self._known = {entry: known for entry, known in self._known.items() if entry in entries}
+
+
+def run_groups(run_all: RunAll, groups: Iterable[Iterable[Request[Any]]]) -> list[list[Any]]:
+    """Make groups of requests in one round trip; return the answers of each group."""
+    listed = [[*group] for group in groups]
+    requests = [request for group in listed for request in group]
+    answers = iter(run_all(requests) if requests else ())
+    return [list(islice(answers, len(group))) for group in listed]
 
 
 def map_error(error: Exception, keys: Keys) -> Exception:
@@ -463,7 +492,8 @@ class SnapshotReader:
         }
         readable = [look for looks in there.values() for look in looks]
         for _second_and_third in range(2):
-            for look, answers in zip(readable, self._run_groups([look.requests for look in readable]), strict=True):
+            groups = run_groups(self._client.run_all, [look.requests.values() for look in readable])
+            for look, answers in zip(readable, groups, strict=True):
                 look.take(answers, now_ms)
         self._maps.keep(chosen.queues)
         if self._blocked_keys:
@@ -487,41 +517,30 @@ class SnapshotReader:
     def _first_looks(
         self, queues: Sequence[Keys], clock_ms: float | None
     ) -> tuple[dict[Keys, list[QueueLook]], float, dict[str, str]]:
-        """Make the first requests of each shard of `queues`; for shards that are new, in one more round trip."""
-        due = self._maps.due(queues)
-        parts = {keys: [QueueLook(shard, self._blocked_keys) for shard in self._maps.shards(keys)] for keys in queues}
+        """Make the first round of each shard of `queues`; return them, the time of Redis' clock, and INFO."""
+        looks: dict[Keys, QueueLook] = {}
+
+        def requests(shard: Keys) -> Iterable[Request[Any]]:
+            look = looks[shard] = QueueLook(shard, self._blocked_keys)
+            return look.requests.values()
+
         facts = [commands.server_facts(section) for section in INFO_SECTIONS]
-        looks = [look for shards in parts.values() for look in shards]
-        (time_ms,), sections, maps, *groups = self._run_groups(
-            [[commands.server_ms()], facts, self._maps.questions(due), *(look.requests for look in looks)]
+        found, refused, (time_ms, *sections) = self._maps.ask(
+            self._client.run_all, queues, requests, [commands.server_ms(), *facts]
         )
         if clock_ms is None and isinstance(time_ms, Exception):
             time_ms = self._client.run(commands.server_ms())  # of another server: the first is known to be away now
         now_ms = time_ms if clock_ms is None else clock_ms
-        for look, answers in zip(looks, groups, strict=True):
-            look.take(answers, now_ms)
-        for keys, why in self._maps.learn(due, maps).items():
+        for shards in found.values():
+            for shard, answers in shards:
+                looks[shard].take(answers, now_ms)
+        parts = {keys: [looks[shard] for shard, _ in shards] for keys, shards in found.items()}
+        for keys, why in refused.items():
             parts[keys][0].refusal = str(why)
-        # Shards that a queue has gained are looked at, and those that it has lost are not.
-        gained = []
-        for keys, known in parts.items():
-            shards = self._maps.shards(keys)
-            del known[len(shards) :]
-            new = [QueueLook(shard, self._blocked_keys) for shard in shards[len(known) :]]
-            known.extend(new)
-            gained.extend(new)
-        for look, answers in zip(gained, self._run_groups([look.requests for look in gained]), strict=True):
-            look.take(answers, now_ms)
-        if not self._client.has_many:
-            return parts, now_ms, _joined(sections)
-        everywhere = self._client.run_everywhere(facts)
-        return parts, now_ms, facts_of([_joined(of_server) for of_server in everywhere.values()])
-
-    def _run_groups(self, groups: Sequence[Sequence[Request[Any]]]) -> list[list[Any]]:
-        """Make groups of requests in one round trip; return the answers of each group."""
-        requests = [request for group in groups for request in group]
-        answers = iter(self._client.run_all(requests) if requests else ())
-        return [list(islice(answers, len(group))) for group in groups]
+        servers = [sections]
+        if self._client.has_many:
+            servers = [*self._client.run_everywhere(facts).values()]
+        return parts, now_ms, facts_of([*map(_joined, servers)])
 
 
 def _joined(sections: Sequence[Any]) -> dict[str, str]:
