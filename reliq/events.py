@@ -1,8 +1,8 @@
 """
-Events: values that say what happened, and the observers that are called with them.
+Events describe what happens to messages and processes. Observers are called with them.
 
 Logs, metrics and the tests' recorder are observers of the same events. An observer that raises does no harm: `notify`
-goes on with the next.
+continues with the next observer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,8 +40,8 @@ class PublishEnded(Event, frozen=True, gc=False):
     A call that publishes messages ended after `seconds`.
 
     Attributes:
-        outcomes: what became of the messages -> of how many: `published`, `duplicate`, `tombstoned`; of a call that
-            failed `refused`, or `unknown` when Redis may have them.
+        outcomes: outcome -> number of messages: `published`, `duplicate` or `tombstoned`; for a failed call `refused`, or
+            `unknown` when Redis may have the messages.
     """
 
     seconds: float
@@ -59,7 +59,7 @@ class Claimed(OfMessages, frozen=True, gc=False):
 
 
 class Reclaimed(Event, frozen=True, gc=False):
-    """Leases ran out (`overdue`), nacked messages came due again (`again`), or had no retry left (`buried`)."""
+    """Leases expired (`overdue`), nacked messages came due again (`again`), or had no retry left (`buried`)."""
 
     overdue: tuple[str, ...]
     again: tuple[str, ...]
@@ -67,7 +67,7 @@ class Reclaimed(Event, frozen=True, gc=False):
 
 
 class Inconsistent(OfMessages, frozen=True, gc=False):
-    """The retry count of these messages was missing or no number; it was taken as 0."""
+    """The retry count of these messages was missing or no number, so it was read as 0."""
 
 
 class Acked(OfMessages, frozen=True, gc=False):
@@ -83,15 +83,15 @@ class Nacked(OfMessages, frozen=True, gc=False):
 
 
 class Snoozed(OfMessages, frozen=True, gc=False):
-    """Messages were put off by their handler."""
+    """A handler postponed messages."""
 
 
 class Throttled(OfMessages, frozen=True, gc=False):
     """
-    Messages went back because their handler was rate limited, and their keys sleep for `seconds`.
+    Messages were returned because their handler was rate limited, and their keys sleep for `seconds`.
 
     Attributes:
-        keys: those that sleep; an empty text for the queue.
+        keys: the keys that sleep; an empty text for the whole queue.
     """
 
     keys: tuple[str, ...]
@@ -99,11 +99,11 @@ class Throttled(OfMessages, frozen=True, gc=False):
 
 
 class Released(OfMessages, frozen=True, gc=False):
-    """Messages that had not started went back."""
+    """Messages that had not started were returned to the queue."""
 
 
 class Lost(OfMessages, frozen=True, gc=False):
-    """The leases of these messages had run out when `verb` (ack, nack, extend, …) came: it changed nothing."""
+    """The leases of these messages had expired before `verb` (ack, nack, extend, …), which changed nothing."""
 
     verb: str
 
@@ -128,11 +128,11 @@ class Purged(Event, frozen=True, gc=False):
 
 class Ticked(Event, frozen=True, gc=False):
     """
-    A periodic entry went on to its tick `at`, in unix seconds, or was run because somebody asked for it.
+    The tick `at`, in unix seconds, of a periodic job is done, or an operator ran the job.
 
     Attributes:
-        outcome: `published`; `paused` or `overlap` when the tick was skipped; `missed` when nobody was there in time.
-        missed: how many ticks before it were missed, itself included when it was.
+        outcome: `published`; `paused` or `overlap` when the tick was skipped; `missed` when no process published it in time.
+        missed: how many ticks were missed, this tick included.
     """
 
     entry: str
@@ -142,13 +142,13 @@ class Ticked(Event, frozen=True, gc=False):
 
 
 class Superseded(Event, frozen=True, gc=False):
-    """Another schedule of a periodic entry is in force: this process lets the entry be, for a newer one has it."""
+    """A newer process has another schedule for a periodic job, so this process no longer publishes the job."""
 
     entry: str
 
 
 class Started(Event, frozen=True, gc=False):
-    """A handler begins with message `id`; `lag`: seconds since it was due, by this machine's clock, None when unknown."""
+    """A handler starts message `id`, `lag` seconds after its due time by this machine's clock; None when unknown."""
 
     id: str
     attempt: int | None
@@ -161,11 +161,11 @@ class Handled(Event, frozen=True, gc=False):
 
     Attributes:
         attempt: 1 for the first delivery; None for a bare body.
-        seconds: how long the handler ran; of a batch, the share of one message.
-        error: the reason; for an exception its class and text, which may hold a piece of the body.
-        raised: class and place of an exception, which never hold a piece of the body; empty without one.
+        seconds: how long the handler ran; for a batch the share of one message.
+        error: the reason; for an exception its class and text, which may hold a part of the body.
+        raised: class and place of an exception, which never hold a part of the body; empty without an exception.
         failed: an exception, a timeout, a body that does not decode, or a `Nack` with no retry left.
-        trace_id: of the trace that the delivery is a part of, as `Job.trace_id` has it; empty without one.
+        trace_id: the trace of the delivery, as in `Job.trace_id`; empty without a trace.
     """
 
     id: str
@@ -183,8 +183,8 @@ class RenewalLate(Event, frozen=True, gc=False):
     A lease was renewed `seconds` later than planned.
 
     Attributes:
-        cause: `redis` when Redis took most of that time to answer the renewal before; else `process`: something held
-            this process up.
+        cause: `redis` when Redis took most of the time to answer the previous renewal; otherwise `process`: something
+            delayed this process.
     """
 
     seconds: float
@@ -193,9 +193,9 @@ class RenewalLate(Event, frozen=True, gc=False):
 
 class WentBack(Event, frozen=True, gc=False):
     """
-    The queue's account went back, from `before` claims to `after`: it is another data set.
+    The queue's count of claims decreased from `before` to `after`, so Redis has other data.
 
-    Redis was flushed, came back without its data, or a replica that lagged behind was promoted.
+    Redis was flushed, restarted without its data, or a replica that lagged behind was promoted.
     """
 
     before: int
@@ -206,8 +206,8 @@ class RedisAway(Event, frozen=True, gc=False):
     """
     A part of the worker could not reach Redis; it tries again.
 
-    `queue` is empty when nobody answered, and names a queue of which a server is away while others answer. `refusal` is
-    the code of an answer by which Redis refused for now, for example READONLY.
+    `queue` is empty when no server answered. It names a queue when a server of the queue is away and others answer.
+    `refusal` is the code of a temporary refusal by Redis, for example READONLY.
     """
 
     part: str
@@ -216,13 +216,13 @@ class RedisAway(Event, frozen=True, gc=False):
 
 
 class RedisBack(Event, frozen=True, gc=False):
-    """A part of the worker that could not reach Redis has reached it; `queue` is the same as in its `RedisAway`."""
+    """A part of the worker reached Redis again; `queue` is the same as in its `RedisAway`."""
 
     part: str
 
 
 class RedisRefused(Event, frozen=True, gc=False):
-    """Redis refused a command of a part of the worker, which tries again; `queue` is empty when it was for none."""
+    """Redis refused a command of a part of the worker, which tries again; `queue` may be empty."""
 
     part: str
     error: str
@@ -230,7 +230,7 @@ class RedisRefused(Event, frozen=True, gc=False):
 
 class OutboxSeen(Event, frozen=True, gc=False):
     """
-    A relay counted the rows that wait, up to 100,000, and the seconds since the oldest. `queue` is empty.
+    A relay counted the waiting rows, up to 100,000, and read the age of the oldest. `queue` is empty.
 
     While the database fails, the relay repeats the last count, and the seconds grow.
     """
@@ -250,20 +250,20 @@ class DatabaseBack(Event, frozen=True, gc=False):
 
 
 class WorkerReady(Event, frozen=True, gc=False):
-    """This process begins to work on `queues`. `queue` is empty."""
+    """This process starts to work on `queues`. `queue` is empty."""
 
     queues: tuple[str, ...]
 
 
 class WorkerStopping(Event, frozen=True, gc=False):
-    """No more is claimed; `running` handlers have `grace` seconds: told at first and every 5 s. `queue` is empty."""
+    """This process stops; `running` handlers have `grace` seconds left. Repeated every 5 s. `queue` is empty."""
 
     running: int
     grace: float
 
 
 class ProcessEnded(Event, frozen=True, gc=False):
-    """A worker process ended; `reason` says why it is replaced, empty when it is not. `queue` is empty."""
+    """A worker process ended; `reason` is why it is replaced, empty when it is not. `queue` is empty."""
 
     pid: int
     reason: str
@@ -273,29 +273,29 @@ class Observer(Protocol):
     """
     A callable that is called with every event.
 
-    An observer with an attribute `kinds`, a tuple of event classes, may be called with these alone, and one whose
-    `hears_success` is false at the moment is not told of handlers that ended well. A worker does not make events that no
-    observer wants: those of single messages are most of the cost of watching.
+    An observer with an attribute `kinds`, a tuple of event classes, is called with these classes only. While its
+    `hears_success` is false, it gets no events of handlers that ended well. A worker creates no events that no observer
+    wants: events of single messages are most of the cost of observers.
 
     Example: `Consumer(observers=[lambda event: print(event)])`
     """
 
     def __call__(self, event: Event, /) -> None:
-        """Take note of `event`. It is called in the thread where that happened, which waits: be quick."""
+        """Handle `event`. The thread of the event calls it and waits, so it must be quick."""
 
 
 def wanting(observers: Iterable[Observer], kind: type[Event]) -> list[Observer]:
-    """Return the observers that want events of `kind`."""
+    """Return the observers for events of `kind`."""
     return [one for one in observers if issubclass(kind, getattr(one, "kinds", Event))]
 
 
 def notify(observers: Iterable[Observer], events: Iterable[Event]) -> None:
-    """Call every observer with every event; go on with the next when one raises, even what would end the thread."""
+    """Call every observer with every event; continue after any exception, even one that would end the thread."""
     for event in events:
         for observer in observers:
             try:
                 observer(event)
             except KeyboardInterrupt:
                 raise
-            except BaseException:  # noqa: S112  cheaper than `suppress`, for every message that is worked
+            except BaseException:  # noqa: S112  cheaper than `suppress`, for every message
                 continue

@@ -1,1 +1,1 @@
-"""Parts of reliq for frameworks; each is imported by its framework alone."""
+"""Integrations with frameworks. Only the framework imports its integration."""

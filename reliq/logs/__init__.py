@@ -185,7 +185,7 @@ def _log_held(over: list[_Held]) -> None:
         logger.log(held.level, "%s", text, extra={"reliq": fields})
 
 
-#: The one limiter of this process.
+#: The limiter of this process.
 limiter = Limiter()
 
 
@@ -376,8 +376,43 @@ class LogObserver:
                 throttled = [f"key {key}" for key in keys if key] + ["the queue"] * ("" in keys)
                 text = f"{queue}: rate limited, for {seconds:g} s: {join_first(throttled)}"
                 _log(logging.INFO, "throttled", event, text)
-            case _ if warning := _warning(event):
+            case _ if warning := self._warning(event):
                 _log(logging.WARNING, warning[0], event, warning[1])
+
+    @staticmethod
+    def _warning(event: Event) -> tuple[str, str] | None:
+        """Return the name and the text of an event that is logged as a warning."""
+        match event:
+            case events.RenewalLate(_, seconds, cause):
+                why = "Redis answered slowly" if cause == "redis" else "something held this process up"
+                return "renewal_late", f"a renewal came {seconds:.1f} s late: {why}"
+            case events.Lost(queue, ids, verb):
+                return "lost", f"{queue}: {verb} came too late, the lease had expired: {join_first(ids)}"
+            case events.Unconfirmed(queue, ids, why):
+                return "unconfirmed", f"{queue}: published, but not as durable as asked for: {why}: {join_first(ids)}"
+            case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
+                parts = [f"leases ended without a result, redelivering: {join_first(overdue)}"] if overdue else []
+                parts += [f"no retry left: {join_first(buried)}"] if buried else []
+                return "reclaimed", f"{queue}: {'; '.join(parts)}"
+            case events.Expired(queue, ids):
+                return "expired", f"{queue}: expired before they could start: {join_first(ids)}"
+            case events.Collected(queue, ids):
+                return "dead", f"{queue}: dead letters, see `{shell_command('dead list', queue)}`: {join_first(ids)}"
+            case events.Inconsistent(queue, ids):
+                return "inconsistent", f"{queue}: retry count missing or no number, taken as 0: {join_first(ids)}"
+            case events.WentBack(queue, before, after):
+                why = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
+                return (
+                    "went_back",
+                    f"{queue}: {why}: the queue counted {pluralize(before, 'claim')} and now counts {after}",
+                )
+            case events.Ticked(queue, entry, at, outcome, missed) if missed or outcome != "published":
+                past = f"{_TICK_OUTCOMES[outcome]}; {pluralize(missed, 'was', 'were')} missed"
+                return "ticked", f"{queue}: the tick {at} of the periodic entry {entry} was {past}"
+            case events.Superseded(queue, entry):
+                why = "a newer process has another schedule for it"
+                return "superseded", f"{queue}: this process no longer publishes the periodic entry {entry}: {why}"
+        return None
 
     def _redis_away(self, event: events.RedisAway) -> None:
         """Log once that Redis, or the server of a queue, is away, however many parts report it."""
@@ -402,38 +437,6 @@ class LogObserver:
             seconds = time.monotonic() - since
             text = f"{event.queue}: its server" if event.queue else "Redis"
             _log(logging.INFO, "redis_back", event, f"{text} is back after {seconds:.1f} s", seconds=round(seconds, 3))
-
-
-def _warning(event: Event) -> tuple[str, str] | None:
-    """Return the name and the text of an event that is logged as a warning."""
-    match event:
-        case events.RenewalLate(_, seconds, cause):
-            why = "Redis answered slowly" if cause == "redis" else "something held this process up"
-            return "renewal_late", f"a renewal came {seconds:.1f} s late: {why}"
-        case events.Lost(queue, ids, verb):
-            return "lost", f"{queue}: {verb} came too late, the lease had expired: {join_first(ids)}"
-        case events.Unconfirmed(queue, ids, why):
-            return "unconfirmed", f"{queue}: published, but not as durable as asked for: {why}: {join_first(ids)}"
-        case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
-            parts = [f"leases ended without a result, redelivering: {join_first(overdue)}"] if overdue else []
-            parts += [f"no retry left: {join_first(buried)}"] if buried else []
-            return "reclaimed", f"{queue}: {'; '.join(parts)}"
-        case events.Expired(queue, ids):
-            return "expired", f"{queue}: expired before they could start: {join_first(ids)}"
-        case events.Collected(queue, ids):
-            return "dead", f"{queue}: dead letters, see `{shell_command('dead list', queue)}`: {join_first(ids)}"
-        case events.Inconsistent(queue, ids):
-            return "inconsistent", f"{queue}: retry count missing or no number, taken as 0: {join_first(ids)}"
-        case events.WentBack(queue, before, after):
-            why = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
-            return "went_back", f"{queue}: {why}: the queue counted {pluralize(before, 'claim')} and now counts {after}"
-        case events.Ticked(queue, entry, at, outcome, missed) if missed or outcome != "published":
-            past = f"{_TICK_OUTCOMES[outcome]}; {pluralize(missed, 'was', 'were')} missed"
-            return "ticked", f"{queue}: the tick {at} of the periodic entry {entry} was {past}"
-        case events.Superseded(queue, entry):
-            why = "a newer process has another schedule for it"
-            return "superseded", f"{queue}: this process no longer publishes the periodic entry {entry}: {why}"
-    return None
 
 
 def _log(level: int, name: str, event: Event, text: str, **changed: Any) -> None:

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: of queues, asked of Redis at each scrape, and of processes, fed by events."""
+"""Metrics for Prometheus: of queues, read from Redis at each scrape, and of processes, counted from events."""
 
 from typing import TYPE_CHECKING
 

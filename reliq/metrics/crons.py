@@ -1,4 +1,4 @@
-"""Periodic entries as Redis has them: the fields of the hash `cron`, which `reliq.schedule` describes."""
+"""The state of periodic jobs in Redis: the fields of the hash `cron`, which `reliq.schedule` describes."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.message import Pause
 
-#: A schedule that no process has named for longer than this many seconds is in force nowhere; as in register.lua.
+#: No process serves a schedule that was not reported for this many seconds. register.lua has the same limit.
 UNSERVED_SECONDS = 30
-#: A tick that is later than this many seconds is reported: workers look every few of them.
+#: A tick that is later than this many seconds is reported: workers check every few seconds.
 TICK_LATE_SECONDS = 5.0
-#: Reasons for which a tick is skipped.
+#: The reasons to skip a tick.
 SKIPS = ("paused", "overlap")
 
 
 @dataclass(frozen=True, slots=True)
 class CronState:
     """
-    A periodic entry as Redis has it; times are unix seconds by its clock.
+    The state of a periodic job in Redis; times are unix seconds by Redis' clock.
 
     Attributes:
-        layout: of its queue, as `--layout` takes it.
-        schedule: a cron expression and its time zone, or `every` and seconds; as the process that started last has it.
-        seen: when a process with that schedule reported last; 0 when none did.
-        last: the tick up to which all is done.
-        next: the first tick that is not done; None when the schedule cannot be read here, or has no further tick.
+        layout: the layout of its queue, as `--layout` accepts it.
+        schedule: a cron expression and its time zone, or `every` and seconds, from the process that started last.
+        seen: when a process last reported this schedule; 0 when none did.
+        last: the tick up to which all ticks are done.
+        next: the first tick that is not done; None when this version cannot read the schedule, or it has no further tick.
         ticked: the last tick that was published; None when there is none.
         last_id: its last message; empty when there was none.
         missed: how many ticks were not published in time.
         skipped: reason -> how many ticks were skipped: `paused`, `overlap`.
-        pause: who paused it and why; None when it is not paused.
-        late: for how many seconds the next tick has been due; several seconds mean that no process publishes.
-        is_served: whether a process with this schedule reported within half a minute.
+        pause: the operator's pause and its reason; None when it is not paused.
+        late: for how many seconds the next tick has been due; several seconds mean that no process publishes it.
+        is_served: whether a process reported this schedule within half a minute.
         is_alive: whether its last message has not ended; with overlap=skip such a message blocks the next.
     """
 
@@ -62,13 +62,13 @@ class CronState:
     is_alive: bool = False
 
     def at(self, now: float, *, is_alive: bool) -> CronState:
-        """Return the entry with the figures that depend on the moment."""
+        """Return the state with the fields that depend on the current time."""
         late = 0.0 if self.next is None else max(0.0, round(now - self.next, 3))
         return replace(self, late=late, is_served=now - self.seen <= UNSERVED_SECONDS, is_alive=is_alive)
 
 
 def cron_states(keys: Keys) -> Command[list[CronState]]:
-    """Read the periodic entries of a queue, by name."""
+    """Read the periodic jobs of a queue, by name."""
 
     def read(reply: Any) -> list[CronState]:
         pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)

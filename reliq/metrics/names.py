@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from typing import Literal
 
 STATES = ("pending", "ready", "unack", "retry", "garbage")
-#: The state of messages in key queues, which only a queue with keys has.
+#: The state of messages in key queues. Only a queue with keys has it.
 WAITING = "waiting"
 
 #: The totals that Redis counts for a queue, by their names in `B:totals`; `retried` has one for each cause.
@@ -28,7 +28,7 @@ TOTALS = {
 #: A further total of a queue with keys.
 LIMITED = "limited"
 CAUSES = ("nack", "lease")
-#: Classes of exceptions that a queue has series for; those that come after them are `other`.
+#: The number of exception classes that a queue has series for. Later classes are counted as `other`.
 CLASSES_LIMIT = 20
 OTHER = "other"
 #: The keys that a queue has series for, the characters of a key in its label, and the label of all other keys together.
@@ -37,7 +37,7 @@ KEY_LENGTH = 64
 REST = "(all others)"
 
 #: Buckets in seconds: from 1 ms to 10 minutes for handlers and publishes, to an hour for the lag. From 0.1 s on a bucket
-#: ends at most twice as late as the one before it, from 30 s down mostly half as late again: a quantile is off by less.
+#: ends at most twice as late as the previous bucket, up to 30 s mostly 1.5 times: the error of a quantile is smaller.
 HANDLER_BUCKETS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7),
     *(1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 #: A connection is closed after this time, however slowly its client sends or reads.
 REQUEST_SECONDS = 10.0
-#: At most this many connections are served at once. The next connection closes the oldest, whose client is slow.
+#: At most this many connections are served at once. The next connection closes the oldest: its client is slow.
 CONNECTION_LIMIT = 32
 #: The pause before the next accept when this process has no free file descriptor.
 EXHAUSTED_SECONDS = 0.1

@@ -28,33 +28,33 @@ if TYPE_CHECKING:
     from reliq.redis.client import Client
     from reliq.redis.commands import Call, Request
 
-    #: Makes requests in one round trip; an answer that was refused is an exception.
+    #: Makes requests in one round trip; a refused request is answered by its exception.
     RunAll = Callable[[Sequence[Request[Any]]], list[Any]]
 
 
-#: Fields of INFO that are added up over servers.
+#: Fields of INFO that are added up over all servers.
 _SUMMED_FACTS = {"connected_clients", "evicted_keys"}
-#: The best value of other fields; a server with another value decides.
+#: The best value of other fields. A server with another value decides.
 _BEST_FACTS = {"aof_enabled": "1", "maxmemory_policy": "noeviction"}
-#: Keys of a queue that are remembered at most, those held up for longest.
+#: At most this many blocked keys of a queue are remembered: the keys that were blocked for longest.
 HELD_UP_LIMIT = 64
-#: Keys that a look draws among those that sleep, and among those that have places.
+#: At most this many keys are drawn from the sleeping keys, and from the keys with messages in flight.
 DRAWN = 50
-#: Ids drawn from unack; by their state words all of unack is divided into leases and backoffs.
+#: Ids drawn from unack. Their state words show the share of leases and of backoffs in unack.
 UNACK_SAMPLE = 200
-#: A look reads a map of shards again after this many seconds.
+#: A shard map is read again after this many seconds.
 MAPS_SECONDS = 60.0
 INFO_SECTIONS = ("server", "memory", "persistence", "stats", "clients")
-#: Queues of the registry that one snapshot has at most: any producer can write names there.
+#: At most this many queues of the registry are in a snapshot: any producer can write names into the registry.
 QUEUES_LIMIT = 2000
 
 
 def facts_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """
-    Return the fields of INFO for all of `servers`.
+    Merge the fields of INFO of all `servers`.
 
-    Memory is that of the fullest server, clients and evicted keys are summed up; of eviction and the append-only file the
-    worst value counts.
+    The memory fields are the fullest server's. Clients and evicted keys are added up. For eviction and the append-only file
+    the worst value counts.
     """
     fullest: Mapping[str, str] = max(servers, key=_fullness, default={})
     facts = dict(fullest)
@@ -78,21 +78,21 @@ def _number(facts: Mapping[str, str], field: str) -> int:
 
 class BlockedKeys:
     """
-    Remembers from look to look the first message of each key that sleeps, or whose places are taken.
+    Remembers the first message of each key that sleeps, or has all its concurrency in use, from look to look.
 
-    As long as it is the same message, nothing of its key has started: a message that is old because its queue is slow does
-    not count. After the first look at a key its age is unknown.
+    While it is the same message, no message of the key has started. A message that is old because its queue is slow does
+    not count. The age of a key is unknown at the first look.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, tuple[str, float]]] = {}
 
     def request(self, keys: Keys) -> Call[dict[str, str]]:
-        """Return the request for the keys that are remembered, and for some others."""
+        """Return the request for the remembered keys, and for some other keys."""
         return transitions.held_up(keys, most=DRAWN, of=[*self._known.get(keys.entry, ())])
 
     def take(self, keys: Keys, first: Mapping[str, str], now_ms: float) -> float:
-        """Take the answer to `request`; return for how many seconds the key that waits longest is known to wait."""
+        """Take the answer to `request`; return the seconds for which the longest blocked key is known to be blocked."""
         known = self._known.get(keys.entry, {})
         since = {key: known[key][1] if known.get(key, ("",))[0] == id else now_ms for key, id in first.items()}
         longest = sorted(since, key=since.__getitem__)[:HELD_UP_LIMIT]
@@ -100,7 +100,7 @@ class BlockedKeys:
         return max(0.0, now_ms - since[longest[0]]) / 1000 if longest else 0.0
 
     def keep(self, queues: Sequence[Keys]) -> None:
-        """Forget every queue but these."""
+        """Forget all queues except these."""
         entries = {keys.entry for keys in queues}
         self._known = {entry: keys for entry, keys in self._known.items() if entry in entries}
 
@@ -108,14 +108,14 @@ class BlockedKeys:
 @dataclass(frozen=True, slots=True)
 class Rates:
     """
-    How fast a queue moves, in messages a second.
+    The throughput of a queue, in messages a second.
 
     Attributes:
-        arrived: published or redriven.
-        acked: ended well.
-        failed: deliveries that ended in an error, or by their lease.
-        ended: ended otherwise: dead, expired, cancelled or purged.
-        over_seconds: the time in which this was counted.
+        arrived: messages published or redriven.
+        acked: messages that ended well.
+        failed: deliveries that ended in an error, or when their lease expired.
+        ended: messages that ended otherwise: dead, expired, cancelled or purged.
+        over_seconds: the time in which the messages were counted.
     """
 
     arrived: float
@@ -126,7 +126,7 @@ class Rates:
 
     @classmethod
     def between(cls, before: Sequence[int], after: Sequence[int], over: float) -> Rates:
-        """Return how fast a queue has moved in `over` seconds, by what `Totals.sums` returned before and after."""
+        """Return the rates over `over` seconds from the results of `Totals.sums` before and after."""
         moved = (round(max(0, now - earlier) / over, 2) for earlier, now in zip(before, after, strict=True))
         arrived, acked, failed, _, ended = moved
         return cls(arrived, acked, failed, ended, over_seconds=round(over, 6))
@@ -135,23 +135,22 @@ class Rates:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSnapshot(Counts):
     """
-    One queue at one moment: its counts, and how late and how busy it is.
+    A queue at a moment: its counts, its lateness and its workers.
 
     Attributes:
-        layout: as `--layout` takes it: `reliq`, `hdt3213`, `hdt3213:tag`, …
+        layout: the layout as `--layout` accepts it: `reliq`, `hdt3213`, `hdt3213:tag`, …
         late: for how many seconds the first waiting message has been due; None when it is unknown, as in Go's layout.
-        oldest: state -> the same; in Go's layout without ready and retry, unless they are empty.
-        backoff: how many of unack wait after a nack, drawn from a sample when there are many; workers lease the others.
+        oldest: state -> the same for the state; in Go's layout without ready and retry, unless they are empty.
+        backoff: how many messages of unack wait after a nack, estimated from a sample when unack is large.
         overdue: how many pending messages are due.
-        crons: its periodic entries.
+        crons: the periodic jobs.
         shards: how many shards may hold messages.
         lines: the key queues with most messages; None in a queue without keys.
-        held_up: for how many seconds nothing has started of the key that waits longest without a turn; None when that was
-            not asked.
+        held_up: for how many seconds no message of the longest blocked key has started; None when it was not asked.
         rates: None when they are unknown, or were not asked for.
-        workers, slots, busy: worker processes that claim from it, how many handlers they run at once, and how many of
-            those are busy with this queue; None when that was not asked, or the Redis of the worker registry is away.
-        pause: who paused it and why; None when it is not paused, or that was not asked.
+        workers, slots, busy: the worker processes that claim from the queue, their slots, and the slots that run messages
+            of this queue; None when they were not asked for, or the Redis of the worker registry is away.
+        pause: the operator's pause and its reason; None when the queue is not paused, or it was not asked.
     """
 
     queue: str
@@ -172,7 +171,7 @@ class QueueSnapshot(Counts):
 
     @classmethod
     def of(cls, keys: Keys, counts: Counts, oldest: Mapping[str, float], **others: Any) -> QueueSnapshot:
-        """Return the snapshot of a queue, with its lateness."""
+        """Return the snapshot of a queue or shard, with its lateness."""
         late = max(oldest.values(), default=0.0)
         is_unknown = any(getattr(counts, state) and state not in oldest for state in ("ready", "retry"))
         return cls(
@@ -186,7 +185,7 @@ class QueueSnapshot(Counts):
 
     @classmethod
     def join(cls, keys: Keys, shards: int, parts: Sequence[QueueSnapshot], away: tuple[int, ...]) -> QueueSnapshot:
-        """Return the snapshot of a queue from those of its shards; the Redis of some may be away."""
+        """Merge the snapshots of a queue's shards; the Redis of some may be away."""
         if len(parts) == 1 and not away:
             return parts[0]
         oldest: dict[str, float] = {}
@@ -198,7 +197,7 @@ class QueueSnapshot(Counts):
             oldest,
             backoff=sum(part.backoff for part in parts),
             overdue=sum(part.overdue for part in parts),
-            crons=parts[0].crons,  # the first shard has them all
+            crons=parts[0].crons,  # the first shard has all of them
             shards=shards,
             lines=next((part.lines for part in parts if part.lines), None),
             held_up=max((part.held_up for part in parts if part.held_up is not None), default=None),
@@ -206,7 +205,7 @@ class QueueSnapshot(Counts):
 
     @property
     def backlog(self) -> int:
-        """How many messages wait for a worker, or for the turn of their key."""
+        """How many messages wait for a worker, or for their key."""
         return self.due + self.overdue
 
 
@@ -233,7 +232,7 @@ class QueueLook:
         self.requests = next(self._rounds)
 
     def take(self, answers: Sequence[Any], now_ms: float) -> None:
-        """Take the answers to `requests`. A queue with a spoilt key, or whose server is away, hides no other queue."""
+        """Take the answers to `requests`. A queue with a spoilt key, or on a server that is away, hides no other queue."""
         try:
             self.requests = self._rounds.send((dict(zip(self.requests, answers, strict=True)), now_ms))
         except StopIteration as end:
@@ -301,7 +300,7 @@ class QueueLook:
 
 
 def _due_ms(id: str, start: Any) -> int | None:
-    """Return since when a message has been due, by the start of its value, or else by its id; None when unknown."""
+    """Return the due time of a message, from the start of its value or else from its id; None when unknown."""
     due = envelope_due(start) if isinstance(start, bytes) else None
     return made_at(id) if due is None else due
 
@@ -320,7 +319,7 @@ class ShardMaps:
 
     @property
     def lost(self) -> frozenset[str]:
-        """The registry's entries of queues whose map Redis has lost."""
+        """The registry's entries of queues without their map, because Redis has lost it."""
         return frozenset(entry for entry, known in self._known.items() if known.map.is_lost)
 
     def ask(
@@ -334,7 +333,7 @@ class ShardMaps:
         Make requests for each shard of each queue in one round trip, and in another for shards that were unknown.
 
         Returns:
-            The answers by queue, in the order of its shards; the queues whose map cannot be read, with the error; the answers to `along`.
+            The answers by queue, in the order of its shards; the queues with an unreadable map, with the error; the answers to `along`.
         """
         now = time.monotonic()
         due = [
@@ -361,7 +360,7 @@ class ShardMaps:
         """
         Take the map of a queue and the fences that show whether it is lost; return why the queue cannot be read.
 
-        A map that this user may not read changes nothing. Nor does a map whose Redis is away, when it was read before.
+        A map that this user may not read changes nothing. Nor does a map on a Redis that is away, when it was read before.
         """
         answer = ShardMap.or_fenced(answer, fences)
         known = self._known.get(keys.entry)
@@ -401,7 +400,7 @@ def run_groups(run_all: RunAll, groups: Iterable[Iterable[Request[Any]]]) -> lis
 
 
 def map_error(error: Exception, keys: Keys) -> Exception:
-    """Return why a map cannot be read, with its key where the value in Redis is no map."""
+    """Return the error for a map that cannot be read; it names the key when the value in Redis is no map."""
     if not isinstance(error, ProtocolError):
         return error
     return ProtocolError(
@@ -413,14 +412,14 @@ def map_error(error: Exception, keys: Keys) -> Exception:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """
-    Redis at one moment.
+    The state of Redis at a moment.
 
     Attributes:
-        unreadable: queues that cannot be read, each with the reason.
+        unreadable: the queues that cannot be read, with the reason.
         left_out: how many more queues the registry has.
         facts: the fields of INFO; empty where this user may not read it.
         seconds: how long the snapshot took.
-        lost: entries of the registry: queues whose map of shards Redis has lost.
+        lost: the registry's entries of the queues without their shard map, because Redis has lost it.
     """
 
     queues: Mapping[Keys, QueueSnapshot]
@@ -434,11 +433,11 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Selection:
     """
-    The queues to look at.
+    A choice of queues.
 
     Attributes:
-        left_out: how many more the registry has.
-        cursor: where in the registry the next choice goes on; 0 at its start.
+        left_out: how many more queues the registry has.
+        cursor: where in the registry the next choice continues; 0 at its start.
     """
 
     queues: Sequence[Keys]
@@ -448,13 +447,13 @@ class Selection:
 
 class SnapshotReader:
     """
-    Looks at queues through one client.
+    Reads snapshots of queues through a client.
 
     Args:
-        queues: says which; None means those that the registry has. Of too many, those come first that the last look
-            saw anything of; the rest takes turns.
-        maps: how many shards queues have, as earlier looks read it; None begins anew.
-        held_up: what earlier looks saw of keys without a turn; None does not ask for them.
+        queues: returns the queues; None means all queues in the registry. When they are too many, the queues that were in
+            use at the last look come first, and the others take turns.
+        maps: the shard maps that earlier looks read; None reads them again.
+        held_up: the blocked keys that earlier looks saw; None does not ask for them.
     """
 
     def __init__(
@@ -473,10 +472,10 @@ class SnapshotReader:
 
     def look(self, clock_ms: float | None = None) -> Snapshot:
         """
-        Return the state of Redis now; `clock_ms` stands for its clock.
+        Return the state of Redis now; `clock_ms` replaces Redis' clock.
 
         Raises:
-            RedisUnavailableError, RedisRefusedError: it does not answer, or refuses.
+            RedisUnavailableError, RedisRefusedError: Redis does not answer, or refuses.
         """
         started = time.monotonic()
         if self._queues is None:
@@ -555,7 +554,7 @@ def _refusal(looks: Sequence[QueueLook]) -> str:
 
 
 def registered(client: Client, first: Callable[[], Sequence[Keys]], cursor: int = 0) -> Selection:
-    """Return the queues that workers and producers have noted in the registry: of too many, `first` and some others."""
+    """Return the queues that workers and producers wrote into the registry; of too many, `first` and some others."""
     size = client.run(commands.registry_size())
     if size <= QUEUES_LIMIT:
         at, entries = client.run(commands.registry_page(0, QUEUES_LIMIT))

@@ -1,1 +1,1 @@
-"""An application of Django with the tables of `publish_in` and `job.once`: add `reliq.contrib.django` to INSTALLED_APPS."""
+"""A Django application with the tables for `publish_in` and `job.once`. Add `reliq.contrib.django` to INSTALLED_APPS."""

@@ -1,9 +1,9 @@
-"""The application's name in Django."""
+"""The configuration of the Django application."""
 
 from django.apps import AppConfig
 
 
-class ReliqConfig(AppConfig):  # type: ignore[misc]  # Django has no types of its own
+class ReliqConfig(AppConfig):  # type: ignore[misc]  # Django has no types
     """The tables of the outbox and the inbox."""
 
     name = "reliq.contrib.django"

@@ -1,4 +1,4 @@
-"""The user of Django who makes a request to the web pages that are mounted beside its application."""
+"""Django's signed-in user for requests to reliq's web pages, which are mounted beside a Django application."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class _Copy(dict[str, Any]):
-    """The data of a session, which nobody writes back: a look at a page ends no session and begins none."""
+    """A copy of a session's data. It is never written back: a request to a page ends no session and begins none."""
 
     def flush(self) -> None:
-        """Forget a session whose user has another password since."""
+        """Forget a session because the user has changed the password since."""
         self.clear()
 
     def cycle_key(self) -> None:
-        """Leave the key of a session that an older secret has signed: the next view changes it."""
+        """Keep the key of a session that an older secret has signed: the next view changes it."""
 
 
 async def user_of(request: Request) -> Any:
     """
-    Return the user who is signed in, as `request.user` of a view has it: an `AnonymousUser` when nobody is.
+    Return the signed-in user, like `request.user` in a view: an `AnonymousUser` without a login.
 
-    A resolver of `reliq.web.application` calls it. It reads session and user at each request, in a thread as Django's own.
+    Pass it to `reliq.web.application` in a resolver. It reads session and user at each request, in a thread like Django's views.
     """
     async with ThreadSensitiveContext():
         return await sync_to_async(_user)(request.cookies.get(conf.settings.SESSION_COOKIE_NAME))

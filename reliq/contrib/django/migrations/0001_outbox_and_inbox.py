@@ -1,4 +1,4 @@
-"""Makes the tables of the outbox and the inbox."""
+"""Create the tables of the outbox and the inbox."""
 
 from typing import Any, ClassVar
 
@@ -9,19 +9,19 @@ from reliq.settings import OUTBOX_PREFIX
 
 
 def make(_apps: Any, editor: Any) -> None:
-    """Make the tables and their indexes."""
+    """Create the tables and their indexes."""
     for statement in ddl(check_dialect(editor.connection.vendor)):
         editor.execute(statement)
 
 
 def drop(_apps: Any, editor: Any) -> None:
-    """Drop the tables, with what is in them."""
+    """Drop the tables and their rows."""
     tables = Tables.of(OUTBOX_PREFIX)
     for name in (tables.outbox, tables.calls, tables.inbox):
         editor.execute(f"DROP TABLE {name}")
 
 
-class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types of its own
-    """The first."""
+class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
+    """The first migration."""
 
     operations: ClassVar = [migrations.RunPython(make, drop)]
