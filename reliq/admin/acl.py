@@ -1,8 +1,8 @@
 """
-The least Redis ACL rule for each role, and the check whether a user has the rights of a role.
+The least Redis ACL rule for each role, and the script that checks whether a user has the rights of a role.
 
-From Redis 7.0 on, selectors bind each command to the keys that it is run on: a producer may SET a body and GET a marker,
-and cannot GET a body. Redis 6.2 has no selectors: there a user may run each of its commands on each of its keys.
+From Redis 7.0 on, selectors bind each command to the keys it runs on: a producer may SET a body and GET a marker, and
+cannot GET a body. Redis 6.2 has no selectors: there a user may run each of its commands on each of its keys.
 """
 
 from __future__ import annotations
@@ -11,132 +11,113 @@ import hashlib
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from reliq.admin import calls
 from reliq.admin.calls import ROLES, TYPES, Role
 from reliq.admin.session import AdminBase
-from reliq.errors import ConfigurationError, RedisRefusedError
+from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, stack_request_key, stacks_key, worker_key
 from reliq.lua import Script, script, script_names
-from reliq.redis.commands import Call
+from reliq.redis.commands import Call, read_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from reliq.keys import Keys
-    from reliq.redis.commands import Request
 
 
 WORKER_KEY, REQUEST_KEY, STACKS_KEY = worker_key("*"), stack_request_key("*"), stacks_key("*")
 #: Keys of a queue that exist once for each message, call, message key or fault.
 FAMILIES = frozenset({"msg", "dedup", "lane", "line", "aside"})
+#: Scripts of this package; all others are transitions.
+CHECKS = frozenset({"check", "check_keys"})
 
-_OWN = " ".join(TYPES)
-_READ_HASH = "HEXISTS HGET HGETALL HKEYS HLEN HMGET HRANDFIELD HSCAN"
-_READ_LIST = "EXISTS LINDEX LLEN LPOS LRANGE"
-_READ_SORTED_SET = "EXISTS ZCARD ZCOUNT ZLEXCOUNT ZMSCORE ZRANDMEMBER ZRANGE ZSCAN ZSCORE"
-#: Role -> keys -> the commands that the role runs on them, in scripts or alone; "" for commands without a key. `Keys` has
-#: the names of a queue's keys; a key with `%W~` may be written only. Redis looks in one row for all keys of a command.
-RIGHTS: dict[Role, dict[str, str]] = {
-    "producer": {
-        "": "TIME",
-        QUEUES_KEY: "HSET",
-        "%W~msg": "SET",
-        "dedup": "DEL GET",
-        "lane": "GET PEXPIRE SET",
-        "line ready": "EXISTS LLEN LPOS LPUSH LREM",
-        "wake": "LLEN LPUSH",
-        "pending ring": "ZADD ZCARD ZRANGE",
-        "ring": "ZREM",
-        "asleep held rates unack": "ZCARD ZLEXCOUNT ZMSCORE ZSCORE",
-        "garbage": "SISMEMBER",
-        "lease": "HDEL",
-        "lease retries_left windows": "HEXISTS HGET HLEN HSET",
-        "limits": "EXISTS HGET HLEN HMGET HSETNX",
-        "totals": "HINCRBY",
-        "ends": "XADD",
-        "watch": "DEL",
-        "epoch map": "GET GETRANGE",
-        "epoch": "SET",
-    },
-    "consumer": {
-        "": "INFO SCAN TIME WAIT",
-        "line ready retry ring": "EXISTS",
-        QUEUES_KEY: "HLEN HSCAN HSET",
-        WORKERS_KEY: "ZADD ZCOUNT ZREM ZREMRANGEBYSCORE",
-        WORKER_KEY: "DEL SET",
-        REQUEST_KEY: "GETDEL",
-        STACKS_KEY: "SET",
-        "msg": "DEL GET GETRANGE MGET PERSIST PEXPIRE PTTL SET SETRANGE STRLEN UNLINK",
-        "dedup epoch map token watch": "DEL GET GETRANGE PTTL SET",
-        "lane": "DEL GET PEXPIRE SET",
-        "lane wake": "BLPOP LLEN LPOP LPUSH LTRIM RPUSH",
-        "line ready retry": f"{_READ_LIST} LPUSH LREM LTRIM RPUSH",
-        "asleep held pending rates ring unack": f"{_READ_SORTED_SET} ZADD ZRANGEBYSCORE ZREM",
-        "garbage": "SADD SCARD SISMEMBER SRANDMEMBER SREM SSCAN",
-        "arrived cron errors lease leaving limits minutes retries_left totals windows": f"{_READ_HASH} HDEL HSET",
-        "limits paused": "EXISTS",
-        "minutes": "PEXPIRE",
-        "totals": "HINCRBY",
-        "dead ends history": "XADD",
-        "dead": "XDEL XLEN XRANGE XREVRANGE XTRIM",
-    },
-    "operator": {
-        "": "INFO SCAN TIME WAIT",
-        "cron dead ends garbage paused pending ready retries_left retry totals unack": "EXISTS",
-        "asleep held limits ring": "EXISTS",
-        "line ready retry ring": "EXISTS",
-        QUEUES_KEY: "HDEL HEXISTS HGET HLEN HSCAN HSET",
-        WORKERS_KEY: "ZREVRANGE ZSCORE",
-        WORKER_KEY: "GET",
-        REQUEST_KEY: "PTTL SET",
-        STACKS_KEY: "DEL GET",
-        "msg": "DEL EXISTS GET GETRANGE PEXPIRE PTTL SET SETRANGE STRLEN",
-        "dedup epoch lane map paused token watch": "DEL EXISTS GET GETRANGE PEXPIRE PTTL SET",
-        "line ready retry wake": f"{_READ_LIST} LPUSH LREM LTRIM RPUSH",
-        "asleep held pending rates ring unack": f"{_READ_SORTED_SET} ZADD ZRANK ZREM",
-        "garbage": "EXISTS SADD SCARD SISMEMBER SMISMEMBER SREM SSCAN",
-        "arrived cron errors lease leaving limits minutes retries_left totals windows": (
-            f"EXISTS {_READ_HASH} HDEL HINCRBY HSET HSETNX"
-        ),
-        "dead ends history": "EXISTS XADD XDEL XLEN XRANGE XREVRANGE",
-        f"{_OWN} aside asleep ends held history limits msg rates ring": "RENAMENX TYPE UNLINK",
-    },
-    "viewer": {
-        "": "INFO SCAN TIME",
-        "cron dead ends garbage paused pending ready retries_left retry totals unack": "EXISTS",
-        "asleep held limits ring": "EXISTS",
-        QUEUES_KEY: "HEXISTS HGET HLEN HSCAN",
-        WORKERS_KEY: "ZREVRANGE ZSCORE",
-        WORKER_KEY: "GET",
-        REQUEST_KEY: "PTTL",
-        STACKS_KEY: "GET",
-        "dedup epoch map msg paused": "EXISTS GET GETRANGE PTTL STRLEN",
-        "line ready retry wake": _READ_LIST,
-        "asleep held pending rates ring unack": f"{_READ_SORTED_SET} ZRANK",
-        "garbage": "EXISTS SCARD SISMEMBER SMISMEMBER SSCAN",
-        "cron errors lease leaving limits minutes retries_left totals windows": f"EXISTS {_READ_HASH}",
-        "dead ends history": "EXISTS XLEN XRANGE XREVRANGE",
-        f"{_OWN} msg": "TYPE",
-    },
-    "exporter": {
-        "": "INFO TIME",
-        QUEUES_KEY: "HLEN HSCAN",
-        "epoch map msg": "GETRANGE",
-        "line ready retry": "LINDEX LLEN",
-        "asleep held pending rates ring unack": "ZCARD ZCOUNT ZLEXCOUNT ZRANDMEMBER ZRANGE ZSCORE",
-        "cron lease limits retries_left totals": "HGET HGETALL HLEN HMGET HRANDFIELD",
-        "garbage": "SCARD",
-        "paused": "EXISTS",
-        "dead": "XLEN",
-    },
+_RESHARD = "arrive ask cancel depart leave remap"
+#: The scripts of each role. Their headers name the commands that they run, and on which keys.
+SCRIPTS: dict[Role, str] = {
+    "producer": "ask publish",
+    "consumer": (
+        f"{_RESHARD} ack bodies claim collect counts extend held_up key_queues limit nack promote reclaim register "
+        "release snooze tick tidy"
+    ),
+    "operator": (
+        f"{_RESHARD} check check_keys counts forget held_up key_queues limit publish purge redrive reschedule sleep tick"
+    ),
+    "exporter": "counts held_up key_queues",
+}
+#: Every key of a queue but its lanes.
+_QUEUE = f"{' '.join(TYPES)} asleep dedup ends held history limits line msg rates ring"
+_READS = (
+    "EXISTS GET GETRANGE HEXISTS HGET HGETALL HKEYS HLEN HMGET HRANDFIELD HSCAN LINDEX LLEN LPOS LRANGE PTTL SCARD "
+    "SISMEMBER SMISMEMBER SSCAN STRLEN TYPE XLEN XRANGE XREVRANGE ZCARD ZCOUNT ZLEXCOUNT ZMSCORE ZRANDMEMBER ZRANGE "
+    "ZRANK ZREVRANGE ZSCAN ZSCORE"
+)
+#: The commands that each role runs outside scripts, and the keys of each: names in `Keys`, or patterns of whole keys.
+ALONE: dict[Role, list[tuple[str, str]]] = {
+    "producer": [("GETRANGE", "epoch map"), ("HSET", QUEUES_KEY)],
+    "consumer": [
+        ("INFO SCAN WAIT", ""),
+        ("HLEN HSCAN HSET", QUEUES_KEY),
+        ("ZADD ZCOUNT ZREM ZREMRANGEBYSCORE", WORKERS_KEY),
+        ("DEL SET", WORKER_KEY),
+        ("GETDEL", REQUEST_KEY),
+        ("SET", STACKS_KEY),
+        ("BLPOP LPOP LTRIM PEXPIRE RPUSH", "lane wake"),
+        ("HSET PEXPIRE", "minutes"),
+        ("DEL SET", "dedup"),
+        ("DEL", "watch"),
+        ("GETRANGE HGET HGETALL HLEN HMGET HSCAN LINDEX LRANGE MGET PTTL SRANDMEMBER SSCAN STRLEN", _QUEUE),
+        ("XRANGE XREVRANGE ZCARD ZCOUNT ZRANDMEMBER ZRANGE ZSCAN", _QUEUE),
+    ],
+    "operator": [
+        ("INFO SCAN WAIT", ""),
+        ("HDEL HEXISTS HGET HLEN HSCAN HSET", QUEUES_KEY),
+        ("ZREVRANGE ZSCORE", WORKERS_KEY),
+        ("GET", WORKER_KEY),
+        ("PTTL SET", REQUEST_KEY),
+        ("DEL GET", STACKS_KEY),
+        ("LTRIM RPUSH", "wake"),
+        ("DEL SET", "dedup paused"),
+        ("HDEL HSET", "cron"),
+        ("ZREM", "asleep"),
+        ("XDEL", "dead"),
+        ("RENAMENX", f"{' '.join(TYPES)} aside"),
+        (_READS, _QUEUE),
+    ],
+    "exporter": [
+        ("INFO", ""),
+        ("HLEN HSCAN", QUEUES_KEY),
+        ("GETRANGE", "epoch map msg"),
+        ("HGETALL", "cron"),
+        ("HMGET", "lease"),
+        ("LINDEX", "ready retry"),
+        ("ZCOUNT", "pending"),
+        ("ZRANDMEMBER", "unack"),
+        ("ZRANGE", "pending unack"),
+    ],
 }
 
 #: The end of a hash tag that names a shard; no name of a queue ends so.
 _OF_SHARD = re.compile(r"#\d+\.\d+}")
 #: No rule can hold these: there any character may stand.
 _QUOTED = re.compile("[ \"']")
+
+
+def rights(role: Role) -> dict[str, set[str]]:
+    """Return each command that a role runs with the names of its keys; "" stands for a command without a key."""
+    if role == "viewer":
+        allowed = {*_READS.split(), "INFO", "SCAN", "TIME"}
+        return {command: names for command, names in rights("operator").items() if command in allowed}
+    found = defaultdict[str, set[str]](set)
+    for commands, names in ALONE[role]:
+        for command in commands.split():
+            found[command] |= {*names.split()} or {""}
+    for name in SCRIPTS[role].split():
+        for command, key in script(name, *([__package__] if name in CHECKS else [])).uses:
+            found[command].add(key)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +155,13 @@ def acl_rule(
     without_eval: bool = False,
 ) -> AclRule:
     """
-    Return the least rule for a user who plays `roles` on `queues`.
+    Return the least rule for a user with `roles` on `queues`.
 
     Args:
         user: its name, by default reliq-ROLE.
         selectors: whether the server is 7.0 or newer.
         select: whether its URL names another database than 0.
-        in_cluster: whether it is for the nodes of a Cluster, where a connection asks which node has which slot.
+        in_cluster: whether it is for the nodes of a Cluster, where a connection reads which node has which slot.
         without_eval: whether the user may run only loaded scripts (`Admin.load_scripts`).
 
     Raises:
@@ -191,97 +172,77 @@ def acl_rule(
         raise ConfigurationError(f"an ACL rule needs at least one role of {', '.join(ROLES)}")
     if not queues:
         raise ConfigurationError("an ACL rule needs at least one queue: name it with --queue")
-    queues = [
-        *queues,
-        *(queue.of_shard(1) for queue in queues if not queue.bare),
-    ]  # shard 1 stands for all other shards
-    scripts = "EVALSHA" if without_eval else "EVAL EVALSHA"
-    alone = {"SELECT"} if select else set()
-    if in_cluster:
-        alone |= {"ASKING", "CLUSTER|INFO", "CLUSTER|SLOTS", "PING"}
-    if "consumer" in known:
-        alone.add("PING")  # a waiting connection checks first whether the server answers
-    allowed = defaultdict[tuple[str, ...], set[str]](set)
+    # Shard 1 stands for all other shards.
+    queues = [*queues, *(queue.of_shard(1) for queue in queues if not queue.bare)]
+    scripts = ["EVALSHA"] if without_eval else ["EVAL", "EVALSHA"]
+    allowed = defaultdict[str, set[str]](set)
     for role in known:
-        rights = RIGHTS[role]
-        every_key = " ".join(names for names in rights if ":" not in names)
-        for names, commands in (*rights.items(), (every_key.replace("%W", ""), scripts)):
-            allowed[_patterns(names, queues)] |= set(commands.split())
-    alone |= allowed.pop((), set())
-    begin = ["resetkeys", "resetchannels", *(["clearselectors"] if selectors else []), "-@all"]
-    if selectors:
-        rules = [f"({' '.join((*_words(commands), *patterns))})" for patterns, commands in sorted(allowed.items())]
-        rules = [*_words(alone), *rules]
-    else:
-        rules = _words(alone.union(*allowed.values()))
-        rules += sorted({pattern.removeprefix("%W") for patterns in allowed for pattern in patterns})
-    return AclRule(user or "reliq-" + "-".join(known), tuple(known), (*begin, *rules))
+        needed = rights(role)
+        of_queue = {name for names in needed.values() for name in names if ":" not in name}
+        for command, names in (needed | dict.fromkeys(scripts, of_queue)).items():
+            access = "%W" if (role, command) == ("producer", "SET") else ""  # SET with GET would return a body
+            allowed[command] |= _patterns(names, queues, access)
+    alone = {command for command, patterns in allowed.items() if not patterns}
+    alone |= {"SELECT"} if select else set()
+    alone |= {"ASKING", "CLUSTER|INFO", "CLUSTER|SLOTS", "PING"} if in_cluster else set()
+    alone |= {"PING"} if "consumer" in known else set()  # a waiting connection checks first whether the server answers
+    user = user or "reliq-" + "-".join(known)
+    if not selectors:
+        every_key = {key.removeprefix("%W") for patterns in allowed.values() for key in patterns}
+        rules = [*_words(alone.union(allowed)), *sorted(every_key)]
+        return AclRule(user, tuple(known), ("resetkeys", "resetchannels", "-@all", *rules))
+    # Redis searches one selector for all keys of a command: each command is in one selector.
+    together = defaultdict[tuple[str, ...], list[str]](list)
+    for command in sorted(allowed.keys() - alone):
+        together[tuple(sorted(allowed[command]))].append(command)
+    rules = [f"({' '.join((*_words(commands), *keys))})" for keys, commands in together.items()]
+    begin = ("resetkeys", "resetchannels", "clearselectors", "-@all")
+    return AclRule(user, tuple(known), (*begin, *_words(alone), *rules))
 
 
-def _words(commands: set[str]) -> list[str]:
+def _words(commands: Iterable[str]) -> list[str]:
     return [f"+{command.lower()}" for command in sorted(commands)]
 
 
-def _patterns(names: str, queues: Sequence[Keys]) -> tuple[str, ...]:
+def _patterns(names: Iterable[str], queues: Sequence[Keys], access: str) -> set[str]:
     """Return the ACL patterns of keys, in every queue."""
     patterns = set()
-    for name in names.split():
-        access, _, key = name.rpartition("~")
-        for queue in queues:
-            text = key if ":" in key else _OF_SHARD.sub("#*}", pattern(key_of(queue, key))) + "*" * (key in FAMILIES)
-            patterns.add(f"{access}~{_QUOTED.sub('?', text)}")
-    return tuple(sorted(patterns))
+    for name in names:
+        for queue in queues if name else ():
+            key = name if ":" in name else _OF_SHARD.sub("#*}", pattern(key_of(queue, name))) + "*" * (name in FAMILIES)
+            patterns.add(f"{access if name == 'msg' else ''}~{_QUOTED.sub('?', key)}")
+    return patterns
 
 
 def key_of(keys: Keys, name: str) -> str:
-    """Return a key of a queue by its name in `RIGHTS`; the beginning of the key, where a queue has several."""
+    """Return a key of a queue by its name in `ALONE`; the beginning of the key, where a queue has several."""
     if name == "aside":
         return keys.aside("", 0).removesuffix("0:")
     return str(getattr(keys, name)("") if name in FAMILIES else getattr(keys, name))
 
 
-#: From 7.0 on, a script may ask what its user may do.
-_TEXT = "return redis.acl_check_cmd(unpack(ARGV))"
-QUESTION = Script(
-    name="may",
-    move="",
-    keys=(),
-    tail_keys=(),
-    args=(),
-    tail_args=(),
-    uses=frozenset(),
-    text=_TEXT,
-    sha=hashlib.sha1(_TEXT.encode(), usedforsecurity=False).hexdigest(),
-)
+#: From 7.0 on, a script may ask which commands its user may run. ARGV: a command and its key, or no key, by turns.
+_TEXT = """\
+local denied = {}
+for i = 1, #ARGV, 2 do
+  local question = { ARGV[i] }
+  if ARGV[i + 1] ~= '' then question[2] = ARGV[i + 1] end
+  if not redis.acl_check_cmd(unpack(question)) then denied[#denied + 1] = ARGV[i] end
+end
+return denied
+"""
+_DIGEST = hashlib.sha1(_TEXT.encode(), usedforsecurity=False).hexdigest()
+QUESTION = Script("may", "", (), (), (), (), frozenset(), _TEXT, _DIGEST)
 
 
-def denied_commands(run_all: Callable[[Sequence[Request[Any]]], list[Any]], role: Role, keys: Keys) -> list[str] | None:
-    """
-    Return the commands of a role that this user may not run on the keys of a queue; None where Redis cannot say.
-
-    A user needs EVALSHA; without EVAL it can work while the scripts are loaded, and EVAL is returned.
-    """
-    questions = list(_questions(role, keys))
-    answers = run_all([Call(QUESTION, (), words, bool) for words in questions])
-    refused = " ".join(str(answer) for answer in answers if isinstance(answer, RedisRefusedError))
-    if not refused:
-        return sorted({words[0] for words, allowed in zip(questions, answers, strict=True) if not allowed})
-    if "may not EVAL" in refused:
-        return ["EVAL"]
-    return ["EVAL", "EVALSHA"] if "perm" in refused.lower() else None
-
-
-def _questions(role: Role, keys: Keys) -> Iterator[list[str]]:
-    """Yield each command of a role, with a key that it is run on."""
-    yield ["EVALSHA", "-", "0"]
-    for names, commands in RIGHTS[role].items():
-        texts = [_example(name.rpartition("~")[2], keys) for name in names.split()]
-        for command in commands.split():
-            yield from ([command, text] for text in texts) if texts else [[command]]
-
-
-def _example(name: str, keys: Keys) -> str:
-    return name.replace("*", "x") if ":" in name else key_of(keys, name) + "x" * (name in FAMILIES)
+def denied_commands(role: Role, keys: Keys) -> Call[list[str]]:
+    """Return the commands of a role that this user may not run on the keys of a queue."""
+    pairs = [
+        (command, name.replace("*", "x") if ":" in name else name and key_of(keys, name))
+        for command, names in rights(role).items()
+        for name in names
+    ]
+    return Call(QUESTION, (), [*chain.from_iterable(pairs)], lambda reply: sorted({*read_ids(reply)}))
 
 
 class AclActions(AdminBase):
@@ -291,7 +252,7 @@ class AclActions(AdminBase):
         self, roles: Sequence[str], queues: Sequence[str], *, user: str = "", without_eval: bool = False
     ) -> AclRule:
         """
-        Return the least ACL rule, in the form this server knows, for a user who plays `roles` on `queues`.
+        Return the least ACL rule for a user with `roles` on `queues`, in the form that this server takes.
 
         Args:
             roles: of `producer`, `consumer`, `operator`, `viewer`, `exporter`.
@@ -311,13 +272,12 @@ class AclActions(AdminBase):
 
     def load_scripts(self) -> list[str]:
         """
-        Load the scripts of this version, for users who may not EVAL; return their names.
+        Load the scripts of this version, for users without EVAL; return their names.
 
         Redis forgets them when it restarts, and a promoted replica may not have them; in a Cluster every node and every
         replica gets them.
         """
-        of_check = [script(name, __package__) for name in ("check", "check_keys")]
-        scripts = [*map(script, script_names()), *of_check, QUESTION]
+        scripts = [*map(script, script_names()), *(script(name, __package__) for name in sorted(CHECKS)), QUESTION]
         for server in self._redis.session().each(replicas=True).values():
             for each in scripts:
                 server.run(calls.load_script(each))

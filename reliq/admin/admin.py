@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 from reliq.admin.acl import AclActions
 from reliq.admin.bulk import MessageActions
 from reliq.admin.crons import CronActions, CronReads
+from reliq.admin.doctor import DoctorReads
 from reliq.admin.filters import ignore
 from reliq.admin.keys import KeyActions, KeyReads
 from reliq.admin.messages import MessageReads
@@ -19,14 +20,11 @@ from reliq.admin.workers import WorkerActions, WorkerReads
 from reliq.errors import BodyError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from reliq.admin.check import CheckReport, OnProgress
-    from reliq.admin.doctor import Finding
     from reliq.message import Duration, PublishOptions, Receipt
 
 
-class ReadOnlyAdmin(QueueReads, HistoryReads, MessageReads, ShowReads, KeyReads, CronReads, WorkerReads):
+class ReadOnlyAdmin(QueueReads, HistoryReads, MessageReads, ShowReads, KeyReads, CronReads, WorkerReads, DoctorReads):
     """
     An operator's view of the queues of one Redis, which changes nothing there.
 
@@ -76,19 +74,6 @@ class Admin(
         from reliq.admin.check import check  # noqa: PLC0415  other methods need none of it
 
         return check(self._redis.queue(queue, mends=True), repair=repair, patience=patience, progress=progress)
-
-    def doctor(self, *, roles: Sequence[str] = (), queue: str = "reliq-doctor") -> list[Finding]:
-        """
-        Check whether this Redis is fit for queues; return a finding for each check.
-
-        Args:
-            roles: check that this user has the rights of each role on the keys of `queue`, which need not exist.
-        """
-        from reliq.admin.acl import check_roles  # noqa: PLC0415  other methods need none of it
-        from reliq.admin.doctor import examine  # noqa: PLC0415
-
-        wanted = check_roles(roles)
-        return examine(self._redis.session(), self._redis.connection.address, wanted, self.redis_keys(queue))
 
     def publish(self, queue: str, body: bytes, *, raw: bool = False, **options: Unpack[PublishOptions]) -> Receipt:
         """Publish a body as it is, as `Queue.publish` does; without `raw` it must be JSON, or BodyError is raised."""

@@ -145,14 +145,6 @@ def cluster_facts() -> Command[dict[str, str]]:
     return Command(("CLUSTER", "INFO"), read_facts)
 
 
-def slow_scripts(count: int) -> Command[list[int]]:
-    """Return the microseconds of each script among the last `count` entries of the slow log."""
-    return Command(
-        ("SLOWLOG", "GET", count),
-        lambda reply: [int(one[2]) for one in reply if one[3] and bytes(one[3][0]).upper() in (b"EVAL", b"EVALSHA")],
-    )
-
-
 def eval_nothing() -> Command[bool]:
     """Run a script that does nothing: it is refused to who may not EVAL."""
     return Command(("EVAL", "return 1", 0), bool)

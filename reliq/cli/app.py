@@ -55,9 +55,9 @@ SUMMARIES = {
         "cron": "Periodic entries: list them, run one.",
     },
     "Check": {
-        "check": "Look at every message of a queue for what contradicts the model, beside those who use it.",
-        "doctor": "Say whether a Redis is fit for queues, what each finding means, and how to mend it.",
-        "acl": "Print the least Redis ACL rule for a role; passwords, and whether the user is on, stay as they are.",
+        "check": "Check every message of a queue for contradictions to the model, while others use it.",
+        "doctor": "Check whether a Redis is fit for queues: print each finding, its consequence, and the remedy.",
+        "acl": "Print the least Redis ACL rule for a role; it leaves passwords, and whether the user is on, as they are.",
     },
     "Measure": {
         "bench": "Measure reliq on your Redis: drain, publish, lateness, pickup, idle cost.",

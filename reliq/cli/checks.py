@@ -1,7 +1,7 @@
 """The commands that check and measure a Redis: `check`, `doctor`, `acl` and `bench`."""
 
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator
 from enum import StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
@@ -11,39 +11,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from reliq.admin.calls import ROLES
 from reliq.admin.screens import format_missing
-from reliq.cli.options import (
-    DEFAULT_LAYOUT,
-    AdminOption,
-    Json,
-    LayoutText,
-    QueueName,
-    Url,
-    WholeQueueAdmin,
-    Yes,
-    open_admin,
-)
-from reliq.cli.output import confirm, console, print_json, print_table, say
+from reliq.cli.frame import Answer, Table, command
+from reliq.cli.options import DEFAULT_LAYOUT, AdminOption, LayoutText, QueueName, Url, WholeQueueAdmin, Yes, open_admin
+from reliq.cli.output import confirm, console, say
 from reliq.keys import Keys, Layout
 from reliq.text import pluralize
 
 if TYPE_CHECKING:
-    from reliq.admin.bench import Bench
     from reliq.admin.check import CheckReport
 
 
+@command
 def check(
     queue: QueueName,
     *,
-    repair: Annotated[bool, typer.Option("--repair", help="Set right what is wrong.")] = False,
-    json: Json = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Repair each fault that can be repaired without guessing.")
+    ] = False,
     admin: AdminOption,
-) -> None:
+) -> Answer:
     """
-    Look at every message of a queue for what contradicts the model, beside those who use it.
+    Check every message of a queue for contradictions to the model, while others use it.
 
-    With --repair, what can be is set right without guessing, and the rest becomes dead letters with the reason `lost`.
-    In a layout of the Go original, whose moves take several commands, only what stays wrong for 5 seconds counts.
-    Exit 0: nothing is wrong, or nothing any more; what passes by itself does not count. Exit 1: something is wrong.
+    With --repair, faults are repaired where that needs no guess; other messages become dead letters with the reason `lost`.
+    In a layout of the Go original, whose moves take several commands, a fault counts when it lasts for 5 seconds.
+    Exit 0: the queue is sound, or was repaired; faults that pass by themselves do not count. Exit 1: a fault is left.
 
     Example: reliq check orders --repair
     """
@@ -51,77 +43,77 @@ def check(
         report = admin.check(
             queue,
             repair=repair,
-            progress=lambda what, looked_at: status.update(f"reading {what}: {pluralize(looked_at, 'id')} looked at"),
+            progress=lambda part, looked_at: status.update(f"reading {part}: {pluralize(looked_at, 'id')} looked at"),
         )
-    if json:
-        print_json(report)
-    else:
-        _print_check(report, repair=repair)
-    raise typer.Exit(0 if report.is_sound else 1)
+    return Answer(report, _lines_of(report, repair=repair), 0 if report.is_sound else 1)
 
 
-def _print_check(report: "CheckReport", *, repair: bool) -> None:
+def _lines_of(report: "CheckReport", *, repair: bool) -> Iterator[str]:
     for fault in report.faults:
         mended = f", {fault.mended} mended" if repair else ""
-        say(f"{'passes' if fault.passes else 'wrong':8} {fault.name}: {fault.count}{mended}")
         examples = ", ".join(fault.examples) + (", …" if fault.count > len(fault.examples) else "")
-        for label, text in (("means", fault.means), ("such as", examples), ("--repair", fault.repair)):
-            say(f"{'':9}{label}: {text}")
+        yield f"{'passes' if fault.passes else 'wrong':8} {fault.name}: {fault.count}{mended}"
+        yield f"{'':9}means: {fault.means}"
+        yield f"{'':9}such as: {examples}"
+        yield f"{'':9}--repair: {fault.repair}"
     if report.unproved:
-        say(
-            f"{pluralize(report.unproved, 'id')} may be in no list, or in two; the lists are too long to be looked through."
-        )
+        yield f"{pluralize(report.unproved, 'id')} may be in no list, or in two; the lists are too long for one read."
     if report.away:
-        say(f"The check is {format_missing(report.away)}.")
+        yield f"The check is {format_missing(report.away)}."
     verdict = "sound" if report.is_sound else "NOT sound"
-    say(f"{report.queue}: {pluralize(report.looked_at, 'id')} looked at; the queue is {verdict}.")
+    yield f"{report.queue}: {pluralize(report.looked_at, 'id')} looked at; the queue is {verdict}."
 
 
+@command
 def doctor(
     *,
     role: Annotated[
         list[str] | None,
-        typer.Option(help=f"Whether this user has the rights of {', '.join(ROLES)}; may be given again."),
+        typer.Option(help=f"Check that this user has the rights of {', '.join(ROLES)}; may be given again."),
     ] = None,
-    queue: Annotated[str, typer.Option(help="The queue whose rights are asked for.")] = "reliq-doctor",
+    queue: Annotated[
+        str, typer.Option(help="Check these rights on this queue, which need not exist.")
+    ] = "reliq-doctor",
     strict: Annotated[bool, typer.Option("--strict", help="A warning or unknown counts as bad.")] = False,
-    json: Json = False,
     admin: WholeQueueAdmin,
-) -> None:
+) -> Answer:
     """
-    Say whether a Redis is fit for queues, what each finding means, and how to mend it.
+    Check whether a Redis is fit for queues: print each finding, its consequence, and the remedy.
 
-    What it may not read is unknown, never passed. Exit 0: nothing is bad. Exit 1: something is; with --strict a
-    warning or an unknown is too.
+    A fact that this user may not read is unknown, never ok. Exit 0: no finding is bad. Exit 1: a finding is bad, or with
+    --strict a warning or unknown.
 
     Example: reliq doctor --role consumer --queue orders
     """
     findings = admin.doctor(roles=role or (), queue=queue)
-    if json:
-        print_json(findings)
-    else:
-        for finding in findings:
-            say(f"{finding.verdict:8} {finding.name}: {finding.what}")
-            for label, text in (("means", finding.means), ("mend", finding.mend)):
-                if text:
-                    say(f"{'':9}{label}: {text}")
+    lines = [
+        line
+        for one in findings
+        for line in (
+            f"{one.verdict:8} {one.name}: {one.what}",
+            *([f"{'':9}means: {one.means}"] if one.means else []),
+            *([f"{'':9}mend: {one.mend}"] if one.mend else []),
+        )
+    ]
     fatal = {"bad", "warning", "unknown"} if strict else {"bad"}
-    raise typer.Exit(1 if any(finding.verdict in fatal for finding in findings) else 0)
+    return Answer(findings, lines, 1 if any(one.verdict in fatal for one in findings) else 0)
 
 
 class Server(StrEnum):
-    """Which form of rule a server knows."""
+    """The versions of Redis that differ in their rules."""
 
     six = "6.2"
     seven = "7.0"
 
 
+@command
 def acl(
     role: Annotated[list[str] | None, typer.Option(help=f"{', '.join(ROLES)}; may be given again.")] = None,
     queue: Annotated[list[str] | None, typer.Option(help="A queue of the user; may be given again.")] = None,
     user: Annotated[str, typer.Option(help="The user's name.", show_default="reliq-ROLE")] = "",
     server: Annotated[
-        Server | None, typer.Option(help="The oldest server it is for; without it, the server is asked.")
+        Server | None,
+        typer.Option(help="The oldest server that takes the rule; by default the version is read from Redis."),
     ] = None,
     without_eval: Annotated[
         bool, typer.Option("--without-eval", help="Allow only the scripts that `reliq acl --load` has loaded.")
@@ -130,64 +122,55 @@ def acl(
         bool, typer.Option("--load", help="Load the scripts of this version instead of printing a rule.")
     ] = False,
     layout: LayoutText = DEFAULT_LAYOUT,
-    json: Json = False,
     url: Url = None,
-) -> None:
+) -> Answer:
     """
-    Print the least Redis ACL rule for a role; passwords, and whether the user is on, stay as they are.
+    Print the least Redis ACL rule for a role; it leaves passwords, and whether the user is on, as they are.
 
-    From 7.0 on, each command is bound to the keys it is for. Redis 6.2 cannot do that: there a producer may also read
-    and delete bodies, and an operator claim messages. A program that plays several roles needs them all: a worker that
-    publishes is a producer too. Publishing with `durability` takes +wait or +waitaof besides. The rule of a Cluster's URL
-    has what its connections need; one by --server alone takes +cluster|slots +cluster|info +asking +ping besides.
+    From 7.0 on, each command is bound to its keys. Redis 6.2 cannot do that: there a producer may also read
+    and delete bodies, and an operator claim messages. A program with several roles needs all of them: a worker that
+    publishes is a producer too. Publishing with `durability` needs +wait or +waitaof too. The rule for a Cluster's URL
+    has the commands that its connections need; for a rule by --server alone add +cluster|slots +cluster|info +asking +ping.
 
-    A user with EVAL can run a script that never ends, and hold up Redis for all clients. --without-eval allows EVALSHA
+    A user with EVAL can run a script that never ends, and stop Redis for all clients. --without-eval allows EVALSHA
     alone. Then run `reliq acl --load` after each start of the server, after a failover, and with each new version of reliq
-    before its producers start: Redis forgets loaded scripts. It needs a user who may SCRIPT LOAD.
+    before its producers start: Redis forgets loaded scripts. --load needs a user with SCRIPT LOAD.
 
     Example: reliq acl --role producer --queue orders --server 7.0
     """
     if load:
         loaded = open_admin(url).load_scripts()
-        if json:
-            print_json(loaded)
-        else:
-            say(f"{pluralize(len(loaded), 'script is', 'scripts are')} loaded")
-        return
+        return Answer(loaded, [f"{pluralize(len(loaded), 'script is', 'scripts are')} loaded"])
     if server is None:
         rule = open_admin(url, layout).acl(role or (), queue or (), user=user, without_eval=without_eval)
     else:
-        queues = [Keys(name, Layout.parse(layout)) for name in queue or ()]
-        is_seven = server is Server.seven
         from reliq.admin.acl import acl_rule  # noqa: PLC0415  completion does not wait for it
 
-        rule = acl_rule(role or (), queues, user=user, selectors=is_seven, without_eval=without_eval)
-    if json:
-        print_json(rule)
-        return
-    say(*str(rule).split("\n"))
+        queues = [Keys(name, Layout.parse(layout)) for name in queue or ()]
+        rule = acl_rule(role or (), queues, user=user, selectors=server is Server.seven, without_eval=without_eval)
     say(f"# Then give it a password: ACL SETUSER {rule.user} on >PASSWORD", stderr=True)
+    return Answer(rule)
 
 
+@command
 def bench(
     url: Url = None,
     only: Annotated[
         str | None, typer.Option(help="Only these parts, of drain, publish, lateness, pickup and idle.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Send fewer messages: rougher figures, sooner.")] = False,
-    json: Json = False,
     yes: Yes = False,
-) -> None:
+) -> Answer:
     """
     Measure reliq on your Redis: drain, publish, lateness, pickup, idle cost.
 
-    It works on a queue of its own and removes every key of it, also after Ctrl-C.
+    It uses a queue of its own and removes all its keys, also after Ctrl-C.
 
     Example: reliq bench --url redis://127.0.0.1:6379/0 --quick
     """
     measures = import_module("reliq.admin.bench")
     parts = [part.strip() for part in only.split(",")] if only else []
-    benchmark: Bench = measures.Bench(url, only=parts, messages=measures.QUICK if quick else measures.FULL)
+    benchmark = measures.Bench(url, only=parts, messages=measures.QUICK if quick else measures.FULL)
     if others := benchmark.in_use():
         confirm(
             f"This Redis is in use ({others}). The benchmark loads it fully for about "
@@ -200,12 +183,7 @@ def bench(
         task = bar.add_task("starting", total=None)
         figures = benchmark.run(lambda part, done, of: bar.update(task, description=part, completed=done, total=of))
     version = benchmark.redis_version()
-    if json:
-        rows = [asdict(figure) for figure in figures]
-        print_json({"redis": version, "place": benchmark.place, "quick": quick, "figures": rows})
-        return
+    rows = [(one.part, one.name, f"{one.value:,.2f}", one.unit) for one in figures]
     title = f"reliq on Redis {version}, {benchmark.place}" + (" (quick: rough figures)" if quick else "")
-    columns = ("part", "what", "figure", "unit")
-    print_table(
-        columns, [(figure.part, figure.name, f"{figure.value:,.2f}", figure.unit) for figure in figures], title=title
-    )
+    value = {"redis": version, "place": benchmark.place, "quick": quick, "figures": figures}
+    return Answer(value, [title, Table(("part", "what", "figure", "unit"), rows)])

@@ -226,14 +226,12 @@ class Address:
         hosts: names or addresses; none for a Unix socket.
         database: 0 unless it names another.
         is_secure: whether it speaks TLS.
-        retries: how often a client of somebody else repeats a command by itself, 0 for a URL.
         is_cluster: whether it is a Cluster.
     """
 
     hosts: tuple[str, ...]
     database: int
     is_secure: bool
-    retries: int
     is_cluster: bool = False
 
 
@@ -257,12 +255,10 @@ def address(target: Target) -> Address:
     at = seeds(target)
     if at:
         hosts = [node.rpartition(":")[0] for node in at]
-    retry = None if isinstance(target, str) else given.get("retry")
     return Address(
         hosts=tuple(hosts),
         database=int(given.get("db") or 0),
         is_secure=is_secure(target),
-        retries=max(0, getattr(retry, "_retries", 0)),
         is_cluster=bool(at),
     )
 

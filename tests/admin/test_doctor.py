@@ -1,12 +1,10 @@
-"""`Admin.doctor`: every finding, by what a server tells; and real servers, asked by users of many rights."""
+"""`Admin.doctor`: every finding, by the facts of a server; and real servers, with users of many rights."""
 
 import pytest
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from reliq import Admin
-from reliq.admin.doctor import SLOW_MICROSECONDS, Facts, findings
+from reliq.admin.doctor import Finding, check_facts, merged, tls
+from reliq.redis.url import address
 
 SOUND = {
     "redis_version": "8.2.2",
@@ -20,68 +18,87 @@ SOUND = {
     "rdb_last_bgsave_status": "ok",
     "role": "master",
     "connected_slaves": "1",
+    "appendfsync": "always",
+    "save": "",
+    "min-replicas-to-write": "1",
 }
-CONFIG = {"appendfsync": "always", "save": "", "min-replicas-to-write": "1"}
-#: What is told, and the finding that says so.
-TOLD = [
-    ({"redis_version": "6.0.16"}, {}, "version", "bad"),
-    ({"redis_version": "6.2.19"}, {}, "lua", "warning"),
-    ({"redis_version": "6.2.20"}, {}, "lua", "ok"),
-    ({"redis_version": "7.0.15"}, {}, "lua", "warning"),
-    ({"redis_version": "7.4.6"}, {}, "lua", "ok"),
-    ({"redis_version": "7.2.4", "valkey_version": "8.1.3"}, {}, "lua", "warning"),
-    ({"redis_version": "7.2.4", "valkey_version": "9.0.0"}, {}, "lua", "ok"),
-    ({"maxmemory_policy": "volatile-lru"}, {}, "eviction", "bad"),
-    ({"evicted_keys": "7"}, {}, "evicted", "bad"),
-    ({"used_memory": "95000000"}, {}, "memory", "warning"),
-    ({"used_memory": "100000000"}, {}, "memory", "bad"),
-    ({"used_memory": "7900000000", "maxmemory": "0"}, {}, "memory", "warning"),
-    ({}, {"appendfsync": "everysec"}, "persistence", "warning"),
-    ({"aof_enabled": "0"}, {"save": "3600 1"}, "persistence", "warning"),
-    ({"aof_enabled": "0"}, {}, "persistence", "bad"),
-    ({"aof_last_write_status": "err"}, {}, "persistence", "bad"),
-    ({"rdb_last_bgsave_status": "err"}, {}, "persistence", "bad"),
-    ({"connected_slaves": "0"}, {}, "replicas", "warning"),
-    ({}, {"min-replicas-to-write": "0"}, "replicas", "warning"),
-    ({"role": "slave"}, {}, "replicas", "bad"),
+NODE = {
+    "cluster_enabled": "1",
+    "cluster_state": "ok",
+    "cluster_slots_ok": "16384",
+    "cluster-require-full-coverage": "no",
+    "cluster-node-timeout": "5000",
+}
+#: Facts that differ from sound ones, the finding about them, and its verdict.
+DIFFERENT = [
+    ({"redis_version": "6.0.16"}, "version", "bad"),
+    ({"redis_version": "6.2.19"}, "version", "warning"),
+    ({"redis_version": "6.2.20"}, "version", "ok"),
+    ({"redis_version": "7.0.15"}, "version", "warning"),
+    ({"redis_version": "7.4.6"}, "version", "ok"),
+    ({"redis_version": "7.2.4", "valkey_version": "8.1.3"}, "version", "warning"),
+    ({"redis_version": "7.2.4", "valkey_version": "9.0.0"}, "version", "ok"),
+    ({"maxmemory_policy": "volatile-lru"}, "eviction", "bad"),
+    ({"evicted_keys": "7"}, "eviction", "bad"),
+    ({"used_memory": "95000000"}, "memory", "warning"),
+    ({"used_memory": "100000000"}, "memory", "bad"),
+    ({"used_memory": "7900000000", "maxmemory": "0"}, "memory", "warning"),
+    ({"appendfsync": "everysec"}, "persistence", "warning"),
+    ({"aof_enabled": "0", "save": "3600 1"}, "persistence", "warning"),
+    ({"aof_enabled": "0"}, "persistence", "bad"),
+    ({"aof_last_write_status": "err"}, "persistence", "bad"),
+    ({"rdb_last_bgsave_status": "err"}, "persistence", "bad"),
+    ({"connected_slaves": "0"}, "replicas", "warning"),
+    ({"min-replicas-to-write": "0"}, "replicas", "warning"),
+    ({"role": "slave"}, "replicas", "bad"),
+    (NODE, "slots", "ok"),
+    (NODE | {"cluster_slots_ok": "16383"}, "slots", "bad"),
+    (NODE | {"cluster_state": "fail"}, "slots", "bad"),
+    (NODE | {"cluster-require-full-coverage": "yes"}, "coverage", "warning"),
+    (NODE | {"cluster-node-timeout": "5001"}, "node timeout", "warning"),
 ]
-
-
-def facts(info=None, config=None, **others):
-    told = {"slow_scripts": [], "clock_offset": 0.0, "denied": {"consumer": []}} | others
-    return Facts(info=SOUND | (info or {}), config=CONFIG | (config or {}), **told)
 
 
 def verdicts(found):
     return {finding.name: finding.verdict for finding in found}
 
 
-@pytest.mark.parametrize(("info", "config", "name", "verdict"), TOLD, ids=str)
-def test_each_fact_of_a_server_has_a_verdict(info, config, name, verdict):
-    found = findings(facts(info, config))
+@pytest.mark.parametrize(("facts", "name", "verdict"), DIFFERENT, ids=str)
+def test_each_fact_of_a_server_has_a_verdict(facts, name, verdict):
+    found = list(check_facts(SOUND | facts))
 
-    expected = dict.fromkeys(verdicts(found), "ok") | {name: verdict}
-    assert {**verdicts(found), "lua": expected["lua"]} == expected, "all others are good"
+    assert verdicts(found) == dict.fromkeys(verdicts(found), "ok") | {name: verdict}, "all others are good"
     assert all(one.verdict == "ok" or (one.means and one.mend) for one in found)
 
 
-BESIDE = [
-    ({"slow_scripts": [12_000, 50_000]}, "slow scripts", "warning"),
-    ({"clock_offset": 30.0}, "clock", "warning"),
-    ({"clock_offset": -30.0}, "clock", "warning"),
-    ({"hosts": ["10.0.0.7"]}, "tls", "warning"),
-    ({"hosts": ["10.0.0.7"], "is_secure": True}, "tls", "ok"),
-    ({"hosts": ["127.0.0.1", "::1", "localhost"]}, "tls", "ok"),
-    ({"client_retries": 3}, "client retries", "warning"),
-    ({"denied": {"consumer": ["ZADD"]}}, "rights: consumer", "bad"),
-    ({"denied": {"consumer": None}}, "rights: consumer", "unknown"),
-]
+def test_facts_that_a_user_may_not_read_are_unknown():
+    found = [*check_facts({}), *check_facts({"cluster_enabled": "1"})]
+
+    assert set(verdicts(found)) >= {"version", "eviction", "memory", "persistence", "replicas", "slots", "coverage"}
+    assert {one.verdict for one in found} == {"unknown"}
+    assert all(one.mend for one in found)
 
 
-def test_each_fact_beside_the_server_has_a_verdict():
-    assert [(others, name, verdicts(findings(facts(**others)))[name]) for others, name, _ in BESIDE] == BESIDE
-    told_nothing = verdicts(findings(Facts(denied={"consumer": None})))
-    assert {name for name, verdict in told_nothing.items() if verdict != "unknown"} == {"tls", "client retries"}
+def test_replica_of_a_cluster_needs_no_replica_of_its_own():
+    assert "replicas" not in verdicts(check_facts(SOUND | NODE | {"role": "slave"}))
+
+
+def test_equal_findings_of_several_servers_are_merged():
+    good, bad = Finding("memory", "ok", "enough"), Finding("memory", "bad", "full", "means", "mend")
+    version = Finding("version", "ok", "redis 8.2.2")
+
+    assert merged({"a": [good, version], "b": [good, version], "c": [bad, version]}) == [
+        Finding("memory", "ok", "enough (on a, b)"),
+        Finding("memory", "bad", "full (on c)", "means", "mend"),
+        Finding("version", "ok", "redis 8.2.2 (on each of 3)"),
+    ]
+    assert merged({"": [bad]}) == [bad]
+
+
+def test_far_server_without_tls_is_a_warning():
+    far, near, secure = "redis://10.0.0.7/0", "redis://[::1]/0", "rediss://10.0.0.7/0"
+
+    assert [tls(address(one)).verdict for one in (far, near, secure)] == ["warning", "ok", "ok"]
 
 
 @pytest.fixture
@@ -112,20 +129,10 @@ def patient(client, url):
     client.acl_deluser("patient")
 
 
-def test_quick_script_in_the_slow_log_is_no_slow_script(admin, configured, client):
-    while not client.slowlog_get(128) or max(one["duration"] for one in client.slowlog_get(128)) >= SLOW_MICROSECONDS:
-        client.slowlog_reset()  # the server itself may be held up
-        configured(slowlog_log_slower_than="0")
-        client.eval("return 1", 0)
-        configured(slowlog_log_slower_than="-1")
-
-    assert verdicts(admin.doctor())["slow scripts"] == "ok"
-
-
 def test_rights_of_a_user_are_those_of_its_rule_and_unknown_before_redis_7(patient, admin, client):
     found = verdicts(patient("-@all").doctor(roles=["producer"]))
     assert found.pop("rights: producer") == "bad"
-    assert {name for name, verdict in found.items() if verdict == "ok"} == {"tls", "client retries", "eval"}
+    assert {name for name, verdict in found.items() if verdict == "ok"} == {"tls", "eval"}
     assert set(found.values()) == {"ok", "unknown"}
 
     rules = admin.acl(["producer"], ["q"]).rules
@@ -141,14 +148,6 @@ def test_rights_of_a_user_are_those_of_its_rule_and_unknown_before_redis_7(patie
 
     found = verdicts(admin.doctor(roles=["producer", "consumer", "operator", "exporter"], queue="q"))
     assert {verdict for name, verdict in found.items() if name.startswith("rights")} == {"ok"}
-
-
-@pytest.mark.parametrize(("retries", "verdict"), [(4, "warning"), (0, "ok")], ids=["4 retries", "none"])
-def test_doctor_reports_the_retries_of_a_client(url, retries, verdict):
-    with redis.Redis.from_url(url, retry=Retry(NoBackoff(), retries)) as theirs:
-        [finding] = [one for one in Admin(theirs).doctor() if one.name == "client retries"]
-
-    assert (finding.verdict, "up to 4 times" in finding.what) == (verdict, retries == 4)
 
 
 def test_doctor_prints_findings_and_exits_by_the_worst(command, configured, client):

@@ -2,22 +2,20 @@
 
 import json
 import threading
-from collections import Counter
 
 import pytest
 from typer.testing import CliRunner
 from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Queue
-from reliq.admin.doctor import Facts, Finding, findings, judged_shards, together
+from reliq.admin.doctor import Finding
 from reliq.cli.app import app
-from reliq.keys import QUEUES_KEY, Keys
+from reliq.keys import QUEUES_KEY
 from reliq.lua import script, script_names
 from reliq.metrics.snapshot import SnapshotReader, facts_of
 from reliq.redis.client import Client
 from reliq.redis.connection import run_blocking
 from reliq.redis.server import Connection
-from reliq.redis.shards import ShardMap
 from tests.cluster_moves import SlotMove
 from tests.cluster_servers import NODE_TIMEOUT_MS
 
@@ -59,27 +57,13 @@ def test_scripts_are_loaded_at_every_node_and_at_the_replicas_that_may_be_promot
 def test_the_doctor_asks_every_node_and_replica(cluster, admin):
     found = admin.doctor()
 
+    primaries = ", ".join(sorted(f"127.0.0.1:{one.port}" for one in cluster.primaries()))
     assert named(found, "slots") == [("ok", "every slot has a node that answers (on each of 6)")]
     assert named(found, "coverage") == [("ok", "cluster-require-full-coverage is no (on each of 6)")]
     assert named(found, "node timeout") == [("ok", "cluster-node-timeout is 1000 ms (on each of 6)")]
-    assert named(found, "eviction") == [("ok", "maxmemory-policy is noeviction (on each of 6)")]
-    assert named(found, "replicas") == [("warning", "1 replica, and min-replicas-to-write is 0 (on each of 3)")]
-    assert {verdict for verdict, _ in named(found, "version")} == {"ok"}
-
-
-def test_the_doctor_looks_at_how_shards_are_spread(cluster, admin):
-    assert named(admin.doctor(), "spread") == [("ok", "queues with several shards: 0, spread evenly over 3 servers")]
-    Queue("many", int, url=cluster.url).publish(1)
-    run_blocking(Connection.to(cluster.url).wire().exchange([("SET", Keys("many").map, ShardMap(1, 16, 16).text)]))
-
-    assert named(admin.doctor(), "spread") == [("ok", "queues with several shards: 1, spread evenly over 3 servers")]
-
-
-def test_doctor_warns_of_too_many_shards_on_one_server():
-    even, odd = Counter(a=6, b=5, c=5), Counter(a=10, b=6)
-
-    assert judged_shards({"x": even}, 3).verdict == "ok"
-    assert judged_shards({"x": even, "orders": odd}, 3).what == "10 of 16 shards of orders lie on a"
+    assert named(found, "eviction") == [("ok", "maxmemory-policy is noeviction, and no key was evicted (on each of 6)")]
+    assert named(found, "replicas") == [("warning", f"1 replica, and min-replicas-to-write is 0 (on {primaries})")]
+    assert len(named(found, "version")) == 1
 
 
 @pytest.fixture
@@ -117,39 +101,8 @@ def test_the_doctor_says_which_node_is_away_and_which_slots_nobody_has(cluster, 
 
     found = admin.doctor()
 
-    assert f"127.0.0.1:{gone.port}" in {what.partition(" ")[0] for _, what in named(found, "server")}
+    assert any(f"127.0.0.1:{gone.port}" in what for _, what in named(found, "server"))
     assert ("bad", True) in {(verdict, "slots have no node" in what) for verdict, what in named(found, "slots")}
-
-
-@pytest.mark.parametrize(
-    ("told", "name", "verdict"),
-    [
-        ({"config": {"cluster-require-full-coverage": "yes"}}, "coverage", "warning"),
-        ({"config": {}}, "coverage", "unknown"),
-        ({"config": {"cluster-node-timeout": "5001"}}, "node timeout", "warning"),
-        ({"config": {}}, "node timeout", "unknown"),
-        ({"cluster": {}}, "slots", "unknown"),
-        ({"cluster": {"cluster_state": "ok", "cluster_slots_ok": "16383"}}, "slots", "bad"),
-        ({"cluster": {"cluster_state": "fail", "cluster_slots_ok": "16384"}}, "slots", "bad"),
-    ],
-    ids=["coverage", "no coverage", "node timeout", "no node timeout", "no slots", "a slot missing", "failed"],
-)
-def test_doctor_judges_the_facts_of_a_node(told, name, verdict):
-    [finding] = [one for one in findings(Facts(info={"cluster_enabled": "1"}, **told)) if one.name == name]
-
-    assert finding.verdict == verdict
-    assert finding.mend
-
-
-def test_equal_findings_of_several_nodes_are_merged():
-    memory = [Finding("memory", "ok", f"{used} MiB") for used in (1, 2)]
-    bad = Finding("memory", "bad", "full", "means", "mend")
-
-    assert together({"a": memory[:1], "b": memory[1:], "c": [bad]}) == [
-        Finding("memory", "ok", "each by its own figures (on a, b)"),
-        Finding("memory", "bad", "full (on c)", "means", "mend"),
-    ]
-    assert together({"": [bad]}) == [bad]
 
 
 @pytest.fixture
