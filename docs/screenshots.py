@@ -21,9 +21,10 @@ from PIL import Image
 
 from reliq.admin import CronState, HandlerStack, MessageView, Overview, Running, RunningJob, StackReport, WorkerView
 from reliq.message import DEATH_REASONS, Pause
-from reliq.web.pages import TEMPLATES, Pages
+from reliq.web.render import TEMPLATES, templates
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from playwright.sync_api import Route
 
 IMAGES = Path(__file__).parent / "images"
@@ -145,7 +146,6 @@ LETTERS = [
     record(id=group.example, when=group.newest, attempt=13, reason=group.reason, raised=group.raised)
     for group in GROUPS
 ]
-FILTER = dict.fromkeys(("reason", "text", "error", "header", "older", "newer"), "") | {"raised": None}
 WORKERS = [
     worker(id="a", busy=9, running=tuple(RunningJob("orders", id, 1, NOW - 3) for id in made_ids(9))),
     worker(id="b", busy=8),
@@ -210,14 +210,9 @@ PICTURES = {
         {
             "queue": "orders",
             "view": ORDERS,
-            "groups": GROUPS,
-            "looked": 106,
-            "looks_further": False,
-            "of": 106,
-            "filter": FILTER,
+            "groups": record(groups=GROUPS, looked=106, of=106),
             "reasons": DEATH_REASONS,
             "page": record(items=LETTERS, after="more", looked=None, of=None),
-            "show_bodies": False,
         },
         900,
     ),
@@ -229,13 +224,14 @@ def url(route: str, **params: Any) -> str:
     return f"/static/{params['path']}" if route == "static" else f"/{route}"
 
 
-def answer(pages: Pages, route: Route) -> None:
+def answer(environment: Environment, route: Route) -> None:
     """Answer a request of the browser for a page or a file of its style; it is pictured before its first refresh."""
     name = route.request.url.removeprefix(ORIGIN).removeprefix("/").partition("?")[0]
     if name in PICTURES:
         template, fields, _ = PICTURES[name]
         route.fulfill(
-            body=pages.render(template, **context(url=url, may_log_out=False, **fields)), content_type="text/html"
+            body=environment.get_template(template).render(**context(url=url, may_log_out=False, **fields)),
+            content_type="text/html",
         )
     elif name.startswith("static/"):
         route.fulfill(path=TEMPLATES.parent / name)
@@ -255,11 +251,11 @@ def save(png: bytes, path: Path) -> None:
 def main() -> None:
     """Make every picture, light and dark."""
     IMAGES.mkdir(exist_ok=True)
-    pages = Pages()
+    environment = templates()
     with chromium() as browser:
         for scheme in ("light", "dark"):
             window = browser.new_page(color_scheme=scheme)
-            window.route("**/*", lambda route: answer(pages, route))
+            window.route("**/*", lambda route: answer(environment, route))
             for name, (_, _, height) in PICTURES.items():
                 window.set_viewport_size({"width": 1360, "height": height})
                 window.goto(f"{ORIGIN}/{name}")

@@ -1,7 +1,7 @@
 """
-The page: queues, messages, dead letters and workers in a browser, alone or mounted in an ASGI application.
+The web pages: queues, messages, dead letters and workers in a browser, alone or mounted in an ASGI application.
 
-It comes with reliq's extra `web`.
+They come with reliq's extra `web`.
 """
 
 from reliq import distribution
@@ -13,8 +13,9 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(distribution.missing("reliq.web", "starlette and jinja2", "web")) from missing
 
 from reliq.web.access import Access, Visitor
-from reliq.web.application import app
+from reliq.web.application import Application
 
+app = Application
 __all__ = ["Access", "Visitor", "app"]
 
 del _jinja2, _starlette

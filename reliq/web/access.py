@@ -1,32 +1,22 @@
-"""
-Who may see and do what, and the guard before every page.
-
-Every answer has headers that confine the page, and a write that another site has made a browser send is refused.
-"""
+"""The rights of visitors, the token, and the checks before every page: host names, and forms of other web sites."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import secrets
-import threading
 from dataclasses import dataclass
 from enum import Flag
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
-
-from starlette.datastructures import MutableHeaders
+from typing import TYPE_CHECKING
 
 from reliq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-#: Only what the page itself serves is loaded, nothing inline runs, and nobody frames it.
+#: The page loads only its own files, runs nothing inline, and cannot be framed.
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -40,40 +30,18 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-#: A cookie is good for this many seconds.
+#: A cookie is valid for this many seconds.
 LOGIN_SECONDS = 12 * 3600
 #: A shorter token could be guessed.
 TOKEN_LENGTH = 16
 
 
-class HeaderGuard:
-    """An ASGI application whose every answer has the headers, errors too."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; a web socket is refused."""
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-
-        async def with_headers(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.setdefault("Cache-Control", "no-store")
-                headers.update(HEADERS)
-            await send(message)
-
-        await self._app(scope, receive, with_headers)
-
-
 def is_known_host(host: str, names: frozenset[str]) -> bool:
     """
-    Say whether a Host header is an IP address, localhost or one of `names`.
+    Return whether a Host header is an IP address, localhost or in `names`.
 
-    Any other name may be a stranger's who has pointed it at this server, so that a page of theirs can read ours in a
-    visitor's browser (DNS rebinding).
+    An attacker can point any other name at this server, so that a page of the attacker can read ours in a visitor's
+    browser (DNS rebinding).
     """
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     name = name.lower().removesuffix(".")
@@ -81,7 +49,7 @@ def is_known_host(host: str, names: frozenset[str]) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Say whether a text is an IP address."""
+    """Return whether a text is an IP address."""
     try:
         ip_address(text)
     except ValueError:
@@ -91,10 +59,10 @@ def is_address(text: str) -> bool:
 
 def is_cross_site(request: Request) -> bool:
     """
-    Say whether a page of another site may have made the browser send this.
+    Return whether a page of another site may have made the browser send this request.
 
-    A browser says where a request comes from, in Sec-Fetch-Site or, an older one, in Origin. A program says neither,
-    and counts as none of ours without an `Authorization: Bearer`, which no other site can make a browser send.
+    A browser sends the origin of a request in Sec-Fetch-Site or, an older browser, in Origin. A program sends neither, and
+    needs an `Authorization: Bearer`, which no other site can make a browser send.
     """
     if request.method in SAFE_METHODS:
         return False
@@ -109,18 +77,18 @@ def is_cross_site(request: Request) -> bool:
 
 
 def bearer_of(request: Request) -> str | None:
-    """Return the token that a program sends; None when it sends none."""
+    """Return the token in the header of a request; None when there is none."""
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     return text.strip() if kind.lower() == "bearer" else None
 
 
 class Access(Flag):
     """
-    The rights of a visitor; `Access.WRITE | Access.BODIES` is everything, for each of them lets one look.
+    The rights of a visitor; `Access.WRITE | Access.BODIES` is everything, because each of them includes READ.
 
     Attributes:
         NONE: nothing.
-        READ: see queues, messages and workers, without what a message carries.
+        READ: see queues, messages and workers, without the contents of messages.
         BODIES: also see bodies, headers and the texts of errors, when the visitor asks for them.
         WRITE: also pause, cancel, redrive, delete.
     """
@@ -131,40 +99,30 @@ class Access(Flag):
     WRITE = 4
 
     def by(self, who: str) -> Visitor:
-        """Return a visitor of that name who may do this."""
+        """Return a visitor of that name with these rights."""
         return Visitor(self, who)
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
     """
-    Who makes a request.
+    The person or program that makes a request.
 
     Attributes:
-        access: what they may do.
-        who: a name for the log, and for the pauses that they make; empty when nobody knows.
+        access: the rights.
+        who: a name for the log, and for the pauses that the visitor makes; empty when it is unknown.
     """
 
     access: Access = Access.NONE
     who: str = ""
 
     def may(self, needs: Access) -> bool:
-        """Say whether they may do what `needs` it; who may do anything may look."""
+        """Return whether the visitor has a right; each right includes READ."""
         return bool(self.access) if needs is Access.READ else needs in self.access
-
-    @property
-    def may_read_bodies(self) -> bool:
-        """Whether they may see bodies, headers and the texts of errors."""
-        return self.may(Access.BODIES)
-
-    @property
-    def may_write(self) -> bool:
-        """Whether they may change anything."""
-        return self.may(Access.WRITE)
 
 
 def visitor_of(answer: object) -> Visitor:
-    """Return what an access resolver answered as a visitor; raise TypeError for anything else."""
+    """Return the answer of an access resolver as a visitor; raise TypeError for anything else."""
     if isinstance(answer, Visitor) and isinstance(answer.access, Access) and isinstance(answer.who, str):
         return answer
     if isinstance(answer, Access):
@@ -176,8 +134,8 @@ class Token:
     """
     A secret that programs send in a header, and that a person exchanges for a cookie.
 
-    The cookie is no copy of the token: it says until when it is good, signed with the token, so every process that has
-    the token knows it. The path of `once` is known to this process alone.
+    The cookie is no copy of the token: it has its expiry, signed with the token, so every process with the token accepts
+    it. The paths of `once` and the logouts are known in this process only. Call the methods from one event loop.
 
     Args:
         text: the token.
@@ -193,54 +151,48 @@ class Token:
                 "python -c 'import secrets; print(secrets.token_urlsafe())' makes one"
             )
         self._key = hashlib.sha256(text.encode()).digest()
-        self._lock = threading.Lock()
         self._once: set[str] = set()
         self._ended: dict[str, float] = {}
         #: Browsers send a cookie to every port of a host: two servers must not overwrite each other's.
         self.cookie = f"reliq_{hashlib.sha256(b'name' + self._key).hexdigest()[:8]}"
 
     def is_token(self, text: str) -> bool:
-        """Say whether `text` is the token, in the same time for every text."""
+        """Return whether `text` is the token, in the same time for every text."""
         return hmac.compare_digest(hashlib.sha256(text.encode("utf-8", "replace")).digest(), self._key)
 
     def once(self) -> str:
         """Return a word that `take` accepts once."""
         word = secrets.token_urlsafe(24)
-        with self._lock:
-            self._once.add(word)
+        self._once.add(word)
         return word
 
     def knows(self, word: str) -> bool:
-        """Say whether `take` would accept `word`."""
-        with self._lock:
-            return word in self._once
+        """Return whether `take` would accept `word`."""
+        return word in self._once
 
     def take(self, word: str) -> bool:
-        """Say whether `word` is one of `once` that nobody has used."""
-        with self._lock:
-            used = word in self._once
-            self._once.discard(word)
+        """Return whether `word` comes from `once` and was not used before."""
+        used = word in self._once
+        self._once.discard(word)
         return used
 
     def login(self, now: float) -> str:
-        """Return a cookie's value that is good from `now` on, in unix seconds."""
+        """Return a cookie's value that is valid from `now` on, in unix seconds."""
         text = f"{round(now) + LOGIN_SECONDS}.{secrets.token_urlsafe(12)}"
         return f"{text}.{self._sign(text)}"
 
     def is_login(self, value: str, now: float) -> bool:
-        """Say whether `value` is a cookie's value that is still good."""
+        """Return whether `value` is a cookie's value that is still valid."""
         text, _, signature = value.rpartition(".")
         if not value.isascii() or not hmac.compare_digest(signature, self._sign(text)):
             return False
-        with self._lock:
-            return int(text.partition(".")[0]) > now and value not in self._ended
+        return int(text.partition(".")[0]) > now and value not in self._ended
 
     def logout(self, value: str, now: float) -> None:
-        """Let a cookie's value be good no more, in this process."""
+        """Make a cookie's value invalid, in this process."""
         if self.is_login(value, now):
-            with self._lock:
-                self._ended = {old: until for old, until in self._ended.items() if until > now}
-                self._ended[value] = now + LOGIN_SECONDS
+            self._ended = {old: until for old, until in self._ended.items() if until > now}
+            self._ended[value] = now + LOGIN_SECONDS
 
     def _sign(self, text: str) -> str:
         return hmac.new(self._key, b"login" + text.encode("utf-8", "replace"), hashlib.sha256).hexdigest()

@@ -1,53 +1,37 @@
-"""One request of a page, as the pages see it, and what they answer."""
+"""A request as the pages see it: its fields, the rights of its visitor, and the answers to it."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, urlencode
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from reliq.admin.filters import Filter, duration, headers_of
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
-from reliq.web.access import Access
+from reliq.web.access import Access, Visitor, is_address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from starlette.requests import Request
     from starlette.responses import Response
 
     from reliq.admin import Admin
-    from reliq.web.access import Visitor
-    from reliq.web.site import Site
+    from reliq.web.application import Application
 
-#: Stands in an address for letters without a place.
+T = TypeVar("T")
+
+#: The value of the field `raised` for dead letters without an exception.
 NO_PLACE = "-"
-#: Sentences that a page shows after a write; the address names them by these words.
-OUTCOMES = {
-    "paused": "Paused: consumers stop claiming within a second.",
-    "resumed": "Resumed: consumers claim again.",
-    "not_paused": "It was not paused.",
-    "cancelled": "Cancelled: it does not start.",
-    "running": "A worker has it: its handler is told, and it is not retried.",
-    "not_found": "It had ended already.",
-    "rescheduled": "It has another due time.",
-    "still_running": "A worker has it: a message that runs has no due time.",
-    "key_paused": "Paused: no message of this key starts.",
-    "key_resumed": "Resumed: its messages are served again.",
-    "limits_changed": "Changed: the new limits hold within a second.",
-    "cron_paused": "Paused: its ticks are skipped, and counted.",
-    "cron_resumed": "Resumed: its next tick is published.",
-    "asked": "Asked: the stacks are here within 5 seconds.",
-    "stopping": "It stops after its step.",
-    "ended": "It had ended already.",
-}
+#: The key of a scope under which the application stores the visitor.
+VISITOR = "reliq.visitor"
 
 
 class PageError(Exception):
-    """A page that cannot be given, and why."""
+    """The page of an error: its status, its heading, and texts below them."""
 
     def __init__(self, status: int, heading: str, detail: str = "", *advice: str) -> None:
         super().__init__(heading)
@@ -57,141 +41,128 @@ class PageError(Exception):
         self.advice = advice
 
 
-class Fields:
-    """Names and values of a query or a form; a name may come again."""
-
-    def __init__(self, text: bytes) -> None:
-        try:
-            self._pairs = parse_qsl(text.decode("ascii", "replace"), errors="surrogateescape", max_num_fields=1000)
-        except ValueError:
-            raise PageError(400, "Too many fields") from None
-
-    def text(self, name: str) -> str:
-        """Return the last value of that name; empty when there is none."""
-        return next((value for key, value in reversed(self._pairs) if key == name), "").strip()
-
-    def texts(self, name: str) -> list[str]:
-        """Return every value of that name that is not empty."""
-        return [value for key, value in self._pairs if key == name and value.strip()]
-
-    def seconds(self, name: str) -> float | None:
-        """Return the value, such as `30m`, in seconds; None when there is none."""
-        text = self.text(name)
-        return duration(text) if text else None
-
-    def number(self, name: str, kind: type[int | float]) -> Any:
-        """Return the value as a number; None when there is none; raise ConfigurationError when it is another text."""
-        text = self.text(name)
-        try:
-            return kind(text) if text else None
-        except ValueError:
-            raise ConfigurationError(f"{name} must be a number, not {text[:40]!r}") from None
-
-
-@dataclass(frozen=True, slots=True)
 class RequestContext:
     """
     One request.
 
+    Args:
+        route: the name of the route; empty for the page of an error.
+        texts: the query and the form, with the fields of the request.
+
     Attributes:
-        route: the name of the route.
-        visitor: who makes it.
-        path, query, form: what it says.
-        root: where the page is mounted.
-        asker: the address that it comes from, for the log.
+        path: the values in the address.
+        root: the prefix under which the pages are mounted.
+        address: the IP address of the client, for log lines; a proxy's header may hold any text.
     """
 
-    site: Site
-    route: str
-    visitor: Visitor
-    path: Mapping[str, str]
-    query: Fields
-    form: Fields
-    root: str
-    asker: str
-    may_log_out: bool
+    def __init__(self, app: Application, request: Request, route: str = "", *texts: bytes) -> None:
+        self.app = app
+        self.route = route
+        self.visitor: Visitor = request.scope.get(VISITOR, Visitor())
+        self.path = {name: unquote(value, errors="surrogateescape") for name, value in request.path_params.items()}
+        self.root = root_of(request)
+        client = request.client
+        self.address = client.host if client and is_address(client.host) else "an unknown address"
+        self._may_log_out = app.token is not None and app.token.cookie in request.cookies
+        try:
+            self._fields = [
+                field
+                for text in texts
+                for field in parse_qsl(text.decode("ascii", "replace"), errors="surrogateescape", max_num_fields=1000)
+            ]
+        except ValueError:
+            raise PageError(400, "Too many fields") from None
+
+    def text(self, name: str) -> str:
+        """Return the last value of a field; empty when there is none."""
+        return next((value for field, value in reversed(self._fields) if field == name), "").strip()
+
+    def texts(self, name: str) -> list[str]:
+        """Return every value of a field that is not empty."""
+        return [value for field, value in self._fields if field == name and value.strip()]
+
+    def value(self, name: str, kind: Callable[[str], T]) -> T | None:
+        """Return a field as `kind` parses it; None when it is empty; raise ConfigurationError for a text that is no number."""
+        text = self.text(name)
+        try:
+            return kind(text) if text else None
+        except ConfigurationError:
+            raise
+        except ValueError:
+            raise ConfigurationError(f"{name} must be a number, not {text[:40]!r}") from None
 
     @property
     def queue(self) -> str:
         """The name of the queue in the path."""
-        return self.path["queue"]
+        return self.path.get("queue", "")
 
     @property
     def admin(self) -> Admin:
-        """The operator's view, in the layout that the address names."""
-        return self.site.admin(self._layout)
-
-    @property
-    def _layout(self) -> str:
-        return self.query.text("layout") or self.form.text("layout")
+        """The operator's view, in the layout that the address names; raise ConfigurationError for an unknown layout."""
+        layout = self.text("layout")
+        return self.app.admin.in_layout(Layout.parse(layout)) if layout else self.app.admin
 
     @property
     def shows_bodies(self) -> bool:
-        """Whether bodies, headers and errors were asked for, and may be seen."""
-        return self.query.text("bodies") == "1" and self.visitor.may_read_bodies
+        """Whether the visitor asks for bodies, headers and errors, and may see them."""
+        return self.text("bodies") == "1" and self.visitor.may(Access.BODIES)
+
+    def filter(self, state: str) -> Filter:
+        """Return the filter of a state in the fields; raise PageError if the visitor may not search in contents."""
+        if not self.visitor.may(Access.BODIES) and any(self.texts(name) for name in ("text", "header", "error")):
+            raise PageError(403, "You may not search bodies, headers or errors", "A search reveals their contents.")
+        chosen: dict[str, Any] = {"headers": headers_of(self.texts("header")), "match": self.text("text")}
+        chosen["key"] = self.text("key")
+        if state == "dead":
+            chosen |= {name: self.text(name) for name in ("reason", "error")}
+            chosen |= {f"{name}_than": self.value(name, duration) for name in ("older", "newer")}
+            raised = self.text("raised")
+            chosen |= {"raised": "" if raised == NO_PLACE else raised or None, "ids": frozenset(self.texts("id"))}
+        return Filter(**chosen)
 
     def url(self, route: str, **params: Any) -> str:
-        """Return the address of a route under the place where the page is mounted; the other parameters are its query."""
+        """Return the address of a route, below the prefix; parameters that are not in its path become the query."""
         if "queue" in params:
-            params.setdefault("layout", self._layout)
-        return self.root + address(self.site.paths[route], params)
+            params.setdefault("layout", self.text("layout"))
+        return self.root + address(self.app.paths[route], params)
 
-    def filter(self, fields: Fields) -> Filter:
-        """Return which messages the fields describe; raise PageError when the visitor may not search what they carry."""
-        self._check_search(fields)
-        return Filter(headers=headers_of(fields.texts("header")), match=fields.text("text"), key=fields.text("key"))
-
-    def letter_filter(self, fields: Fields) -> Filter:
-        """Return which dead letters the fields describe; as `filter`."""
-        self._check_search(fields)
-        return Filter(
-            headers=headers_of(fields.texts("header")),
-            match=fields.text("text"),
-            ids=frozenset(fields.texts("id")),
-            reason=fields.text("reason"),
-            raised={"": None, NO_PLACE: ""}.get(fields.text("raised"), fields.text("raised")),
-            error=fields.text("error"),
-            older_than=fields.seconds("older"),
-            newer_than=fields.seconds("newer"),
-        )
-
-    def _check_search(self, fields: Fields) -> None:
-        """Raise PageError for a search by one who may not read: it says whether a body holds a text."""
-        if not self.visitor.may_read_bodies and any(fields.texts(name) for name in ("text", "header", "error")):
-            raise PageError(403, "You may not search bodies, headers or errors", "A search says what they hold.")
-
-    def text(self, template: str, **context: Any) -> str:
-        """Return a template's HTML, with what every page has."""
-        return self.site.pages.render(
-            template,
+    def page(self, template: str, code: int = 200, **values: Any) -> Response:
+        """Return a page: a template with the values that every page has, and more."""
+        text = self.app.templates.get_template(template).render(
             url=self.url,
+            field=self.text,
             route=self.route,
-            access=self.visitor,
+            queue=self.queue,
             user=self.visitor.who,
-            place=self.site.place if self.visitor.may(Access.READ) else "",
+            may_write=self.visitor.may(Access.WRITE),
+            may_read_bodies=self.visitor.may(Access.BODIES),
+            place=self.app.admin.place if self.visitor.may(Access.READ) else "",
             now=time.time(),
-            said=OUTCOMES.get(self.query.text("said"), ""),
-            may_log_out=self.may_log_out,
-            **context,
+            notice=self.app.notices.get(self.text("done"), ""),
+            may_log_out=self._may_log_out,
+            show_bodies=self.shows_bodies,
+            **values,
         )
-
-    def page(self, template: str, code: int = 200, **context: Any) -> Response:
-        """Return a page."""
-        return HTMLResponse(self.text(template, **context), code)
+        return HTMLResponse(text, code)
 
     def go(self, route: str, **params: Any) -> Response:
-        """Return an answer that leads to another page."""
+        """Return a redirect to another page."""
         return RedirectResponse(self.url(route, **params), 303)
 
 
+def root_of(request: Request) -> str:
+    """Return the prefix under which the pages are mounted: empty, or for example /ops/reliq."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
 def _segment(value: str) -> str:
-    """Return a value without a slash, and not as a dot or two: servers and browsers read these even when escaped once."""
+    """Return a value without a slash, and not as `.` or `..`: servers and browsers read these even when escaped once."""
     escaped = value.replace("%", "%25").replace("/", "%2F")
     return escaped if value.strip(".") else escaped.replace(".", "%2E")
 
 
 def address(path: str, params: Mapping[str, Any]) -> str:
-    """Return a route's path with `params` in it; those that it does not have become the query, but the empty ones."""
+    """Return a route's path with `params` in it; other parameters that are not empty become the query."""
     rest = dict(params)
     for name in params:
         if f"{{{name}:path}}" in path:
@@ -200,6 +171,5 @@ def address(path: str, params: Mapping[str, Any]) -> str:
             path = path.replace(f"{{{name}}}", quote(_segment(str(rest.pop(name))), safe="", errors="surrogateescape"))
     if rest.get("layout") == str(Layout.RELIQ):
         del rest["layout"]
-    pairs = [(name, value) for name, value in rest.items() if value not in (None, "", [], False)]
-    pairs = [(name, "1" if value is True else value) for name, value in pairs]
-    return path + ("?" + urlencode(pairs, doseq=True, errors="surrogateescape") if pairs else "")
+    query = {name: value for name, value in rest.items() if value}
+    return path + ("?" + urlencode(query, doseq=True, errors="surrogateescape") if query else "")

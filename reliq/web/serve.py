@@ -1,4 +1,4 @@
-"""The page served by uvicorn, alone, until SIGTERM or Ctrl-C."""
+"""The web pages served by uvicorn until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,22 +34,21 @@ WAITING_CONNECTIONS = 128
 CONNECTIONS_LIMIT = 256
 #: The head of a request must arrive within this many seconds, and a client must read on within as many.
 HEADER_SECONDS = 10.0
-#: Answers under way have this many seconds to end once the server is to stop.
+#: Answers under way have this many seconds to end after SIGTERM.
 LAST_ANSWERS_SECONDS = 3
 
 
 class LimitedConnection(H11Protocol):
     """
-    A connection that is closed when a request's head takes too long.
+    A connection that is closed when the head of a request, or the client's reading of an answer, takes too long.
 
-    Where there are too many, the oldest that has no request under way makes room; if there is none, the new one is closed.
+    Above the limit of connections, the oldest connection without a request under way is closed; without such a connection,
+    the new connection.
 
     Attributes:
         opened_at: when the client connected, in monotonic seconds.
     """
 
-    _head_timer: asyncio.TimerHandle | None = None
-    _write_timer: asyncio.TimerHandle | None = None
     opened_at = 0.0
 
     @property
@@ -58,10 +57,11 @@ class LimitedConnection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
-        """Take a new connection."""
+        """Start a connection."""
         self.opened_at = time.monotonic()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         super().connection_made(transport)
-        self._expect_head()
+        self._limit("head", on=True)
         if len(self.connections) > CONNECTIONS_LIMIT:
             idle = [
                 other for other in self.connections if isinstance(other, LimitedConnection) and not other.is_answering
@@ -71,47 +71,44 @@ class LimitedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Read a piece of a request."""
         super().data_received(data)
-        if self.is_answering and self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-        elif not self.is_answering:
-            self._expect_head()
+        self._limit("head", on=not self.is_answering)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        for timer in (self._head_timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
+        """End the connection."""
+        for name in list(self._timers):
+            self._limit(name, on=False)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Give a client that reads nothing 10 s."""
+        """Stop writing, because the client does not read."""
         super().pause_writing()
-        self._write_timer = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+        self._limit("answer", on=True)
 
     def resume_writing(self) -> None:
-        """Write on: the client has read."""
+        """Continue writing."""
         super().resume_writing()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
+        self._limit("answer", on=False)
 
-    def _expect_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEADER_SECONDS, self._cut_off)
+    def _limit(self, name: str, *, on: bool) -> None:
+        """Start or stop a timer that closes the connection; a running timer is not started again."""
+        if not on and name in self._timers:
+            self._timers.pop(name).cancel()
+        elif on and name not in self._timers:
+            self._timers[name] = self.loop.call_later(HEADER_SECONDS, self._cut_off, name)
 
-    def _cut_off(self) -> None:
-        self._head_timer = None
-        if not self.is_answering:
+    def _cut_off(self, name: str) -> None:
+        del self._timers[name]
+        if name == "answer" or not self.is_answering:
             self.transport.abort()
 
 
 class PageServer(uvicorn.Server):
     """
-    Serves the page.
+    Serves the pages.
 
     Args:
-        proxy: the addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto count, with commas between; None
-            where no proxy is in front.
+        proxy: the addresses of trusted proxies, with commas between: their X-Forwarded-For and X-Forwarded-Proto count; None
+            without a proxy.
     """
 
     def __init__(self, app: Application, *, proxy: str | None = None) -> None:
@@ -163,6 +160,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(app: Application, listener: socket.socket, proxy: str | None = None) -> None:
-    """Serve the page on a socket until SIGTERM or Ctrl-C; `proxy` as in PageServer."""
+    """Serve the pages on a socket until SIGTERM or Ctrl-C; `proxy` as in PageServer."""
     asyncio.run(PageServer(app, proxy=proxy).serve([listener]))
     ignore_stops()

@@ -32,14 +32,14 @@ def served(redis_server):
 @pytest.fixture
 def site(url, served):
     """Who has its token may do everything."""
-    served[0].shared.last.forget()
+    served[0].app.last.forget()
     return served[0]
 
 
 @pytest.fixture
 def lookers(url, served):
     """Who has its token may only look, and sees no bodies."""
-    served[1].shared.last.forget()
+    served[1].app.last.forget()
     return served[1]
 
 

@@ -1,7 +1,5 @@
 """What templates are given, made up: a queue that is well, and others that are not."""
 
-from types import SimpleNamespace
-
 from reliq.admin import MinuteStats, Overview, QueueSnapshot, Rates, Worker
 
 NOW = 1_795_336_800.0
@@ -49,6 +47,7 @@ def overview(*views, workers=()):
 
 def context(**fields):
     """What every page is given, and `fields`."""
-    everything = SimpleNamespace(may_write=True, may_read_bodies=True)
-    shared = {"url": url, "route": "queues", "access": everything, "user": "ada", "place": "redis://there/0"}
-    return shared | {"now": NOW, "said": "", "may_log_out": True} | fields
+    shared = {"url": url, "field": lambda _name: "", "route": "queues", "queue": "orders", "user": "ada"}
+    shared |= {"may_write": True, "may_read_bodies": True}
+    shared |= {"place": "redis://there/0", "now": NOW, "notice": "", "may_log_out": True, "show_bodies": False}
+    return shared | fields

@@ -15,7 +15,7 @@ TOKEN = "a token that nobody guesses"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 EVERYTHING = Access.WRITE | Access.BODIES
 #: A link of a page, but for those of forms.
-FORMS = "pause|resume|limits|purge|cancel|reschedule|redrive|delete|check|logout"
+FORMS = "pause|resume|set_limits|purge|cancel|reschedule|redrive|check|run_cron|ask_stacks|logout"
 LINK = rf'(?:href|src|action)="(?!#|[^"]*/(?:{FORMS}))([^"]+)"'
 
 
@@ -24,14 +24,13 @@ class Site:
     One page at one address.
 
     Attributes:
-        app: of the page; `shared` has its background tasks.
+        app: of the page.
         url: where it is served, without a slash at the end.
     """
 
     def __init__(self, served, port, prefix, clients, loop):
         self.clients, self._loop = clients, loop
         self.app = served
-        self.shared = served.site
         self.url = f"http://127.0.0.1:{port}{prefix}"
 
     def tasks(self):
@@ -50,7 +49,7 @@ class Site:
     def browser(self):
         """A client that has a cookie, and sends what a browser sends with a form of the page itself."""
         client = self.client(Sec_Fetch_Site="same-origin")
-        assert client.post(f"/enter/{self.shared.token.once()}").status_code == 303
+        assert client.post(f"/enter/{self.app.token.once()}").status_code == 303
         return client
 
 

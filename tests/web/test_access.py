@@ -101,12 +101,12 @@ def test_token_is_accepted_in_the_header_alone(orders, site):
     assert client.get("/", params={"token": TOKEN}).status_code == 401
     assert client.get(f"/enter/{TOKEN}").status_code == 401
     assert client.get("/", headers={"Authorization": f"Basic {TOKEN}"}).status_code == 401
-    assert client.get("/", headers={"Cookie": f"{site.shared.token.cookie}={TOKEN}"}).status_code == 401
+    assert client.get("/", headers={"Cookie": f"{site.app.token.cookie}={TOKEN}"}).status_code == 401
     assert client.get("/").headers["www-authenticate"] == "Bearer"
 
 
 def test_printed_address_lets_in_one_person_who_presses_its_button(site):
-    path, client = f"/enter/{site.shared.token.once()}", site.client()
+    path, client = f"/enter/{site.app.token.once()}", site.client()
     preview = client.get(path, headers={"Sec-Purpose": "prefetch"})
     looked = client.head(path)  # what a chat program does with an address
     foreign, person, again = (client.post(path, headers=one) for one in (FOREIGN, OURS, OURS))
@@ -199,8 +199,8 @@ def test_every_write_names_its_visitor_in_the_log_and_in_redis(url, orders, admi
     assert admin.paused("orders").by == "carol"
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("reliq.web")]
     assert lines == [
-        "carol at 127.0.0.1 paused orders reason 'the gateway is away'",
-        "carol at 127.0.0.1 cancelled orders message x: cancelled",
+        "web: carol at 127.0.0.1: pause orders reason='the gateway is away'",
+        "web: carol at 127.0.0.1: cancel orders x (cancelled)",
     ]
 
 
@@ -220,13 +220,13 @@ def test_resolver_that_fails_or_returns_nonsense_lets_nobody_in(url, caplog):
 
     assert [page.status_code for page in pages] == [500] * 30
     assert "secret" not in "".join(page.text for page in pages) + caplog.text
-    assert "access resolver failed, so nobody is let in: RuntimeError at test_access.py" in caplog.text
+    assert "access resolver failed, so the visitor is refused: RuntimeError at test_access.py" in caplog.text
     assert caplog.text.count("access resolver failed") <= 22  # of 30: the log is limited
     assert "Traceback" not in caplog.text
 
 
 def test_page_without_access_control_is_refused(url):
-    with pytest.raises(ConfigurationError, match="say who may see the page"):
+    with pytest.raises(ConfigurationError, match="set who may see the page"):
         app(url)
     with pytest.raises(ConfigurationError, match="at least 16 characters"):
         app(url, token="short")

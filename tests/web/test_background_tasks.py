@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from waiting import eventually
 
-from reliq import Queue
+from reliq import Layout, Queue
 from reliq.admin import messages
 from reliq.web import pages
 from reliq.web.actions import REMEMBERED, RUNNING_LIMIT, BackgroundTask, BackgroundTasks
@@ -27,14 +27,14 @@ def letters(url, fail):
 
 def ended(site, answer):
     """The task that a form has begun, once it has ended."""
-    task = site.shared.tasks.get(answer.headers["location"].rpartition("/")[2])
+    task = site.app.tasks.get(answer.headers["location"].rpartition("/")[2])
     eventually(lambda: task.state != "running", "the task ends")
     return task
 
 
 def test_dead_letters_of_one_place_are_redriven(letters, admin, site):
     place = admin.dead_groups("orders").groups[0].raised
-    task = ended(site, site.browser().post("/queues/orders/dead/redrive", data={"raised": place, "delay": "1h"}))
+    task = ended(site, site.browser().post("/queues/orders/redrive", data={"raised": place, "delay": "1h"}))
 
     assert (task.state, task.done, task.total, task.by, task.outcome) == ("finished", 30, 30, "alice", "20 redriven")
     assert (admin.count("orders", "pending"), admin.count("orders", "dead")) == (20, 10)
@@ -45,18 +45,18 @@ def test_dead_letters_of_one_place_are_redriven(letters, admin, site):
 
 def test_slow_redrive_shows_its_progress_and_two_visitors_stop_it_between_steps(letters, admin, site):
     browser, other = site.browser(), site.browser()
-    location = browser.post("/queues/orders/dead/redrive", data={"rate": "0.2", "delay": "1h"}).headers["location"]
+    location = browser.post("/queues/orders/redrive", data={"rate": "0.2", "delay": "1h"}).headers["location"]
     id = location.rpartition("/")[2]
 
     running = browser.get(location).text
     eventually(lambda: admin.count("orders", "pending"), "a letter is redriven")
     stopped = [visitor.post(f"{location}/stop").status_code for visitor in (browser, other)]
     eventually(lambda: 'data-live="task"' not in browser.get(location).text, "it has stopped")
-    task = site.shared.tasks.get(id)
+    task = site.app.tasks.get(id)
 
     assert 'data-live="task"' in running
     assert ">stopped<" in browser.get(location).text
-    assert (stopped, task.state, site.shared.tasks.stop(id)) == ([303, 303], "stopped", False)
+    assert (stopped, task.state) == ([303, 303], "stopped")
     assert 0 < admin.count("orders", "pending") < 30
     assert task.outcome == f"{admin.count('orders', 'pending')} redriven"
     assert admin.account("orders").missing == 0
@@ -78,8 +78,8 @@ def test_page_groups_the_newest_dead_letters_and_more_when_asked(letters, site, 
 def test_dead_letters_and_messages_are_deleted(letters, admin, site):
     letters.publish_many(["y"] * 5)
     browser = site.browser()
-    gone = ended(site, browser.post("/queues/orders/dead/delete", data={"raised": "-"}))
-    dead = ended(site, browser.post("/queues/orders/dead/delete"))
+    gone = ended(site, browser.post("/queues/orders/purge", data={"state": "dead", "raised": "-"}))
+    dead = ended(site, browser.post("/queues/orders/purge", data={"state": "dead"}))
     ready = ended(site, browser.post("/queues/orders/purge", data={"state": "ready"}))
 
     assert [task.outcome for task in (gone, dead, ready)] == ["0 deleted", "30 deleted", "5 deleted"]
@@ -96,15 +96,23 @@ def test_check_reports_what_is_wrong(orders, client, admin, site):
     assert "1 twice" in wrong.outcome
 
 
+def test_progress_page_leads_back_to_a_queue_of_the_go_layout(url, site):
+    Queue("orders", bytes, url=url, layout=Layout.hdt3213()).publish(b"x")
+    task = ended(site, site.browser().post("/queues/orders/check?layout=hdt3213"))
+    page = site.program().get(f"/progress/{task.id}").text
+
+    assert 'href="/queues/orders?layout=hdt3213"' in page
+
+
 def task_of(name):
-    return BackgroundTask(name, "a title", "orders", "", "alice", 0.0, None)
+    return BackgroundTask("a title", "orders", "", "alice", "alice@there", False, None, id=name)
 
 
 def test_failed_task_is_reported_and_its_error_is_in_the_log_alone(caplog):
     tasks, task = BackgroundTasks(), task_of("w")
 
-    def run(step):
-        step(3, "3 redriven")
+    def run():
+        task.step(3, "3 redriven")
         raise RuntimeError("a secret")
 
     assert tasks.start(task, run)
@@ -117,19 +125,18 @@ def test_failed_task_is_reported_and_its_error_is_in_the_log_alone(caplog):
 
 def test_tasks_at_once_and_tasks_remembered_are_limited():
     tasks, go_on = BackgroundTasks(), threading.Event()
-    run = lambda _step: str(go_on.wait())  # noqa: E731  used twice
+    run = go_on.wait
     started = [tasks.start(task_of(str(number)), run) for number in range(RUNNING_LIMIT + 1)]
-    check = tasks.start(BackgroundTask("check", "a title", "orders", "", "bob", 0.0, None, only_reads=True), run)
+    check = tasks.start(BackgroundTask("a title", "orders", "", "bob", "bob@there", True, None), run)
     go_on.set()
-    eventually(lambda: all(task.state == "finished" for task in tasks.all()), "they end")
+    eventually(lambda: all(task.state == "finished" for task in tasks.values()), "they end")
 
     assert started == [True] * RUNNING_LIMIT + [False]
     assert check is True
-    assert tasks.stop("0") is False
     for number in range(REMEMBERED):
-        assert tasks.start(task_of(f"later {number}"), lambda _step: "done")
+        assert tasks.start(task_of(f"later {number}"), lambda: "done")
         eventually(lambda number=number: tasks.get(f"later {number}").state == "finished", "it ends")
-    assert [task.id for task in tasks.all()] == [f"later {number}" for number in reversed(range(REMEMBERED))]
+    assert list(tasks) == [f"later {number}" for number in range(REMEMBERED)]
 
 
 class Meeting(int):
@@ -147,7 +154,7 @@ def test_tasks_begun_at_once_keep_to_the_limit(monkeypatch):
     monkeypatch.setattr("reliq.web.actions.RUNNING_LIMIT", Meeting(1))
     tasks, go_on = BackgroundTasks(), threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        begun = list(pool.map(lambda name: tasks.start(task_of(name), lambda _step: str(go_on.wait())), "ab"))
+        begun = list(pool.map(lambda name: tasks.start(task_of(name), go_on.wait), "ab"))
     go_on.set()
 
     assert sorted(begun) == [False, True]
@@ -160,6 +167,6 @@ def test_task_whose_thread_does_not_start_takes_no_place(monkeypatch):
     tasks = BackgroundTasks()
     monkeypatch.setattr(threading.Thread, "start", fail)
     with pytest.raises(RuntimeError):
-        tasks.start(task_of("w"), lambda _step: "done")
+        tasks.start(task_of("w"), lambda: "done")
 
-    assert tasks.all() == []
+    assert tasks == {}

@@ -35,9 +35,9 @@ RULES = {
 }
 #: Every page: its address, and texts that it must show.
 PAGES = {
-    "queues": ("/", ["payments", "invoices", "nobody works on it", "paused: we move", "1 worker", "2 of 4 busy"]),
-    "queue": ("/queues/payments", ["payments", "What runs now", "Pause …"]),
-    "unwatched": ("/queues/invoices", ["Nobody works on this queue"]),
+    "queues": ("/", ["payments", "invoices", "no worker", "paused: we move", "1 worker", "2 of 4 busy"]),
+    "queue": ("/queues/payments", ["payments", "Running now", "Pause …"]),
+    "unwatched": ("/queues/invoices", ["No worker serves this queue"]),
     "paused": ("/queues/reports", ["Paused", "we move", "Resume reports"]),
     "messages": ("/queues/payments/messages/pending?bodies=1", ['{"fails":false}', "in 1h"]),
     "keys": ("/queues/invoices/keys", ["tenant-7", LONG_ID, "in turn for a worker", "Pause the key", "At once in all"]),
@@ -49,8 +49,8 @@ PAGES = {
     ),
     "hidden": ("/queues/payments/message?id=dead-3", ["dead-3", "Not shown until you ask"]),
     "dead": ("/queues/payments/dead", ["Why they died", "ValueError at", "Looked at 8 of 8", "dead-6", LONG_ID]),
-    "workers": ("/workers", ["payments", "What they run", "2 of 4"]),
-    "worker": ("/workers/{worker}", ["Where its handlers stand", "queues.<locals>.pay", "Ask for the stacks"]),
+    "workers": ("/workers", ["payments", "Running messages", "2 of 4"]),
+    "worker": ("/workers/{worker}", ["Stacks of its handlers", "queues.<locals>.pay", "Ask for the stacks"]),
     "periodic": ("/periodic", ["nightly-settlement", "0 6 29 2 * Europe/Berlin", "paused: we move", "never"]),
     "entry": (
         "/queues/payments/periodic?name=quarterly-check",
@@ -58,7 +58,7 @@ PAGES = {
     ),
     "account": ("/account", ["Nothing is missing.", "balanced"]),
     "doctor": ("/doctor", ["version"]),
-    "tasks": ("/progress", ["Under way, and done lately"]),
+    "tasks": ("/progress", ["Under way, and finished lately"]),
     "missing": ("/queues/no-such-queue", ["To the queues"]),
 }
 

@@ -48,7 +48,7 @@ def test_command_prints_an_address_that_lets_a_browser_in_and_stops_cleanly(orde
     assert (page.status_code, again.status_code, program.status_code, paused.status_code) == (200, 401, 200, 200)
     assert "<title>Queues · shop</title>" in page.text
     assert code == 0, errors
-    assert re.search(r"\w+@\S+ at 127\.0\.0\.1 paused orders reason 'a look'", errors)
+    assert re.search(r"\w+@\S+ at 127\.0\.0\.1: pause orders reason='a look'", errors)
     assert TOKEN not in errors
     assert "Traceback" not in errors
 

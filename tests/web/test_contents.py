@@ -86,8 +86,8 @@ def test_page_of_a_queue_has_the_place_of_an_error_without_its_text(site, told):
 def test_visitor_without_the_right_to_bodies_cannot_search_or_delete_by_them(url, told, admin):
     searches = ("dead?text=x", "dead?error=x", "messages/ready?header=a=b", f"dead?reason={DEATH_REASONS[0]}")
     forms = {
-        "dead/delete": {"text": "canary-body"},
-        "dead/redrive": {"error": "canary"},
+        "purge?state=dead": {"text": "canary-body"},
+        "redrive": {"error": "canary"},
         "purge": {"state": "ready", "header": "tenant=canary-header"},
     }
     with site_of(url, grants=Access.WRITE) as site:
@@ -117,15 +117,15 @@ NOTHING = {
 NONSENSE = [
     ("/queues/none/pause", {}, 404),
     ("/queues/none/check", {}, 404),
-    ("/queues/orders/pause", {"for": "soon"}, 400),
+    ("/queues/orders/pause", {"for_": "soon"}, 400),
     ("/queues/orders/pause", {"reason": "two\nlines"}, 400),
     ("/queues/orders/purge", {"state": "ended"}, 400),
-    ("/queues/orders/dead/redrive", {"rate": "fast"}, 400),
-    ("/queues/orders/dead/redrive", {"rate": "0.01"}, 400),
-    ("/queues/orders/dead/redrive", {"limit": "0"}, 400),
+    ("/queues/orders/redrive", {"rate": "fast"}, 400),
+    ("/queues/orders/redrive", {"rate": "0"}, 400),
+    ("/queues/orders/redrive", {"limit": "0"}, 400),
     ("/queues/orders/reschedule", {"id": "", "delay": "1h"}, 400),
-    ("/queues/orders/periodic/pause", {"name": "<b>"}, 400),
-    ("/queues/orders/periodic/resume", {}, 400),
+    ("/queues/orders/pause_cron", {"name": "<b>"}, 400),
+    ("/queues/orders/resume_cron", {}, 400),
     ("/queues/orders/pause", {"reason": "x" * 70_000}, 413),
 ]
 

@@ -17,7 +17,7 @@ def cells(site):
 
 def test_every_periodic_job_has_a_row(orders, entry, site):
     assert "There is no periodic entry" in site.program().get("/periodic").text
-    site.shared.last.forget()
+    site.app.last.forget()
     entry("daily", missed=2, paused=3, overlap=4, ticked=1_795_000_000, id="cron.daily.1795000000")
     entry("hourly", schedule="every 3600")
 
@@ -56,17 +56,17 @@ def test_periodic_job_is_paused_and_resumed_with_the_right_to_write(orders, entr
     key = entry("daily")
     page, browser = "/queues/orders/periodic?name=daily", site.browser()
 
-    assert "/periodic/run" not in lookers.program().get(page).text
-    assert lookers.browser().post("/queues/orders/periodic/pause", data={"name": "daily"}).status_code == 403
-    answer = browser.post("/queues/orders/periodic/pause", data={"name": "daily", "reason": "we move"})
-    assert answer.headers["location"] == "/queues/orders/periodic?name=daily&said=cron_paused"
+    assert "/run_cron" not in lookers.program().get(page).text
+    assert lookers.browser().post("/queues/orders/pause_cron", data={"name": "daily"}).status_code == 403
+    answer = browser.post("/queues/orders/pause_cron", data={"name": "daily", "reason": "we move"})
+    assert answer.headers["location"] == "/queues/orders/periodic?name=daily&done=pause_cron"
     assert "by alice" in browser.get(page).text
     assert client.hexists(key, "daily pause")
 
-    assert browser.post("/queues/orders/periodic/resume", data={"name": "daily"}).status_code == 303
+    assert browser.post("/queues/orders/resume_cron", data={"name": "daily"}).status_code == 303
 
     assert not client.hexists(key, "daily pause")
-    assert "alice at 127.0.0.1 paused the periodic entry of orders daily, reason 'we move'" in caplog.messages
+    assert "web: alice at 127.0.0.1: pause_cron orders daily reason='we move'" in caplog.messages
 
 
 def test_periodic_job_is_run_at_once_by_its_worker(url, admin, site, monkeypatch):
@@ -77,8 +77,8 @@ def test_periodic_job_is_run_at_once_by_its_worker(url, admin, site, monkeypatch
     consumer.start(WorkerSettings(concurrency=1))
     try:
         eventually(lambda: [one.is_served for one in admin.crons()] == [True], "a worker has it")
-        answer = site.browser().post("/queues/orders/periodic/run", data={"name": "daily"})
-        task = site.shared.tasks.get(answer.headers["location"].rpartition("/")[2])
+        answer = site.browser().post("/queues/orders/run_cron", data={"name": "daily"})
+        task = site.app.tasks[answer.headers["location"].rpartition("/")[2]]
         eventually(lambda: task.state != "running", "it is published", 60)
     finally:
         consumer.stop()

@@ -32,9 +32,9 @@ def test_reader_sees_keys_and_limits_and_cannot_change_them(tenants, lookers):
         assert "&lt;script&gt;" in text
         assert "\u202e" not in text
     assert "any number" in page
-    assert 'action="/queues/orders/limits"' not in page
-    assert browser.post("/queues/orders/limits", data={"per_key": "1"}).status_code == 403
-    assert browser.post("/queues/orders/keys/pause", data={"key": "tenant-7"}).status_code == 403
+    assert 'action="/queues/orders/set_limits"' not in page
+    assert browser.post("/queues/orders/set_limits", data={"per_key": "1"}).status_code == 403
+    assert browser.post("/queues/orders/pause_key", data={"key": "tenant-7"}).status_code == 403
     assert tenants.counts().waiting == 4
 
 
@@ -42,18 +42,18 @@ def test_limits_are_changed_and_an_empty_field_clears_one(tenants, site, admin, 
     caplog.set_level(logging.INFO)
     browser = site.browser()
 
-    answer = browser.post("/queues/orders/limits", data={"per_key": "2", "rate": "100/s", "concurrency": "9"})
+    answer = browser.post("/queues/orders/set_limits", data={"per_key": "2", "rate": "100/s", "concurrency": "9"})
 
-    assert (answer.status_code, answer.headers["location"]) == (303, "/queues/orders/keys?said=limits_changed")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/queues/orders/keys?done=set_limits")
     limits = admin.limits("orders")
     assert (limits.per_key, limits.rate, limits.concurrency) == (2, "100/s", 9)
-    assert "changed the limits of" in caplog.text
+    assert "set_limits orders per_key=2 rate='100/s'" in caplog.text
     page = browser.get(answer.headers["location"]).text
     assert 'name="rate" value="100/s"' in page
     assert "the new limits hold within a second" in page
-    browser.post("/queues/orders/limits", data={"ordered": "1", "per_key": ""})
+    browser.post("/queues/orders/set_limits", data={"ordered": "1", "per_key": ""})
     assert (admin.limits("orders").ordered, admin.limits("orders").rate) == (True, None)
-    assert browser.post("/queues/orders/limits", data={"rate": "fast"}).status_code == 400
+    assert browser.post("/queues/orders/set_limits", data={"rate": "fast"}).status_code == 400
 
 
 def test_key_is_listed_paused_found_and_resumed(tenants, site, admin, monkeypatch):
@@ -64,12 +64,12 @@ def test_key_is_listed_paused_found_and_resumed(tenants, site, admin, monkeypatc
     monkeypatch.setattr("reliq.web.pages.EVERY_KEY_LIMIT", 1)
     assert "reliq keys orders --all" in browser.get("/queues/orders/keys?every=1").text
 
-    answer = browser.post("/queues/orders/keys/pause", data={"key": "tenant-7", "for": "10m"})
+    answer = browser.post("/queues/orders/pause_key", data={"key": "tenant-7", "for_": "10m"})
 
-    assert answer.headers["location"] == "/queues/orders/keys?key=tenant-7&said=key_paused"
+    assert answer.headers["location"] == "/queues/orders/keys?key=tenant-7&done=pause_key"
     assert "asleep, " in browser.get(answer.headers["location"]).text
     assert admin.key("orders", "tenant-7").state == "asleep"
-    browser.post("/queues/orders/keys/resume", data={"key": "tenant-7"})
+    browser.post("/queues/orders/resume_key", data={"key": "tenant-7"})
     assert admin.key("orders", "tenant-7").state == "in turn"
 
 

@@ -12,9 +12,9 @@ from site_page import site_of
 from reliq import Admin, RedisUnavailableError
 from reliq.redis import session
 from reliq.testing.server import EmbeddedRedis
-from reliq.web import site as web_site
+from reliq.web import pages
 from reliq.web.application import in_thread
-from reliq.web.site import LastSample
+from reliq.web.pages import LastSample
 
 pytestmark = pytest.mark.slow
 VIEWERS = 50
@@ -29,7 +29,7 @@ def looks_at_redis(client):
 def test_pages_polled_at_once_share_a_look(fresh, most, orders, site, client, monkeypatch):
     program = site.program()
     program.get("/")  # the script is known from here on
-    monkeypatch.setattr(web_site, "FRESH_SECONDS", fresh)
+    monkeypatch.setattr(pages, "FRESH_SECONDS", fresh)
     before = looks_at_redis(client)
     with ThreadPoolExecutor(VIEWERS) as viewers:
         paths = ["/", "/queues/orders"] * (VIEWERS // 2)
@@ -41,19 +41,19 @@ def test_pages_polled_at_once_share_a_look(fresh, most, orders, site, client, mo
 
 @pytest.mark.parametrize(("old_after", "arrived"), [(3600, True), (-1, False)], ids=["recent", "old"])
 def test_rates_count_from_the_last_look_unless_it_is_old(orders, admin, monkeypatch, old_after, arrived):
-    monkeypatch.setattr(web_site, "OLD_LOOK_SECONDS", old_after)
+    monkeypatch.setattr(pages, "OLD_SECONDS", old_after)
     last = LastSample(admin)
     last.get()
     orders.publish_many([{"n": 1}] * 7)
     last.forget()
 
-    [view] = last.get().overview.queues
+    [view] = last.get()[0].overview.queues
     assert bool(view.rates and view.rates.arrived) == arrived
 
 
 def test_pages_report_an_outage_of_redis_and_recover(server_path, monkeypatch):
     monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(web_site, "FRESH_SECONDS", -1)
+    monkeypatch.setattr(pages, "FRESH_SECONDS", -1)
     with EmbeddedRedis(server=server_path, port=free_port()) as server, site_of(server.url) as site:
         Admin(server.url).publish("orders", b"1")
         program = site.program()
@@ -77,7 +77,7 @@ class HangsUp(Listener):
 
 def test_pages_that_wait_in_an_outage_do_not_all_try_redis_again(monkeypatch):
     monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(web_site, "FRESH_SECONDS", 3600)
+    monkeypatch.setattr(pages, "FRESH_SECONDS", 3600)
     listener = HangsUp()
     last = LastSample(Admin(listener.url))
     tries = []

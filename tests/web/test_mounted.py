@@ -25,14 +25,14 @@ def test_every_link_stays_under_the_prefix(url, orders):
     assert [path for path in seen if not path.startswith(f"{PREFIX}/")] == []
     odd = {path: status for path, status in seen.items() if status != 200}
     assert odd == {f"{PREFIX}/queues/orders/message": 404}  # the search for an id, without one
-    assert posted.headers["location"] == f"{PREFIX}/queues/orders?said=paused"
+    assert posted.headers["location"] == f"{PREFIX}/queues/orders?done=pause"
 
 
 def test_cookie_is_limited_to_the_prefix(url):
     page = app(url, token=TOKEN)
     with serving(page, mounted=in_fastapi(page), prefix=PREFIX) as site:
         client = site.client(Sec_Fetch_Site="same-origin")
-        answer, ended = client.post(f"/enter/{site.shared.token.once()}"), client.post("/logout")
+        answer, ended = client.post(f"/enter/{site.app.token.once()}"), client.post("/logout")
 
     assert answer.headers["location"] == f"{PREFIX}/"
     assert [f"path={PREFIX};" in one.headers["set-cookie"].lower() for one in (answer, ended)] == [True, True]

@@ -62,5 +62,5 @@ def test_message_of_any_shard_has_its_page_and_is_cancelled(sharded, site):
 
     assert {id.partition("~")[2] for id in ids} == {"", "1", "2", "3"}
     assert shown == [200] * 8
-    assert {place.rpartition("said=")[2] for place in told} == {"cancelled"}
+    assert {place.rpartition("done=")[2] for place in told} == {"cancel"}
     assert sharded.counts().pending == MESSAGES - 8

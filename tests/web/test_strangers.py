@@ -145,7 +145,7 @@ def test_page_of_spoilt_data_says_so(client, orders, site, caplog):
 
 def test_checks_of_readers_leave_room_for_writes(url, orders, monkeypatch):
     held = []
-    monkeypatch.setattr("reliq.web.actions.BackgroundTasks._run", lambda *run: held.append(run))  # every work goes on
+    monkeypatch.setattr("reliq.web.actions.BackgroundTask.run", lambda *run: held.append(run))  # every work goes on
     rights = {"alice": Access.READ, "carol": Access.WRITE}
 
     def access(request):
@@ -158,7 +158,7 @@ def test_checks_of_readers_leave_room_for_writes(url, orders, monkeypatch):
     with serving(app(url, access=access)) as site:
         checks = [post("alice", "/queues/orders/check") for _ in range(4)]
         eventually(lambda: len(held) >= 2, "two checks run")
-        write = post("carol", "/queues/orders/dead/redrive")
+        write = post("carol", "/queues/orders/redrive")
         stopped = post("alice", checks[0].headers["location"].partition("?")[0] + "/stop")
         refused = post("alice", write.headers["location"].partition("?")[0] + "/stop")
 

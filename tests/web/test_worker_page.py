@@ -19,15 +19,15 @@ def said_by(site):
 def test_request_for_stacks_waits_for_the_worker_until_it_is_overdue(orders, alive, client, site, caplog):
     caplog.set_level("INFO", "reliq")
     alive("w")
-    assert "Nobody has asked" in said_by(site)
+    assert "No stacks were requested" in said_by(site)
 
-    answer = site.browser().post("/workers/w/stacks")
+    answer = site.browser().post("/workers/w/ask_stacks")
 
-    assert (answer.status_code, answer.headers["location"]) == (303, "/workers/w?said=asked")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/workers/w?done=ask_stacks")
     assert "it answers within 5 seconds" in said_by(site)
-    assert "alice at 127.0.0.1 asked for the stacks of worker w" in caplog.messages
+    assert "web: alice at 127.0.0.1: ask_stacks w" in caplog.messages
     client.pexpire(stack_request_key("w"), REQUEST_MS - 11_000)
-    assert re.search(r"No answer for 1\ds: a handler holds the interpreter", said_by(site))
+    assert re.search(r"No answer for 1\ds: a handler blocks the interpreter", said_by(site))
 
 
 def test_stacks_are_shown_to_readers_too(orders, alive, client, site, lookers):
@@ -36,22 +36,22 @@ def test_stacks_are_shown_to_readers_too(orders, alive, client, site, lookers):
     client.execute_command(*write_report("w", StackReport(1_795_336_800.0, stacks, 1)).command)
 
     assert f'\n<pre tabindex="0">{FRAME}' in said_by(site)
-    assert "1 more handler not told" in said_by(site)
+    assert "1 more handler not listed" in said_by(site)
     page = lookers.program().get("/workers/w").text
     assert html.escape(FRAME) in page
     assert FRAME not in page
-    assert "/workers/w/stacks" not in page
-    assert lookers.browser().post("/workers/w/stacks").status_code == 403
+    assert "/workers/w/ask_stacks" not in page
+    assert lookers.browser().post("/workers/w/ask_stacks").status_code == 403
 
 
 def test_silent_or_unknown_worker_has_an_error_page(orders, alive, client, site):
     alive("w")
     client.delete(worker_key("w"))
 
-    assert "said nothing for 15 seconds" in said_by(site)
-    assert site.browser().post("/workers/w/stacks").status_code == 400
+    assert "older than 15 seconds" in said_by(site)
+    assert site.browser().post("/workers/w/ask_stacks").status_code == 400
     assert site.program().get("/workers/nobody").status_code == 404
-    assert site.browser().post("/workers/nobody/stacks").status_code == 400
+    assert site.browser().post("/workers/nobody/ask_stacks").status_code == 400
     assert client.exists(stack_request_key("w"), stack_request_key("nobody"), stacks_key("w")) == 0
 
 
@@ -66,7 +66,7 @@ def test_pages_of_readers_need_only_the_redis_rights_of_a_viewer(orders, alive, 
             paths = ["/", *(f"/queues/orders{path}" for path in shown), "/workers", "/workers/w", "/account", "/doctor"]
             looks = {path: program.get(path).status_code for path in paths}
             before = {key: client.dump(key) for key in client.scan_iter()}
-            forms = ("/queues/orders/pause", "/queues/orders/cancel", "/workers/w/stacks")
+            forms = ("/queues/orders/pause", "/queues/orders/cancel", "/workers/w/ask_stacks")
             writes = [program.post(form, data={"id": "x"}).status_code for form in forms]
     finally:
         client.acl_deluser("looks")
