@@ -29,7 +29,7 @@ async def user_of(request: Request) -> Any:
     """
     Return the signed-in user, like `request.user` in a view: an `AnonymousUser` without a login.
 
-    Pass it to `reliq.web.application` in a resolver. It reads session and user at each request, in a thread like Django's views.
+    Call it in a resolver of `reliq.web.app`. It reads session and user at each request, in a thread like Django's views.
     """
     async with ThreadSensitiveContext():
         return await sync_to_async(_user)(request.cookies.get(conf.settings.SESSION_COOKIE_NAME))
