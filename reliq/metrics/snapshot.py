@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import ProtocolError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
@@ -58,7 +58,7 @@ def facts_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """
     fullest: Mapping[str, str] = max(servers, key=_fullness, default={})
     facts = dict(fullest)
-    for name in _SUMMED_FACTS & fullest.keys():
+    for name in _SUMMED_FACTS & facts.keys():
         facts[name] = str(sum(_number(server, name) for server in servers))
     for name, best in _BEST_FACTS.items():
         if worse := [server[name] for server in servers if server.get(name, best) != best]:
@@ -238,6 +238,7 @@ class QueueLook:
         except StopIteration as end:
             self.snapshot = end.value
         except (RedisRefusedError, ProtocolError, RedisUnavailableError) as error:
+            self.requests = {}
             self.refusal = str(error)
             self.is_away = isinstance(error, RedisUnavailableError)
 
@@ -482,41 +483,6 @@ class SnapshotReader:
             chosen = registered(self._client, lambda: self._in_use, self._cursor)
         else:
             chosen = Selection(self._queues())
-        parts, now_ms, facts = self._first_looks(chosen.queues, clock_ms)
-        unreadable = {keys: why for keys, looks in parts.items() if (why := _refusal(looks))}
-        there = {
-            keys: [look for look in looks if not look.is_away]
-            for keys, looks in parts.items()
-            if keys not in unreadable
-        }
-        readable = [look for looks in there.values() for look in looks]
-        for _second_and_third in range(2):
-            groups = run_groups(self._client.run_all, [look.requests.values() for look in readable])
-            for look, answers in zip(readable, groups, strict=True):
-                look.take(answers, now_ms)
-        self._maps.keep(chosen.queues)
-        if self._blocked_keys:
-            self._blocked_keys.keep(chosen.queues)
-        snapshots = {
-            keys: QueueSnapshot.join(
-                keys,
-                self._maps.served(keys),
-                [look.snapshot for look in looks if look.snapshot],
-                tuple(look.keys.shard for look in parts[keys] if look.is_away),
-            )
-            for keys, looks in there.items()
-        }
-        if chosen.left_out:
-            used = (keys for keys, queue in snapshots.items() if queue.totals or queue.alive)
-            self._in_use = [*unreadable, *used]
-            self._cursor = chosen.cursor
-        seconds = time.monotonic() - started
-        return Snapshot(snapshots, unreadable, chosen.left_out, facts, seconds, self._maps.lost)
-
-    def _first_looks(
-        self, queues: Sequence[Keys], clock_ms: float | None
-    ) -> tuple[dict[Keys, list[QueueLook]], float, dict[str, str]]:
-        """Make the first round of each shard of `queues`; return them, the time of Redis' clock, and INFO."""
         looks: dict[Keys, QueueLook] = {}
 
         def requests(shard: Keys) -> Iterable[Request[Any]]:
@@ -525,32 +491,47 @@ class SnapshotReader:
 
         facts = [commands.server_facts(section) for section in INFO_SECTIONS]
         found, refused, (time_ms, *sections) = self._maps.ask(
-            self._client.run_all, queues, requests, [commands.server_ms(), *facts]
+            self._client.run_all, chosen.queues, requests, [commands.server_ms(), *facts]
         )
+        servers = [*self._client.run_everywhere(facts).values()] if self._client.has_many else [sections]
         if clock_ms is None and isinstance(time_ms, Exception):
             time_ms = self._client.run(commands.server_ms())  # of another server: the first is known to be away now
         now_ms = time_ms if clock_ms is None else clock_ms
-        for shards in found.values():
-            for shard, answers in shards:
-                looks[shard].take(answers, now_ms)
-        parts = {keys: [looks[shard] for shard, _ in shards] for keys, shards in found.items()}
-        for keys, why in refused.items():
-            parts[keys][0].refusal = str(why)
-        servers = [sections]
-        if self._client.has_many:
-            servers = [*self._client.run_everywhere(facts).values()]
-        return parts, now_ms, facts_of([*map(_joined, servers)])
+        for shard, answers in chain.from_iterable(found.values()):
+            looks[shard].take(answers, now_ms)
+        for _second_and_third in range(2):
+            asked = [*looks.values()]
+            groups = run_groups(self._client.run_all, [look.requests.values() for look in asked])
+            for look, answers in zip(asked, groups, strict=True):
+                look.take(answers, now_ms)
+        self._maps.keep(chosen.queues)
+        if self._blocked_keys:
+            self._blocked_keys.keep(chosen.queues)
+        snapshots: dict[Keys, QueueSnapshot] = {}
+        unreadable = {keys: str(error) for keys, error in refused.items()}
+        for keys, shards in found.items():
+            parts = [looks[shard] for shard, _ in shards]
+            away = tuple(look.keys.shard for look in parts if look.is_away)
+            # A queue is shown in part when some of its shards are away, and not at all when a shard is spoilt.
+            why = [look.refusal for look in parts if look.refusal and (not look.is_away or len(away) == len(parts))]
+            if keys not in unreadable and why:
+                unreadable[keys] = why[0]
+            if keys not in unreadable:
+                seen = [look.snapshot for look in parts if look.snapshot]
+                snapshots[keys] = QueueSnapshot.join(keys, self._maps.served(keys), seen, away)
+        if chosen.left_out:
+            used = (keys for keys, queue in snapshots.items() if queue.totals or queue.alive)
+            self._in_use = [*unreadable, *used]
+            self._cursor = chosen.cursor
+        seconds = time.monotonic() - started
+        return Snapshot(
+            snapshots, unreadable, chosen.left_out, facts_of([*map(_joined, servers)]), seconds, self._maps.lost
+        )
 
 
 def _joined(sections: Sequence[Any]) -> dict[str, str]:
     """Return the fields of the sections that this user may read."""
     return {name: fact for section in sections if isinstance(section, dict) for name, fact in section.items()}
-
-
-def _refusal(looks: Sequence[QueueLook]) -> str:
-    """Return why a queue cannot be read; empty when each of its shards can, or the Redis of some is away."""
-    is_partial = not all(look.is_away for look in looks)
-    return next((look.refusal for look in looks if look.refusal and not (look.is_away and is_partial)), "")
 
 
 def registered(client: Client, first: Callable[[], Sequence[Keys]], cursor: int = 0) -> Selection:
