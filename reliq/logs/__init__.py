@@ -147,7 +147,12 @@ class Limiter(logging.Filter):
                 held.count += 1
                 held.messages += fields.get("count", len(ids))
                 held.ids += ids[: HELD_IDS - len(held.ids)]
-                self._start_timer()
+                if self._timer is None:
+                    timer = threading.Timer(SAME_SECONDS, self.flush)
+                    timer.daemon = True
+                    with suppress(RuntimeError):  # the system gives no thread: the next line ends the window
+                        timer.start()
+                        self._timer = timer
         _log_held(over)
         return is_written
 
@@ -156,14 +161,6 @@ class Limiter(logging.Filter):
         with self._lock:
             over = self._end_window()
         _log_held(over)
-
-    def _start_timer(self) -> None:
-        if self._timer is None:
-            timer = threading.Timer(SAME_SECONDS, self.flush)
-            timer.daemon = True
-            with suppress(RuntimeError):  # the system gives no thread: the next line ends the window
-                timer.start()
-                self._timer = timer
 
     def _end_window(self) -> list[_Held]:
         over = [*self._held.values()]
@@ -420,11 +417,9 @@ class LogObserver:
             is_first = not any(queue == event.queue for queue, _ in self._away)
             self._away.setdefault((event.queue, event.part), time.monotonic())
         if is_first:
-            text = f"{event.queue}: its server is away, others go on" if event.queue else "Redis is away"
-            if event.refusal:
-                text = f"{event.queue}: its server refuses: " if event.queue else "Redis refuses: "
-                text += event.refusal
-            text += f", trying again until it is back ({event.error})"
+            subject = f"{event.queue}: its server" if event.queue else "Redis"
+            state = f"refuses: {event.refusal}" if event.refusal else "is away" + ", others go on" * bool(event.queue)
+            text = f"{subject} {state}, trying again until it is back ({event.error})"
             _log(logging.WARNING, "redis_away", event, text)
 
     def _redis_back(self, event: events.RedisBack) -> None:

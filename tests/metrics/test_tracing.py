@@ -68,6 +68,19 @@ def test_publish_many_is_one_span_that_each_message_carries(published, url):
         assert {job.headers["traceparent"].split("-")[1] for job in jobs} == {span["trace"]}
 
 
+def test_publishes_with_named_arguments_are_traced(published, url):
+    queue = Queue("q", int, url=url)
+
+    queue.publish(body=1, headers={"mine": "stays"})
+    queue.publish_many(items=[2])
+
+    assert [span["name"] for span in published()] == ["publish q"] * 2
+    with queue.receive(limit=2) as jobs:
+        assert [job.body for job in jobs] == [1, 2]
+        assert all("traceparent" in job.headers for job in jobs)
+        assert jobs[0].headers["mine"] == "stays"
+
+
 def test_async_publishes_and_those_of_bare_bodies_are_traced(published, url):
     queue, bare = Queue("q", int, url=url), Queue("bare", bytes, url=url, layout=Layout.hdt3213())
     bare.publish(b"x")
