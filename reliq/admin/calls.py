@@ -204,11 +204,6 @@ def letter_failures(keys: Keys, letter: str) -> Command[list[FailureNote]]:
     return Command(("XRANGE", keys.dead, letter, letter), _letter_failures)
 
 
-def is_alive(keys: Keys, id: str) -> Command[bool]:
-    """Say whether a message has a retry count: it is pending, in a list or in unack."""
-    return Command(("HEXISTS", keys.retries_left, id), bool)
-
-
 def is_in_garbage(keys: Keys, id: str) -> Command[bool]:
     """Say whether a message waits to be collected."""
     return Command(("SISMEMBER", keys.garbage, id), bool)

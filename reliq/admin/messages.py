@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from reliq.admin.calls import KeySet, Stream
     from reliq.admin.filters import EndKind
-    from reliq.message import Header, Letter, Priority
+    from reliq.message import Letter, Priority
     from reliq.redis.commands import Request, SortedSet
 
 EntryMark = Literal["", "held", "nacked", "suspect", "cancelled", "delayed", "dead", "expired", "purged", "acked"]
@@ -410,41 +410,29 @@ def message_entries(queue: QueueSession, state: Place, ids: Sequence[str]) -> li
         if has_scores and score is None:
             continue
         header, body = open_envelope(value, bare=keys.bare)
-        entry = message_entry(state, id, header, word, left, note, score)
-        size_of_body = size - (len(value) - len(body)) if exists else None
-        listed.append(replace(entry, body=body[:BODY_BYTES], size=size_of_body))
+        due_ms = word.due_ms if isinstance(word, Delayed) else header.due
+        retries_left, _key_queue = read_count(left)
+        attempt = note.attempt
+        if header.retries is not None and retries_left is not None:
+            attempt = max(0, header.retries - retries_left) + (state == "unack")
+        entry = Entry(
+            id,
+            state,
+            "cancelled" if word.cancelled else MARKS.get(type(word), "held" if state == "unack" else ""),
+            when=score if score is not None or due_ms is None else clamp_time(due_ms / 1000),
+            attempt=attempt,
+            retries_left=retries_left,
+            reason=note.reason,
+            raised=note.raised,
+            error=note.error,
+            headers=header.headers,
+            size=size - (len(value) - len(body)) if exists else None,
+            body=body[:BODY_BYTES],
+            key=header.key or "",
+            priority=header.priority,
+        )
+        listed.append(entry)
     return listed
-
-
-def message_entry(
-    state: Place,
-    id: str,
-    header: Header,
-    word: StateWord,
-    left: bytes | None,
-    note: FailureNote,
-    score: float | None,
-) -> Entry:
-    """Return everything known of a message, except its body."""
-    due_ms = word.due_ms if isinstance(word, Delayed) else header.due
-    retries_left, _key_queue = read_count(left)
-    attempt = None
-    if header.retries is not None and retries_left is not None:
-        attempt = max(0, header.retries - retries_left) + (state == "unack")
-    return Entry(
-        id,
-        state,
-        "cancelled" if word.cancelled else MARKS.get(type(word), "held" if state == "unack" else ""),
-        when=score if score is not None or due_ms is None else clamp_time(due_ms / 1000),
-        attempt=note.attempt if attempt is None else attempt,
-        retries_left=retries_left,
-        reason=note.reason,
-        raised=note.raised,
-        error=note.error,
-        headers=header.headers,
-        key=header.key or "",
-        priority=header.priority,
-    )
 
 
 def letter_entry(letter: Letter) -> Entry:

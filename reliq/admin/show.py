@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from reliq.admin import calls
 from reliq.admin.calls import KeyQueueState, Place
 from reliq.admin.filters import Filter
-from reliq.admin.messages import Entry, MessageEvent, StatePart, letter_entry, message_entry, read_end, walk
+from reliq.admin.messages import Entry, MessageEvent, StatePart, letter_entry, message_entries, read_end, walk
 from reliq.admin.session import AdminBase, ask_each
 from reliq.admin.workers import running_in, workers_alive
 from reliq.errors import ConfigurationError
@@ -165,8 +165,7 @@ def _view(queue: QueueSession, id: str) -> MessageView | None:
             more["ahead"] = ahead
         elif _count_ahead(queue, "retry", id) is not None:
             state = "retry"
-        score = unack if pending is None else pending
-        entry = message_entry(state, id, header, word, left, next(iter(failures), FailureNote()), score)
+        entry = next(iter(message_entries(queue, state, [id])), Entry(id, state))  # it may leave its state meanwhile
         more["body"] = b"" if value is None else body
         more["size"] = None if value is None else len(body)
         more["ttl_left"] = ttl_ms / 1000 if ttl_ms >= 0 else None
@@ -216,7 +215,7 @@ def _letters_of(
 
 
 def _count_ahead(queue: QueueSession, spot: Spot, id: str) -> int | None:
-    """Return how many messages come before this one in a list; None when it is not found near either end."""
+    """Return how many messages come before an id in a list; None when it is not found near either end."""
     searches = [
         calls.index_of(queue.keys, spot, id, newest_first=newest_first, most=LOOK_THROUGH)
         for newest_first in (False, True)

@@ -18,6 +18,7 @@ from reliq.keys import Keys, home
 from reliq.lua import transitions as t
 from reliq.message import Receipt
 from reliq.publish import CallTerms, PreparedMessage, Router
+from reliq.redis.commands import retries_left
 from reliq.redis.shards import UNSHARDED, ShardMap, shard_map
 from reliq.wire_format import envelope_rest
 
@@ -73,7 +74,7 @@ def resharder(before, after):
     for shard in range(after.served):
         yield t.ask(Keys("q", shard=shard), [], fence=after.fence, closing=shard >= after.n, clock=NOON)
     old = Keys("q", shard=home(ID, before.n))
-    if not (yield calls.is_alive(old, ID)) and not (yield calls.marker(old, ID)):
+    if (yield retries_left(old, [ID])) == [None] and not (yield calls.marker(old, ID)):
         yield t.remap(Keys("q"), after.text, replace(after, was=after.n, state="steady").text, clock=NOON)
 
 
