@@ -15,8 +15,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from reliq.admin import calls
-from reliq.admin.calls import ROLES, TYPES, Role
+from reliq.admin.calls import TYPES
 from reliq.admin.session import AdminBase
+from reliq.admin.words import ROLES, Role
 from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, stack_request_key, stacks_key, worker_key
 from reliq.lua import Script, script, script_names

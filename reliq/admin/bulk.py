@@ -16,9 +16,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from reliq.admin import calls
-from reliq.admin.calls import CANCELLABLE, MOVABLE, PURGEABLE, KeyQueueState, is_list, place_of
+from reliq.admin.calls import KeyQueueState, is_list, place_of
 from reliq.admin.filters import EVERYTHING, ignore
 from reliq.admin.messages import MessageReads, StatePart, Tally, each, message_entries, parts_of
+from reliq.admin.words import CANCELLABLE, MOVABLE, PURGEABLE
 from reliq.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
 from reliq.keys import check_id, first_published

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from reliq.admin.words import Place
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, pattern, stack_request_key, stacks_key, worker_key
 from reliq.metrics.crons import SKIPS
 from reliq.redis.commands import (
@@ -20,7 +21,6 @@ from reliq.redis.commands import (
     read_pause,
     read_raw_scores,
 )
-from reliq.settings import check_is_one_of
 from reliq.text import clamp_time, whole_number
 from reliq.wire_format import FailureNote
 
@@ -42,14 +42,6 @@ WORKERS_LIMIT = 10_000
 
 _worker_decoder = msgspec.json.Decoder(Worker)
 _report_decoder = msgspec.json.Decoder(StackReport)
-
-Place = Literal["pending", "ready", "waiting", "unack", "retry", "garbage", "dead", "ended"]
-PLACES: tuple[Place, ...] = get_args(Place)
-#: States whose messages may be cancelled, and may go to another queue.
-CANCELLABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "retry", "unack")
-MOVABLE = CANCELLABLE
-#: States whose messages may be deleted.
-PURGEABLE: tuple[Place, ...] = (*CANCELLABLE, "garbage", "dead")
 
 #: The keys that a queue has one of, with their types.
 TYPES = {
@@ -90,11 +82,6 @@ class KeyQueueState:
 Spot = Place | KeyQueueState
 
 
-#: Redis users, each with the rights of one kind of process.
-Role = Literal["producer", "consumer", "operator", "viewer", "exporter"]
-ROLES: tuple[Role, ...] = get_args(Role)
-
-
 def is_list(spot: Spot) -> bool:
     """Say whether messages lie there in the order of their claims."""
     return isinstance(spot, KeyQueueState) or spot in ("ready", "retry")
@@ -110,12 +97,6 @@ def redis_key(keys: Keys, spot: Spot) -> str:
     if isinstance(spot, KeyQueueState):
         return keys.line(spot.key)
     return keys.ends if spot == "ended" else str(getattr(keys, spot))
-
-
-def check_place(place: str, allowed: Sequence[Place] = PLACES) -> Place:
-    """Return the name of a place; raise ConfigurationError for another. Users call it a state."""
-    check_is_one_of("state", place, allowed)
-    return cast("Place", place)
 
 
 def keys_scanned(pattern: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:

@@ -24,8 +24,8 @@ from reliq.text import chunked, pluralize, shell_command
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from reliq.admin.calls import Role
     from reliq.admin.session import Session
+    from reliq.admin.words import Role
     from reliq.keys import Keys
     from reliq.redis.commands import Call
     from reliq.redis.url import Address

@@ -16,9 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from reliq.admin import calls
-from reliq.admin.calls import STEP_IDS, KeyQueueState, Place, Spot, check_place, place_of
+from reliq.admin.calls import STEP_IDS, KeyQueueState, Spot, place_of
 from reliq.admin.filters import EVERYTHING, Filter, ignore
 from reliq.admin.session import AdminBase, QueueSession
+from reliq.admin.words import PLACES, Place, check_place
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
 from reliq.message import PRIORITY_LINES, Counts
@@ -725,7 +726,7 @@ class MessageReads(AdminBase):
         return DeadGroups(sorted(groups.values(), key=lambda group: (-group.count, -group.newest)), looked, of)
 
     def _state(
-        self, queue: str, state: str, where: Filter, allowed: Sequence[Place] = calls.PLACES
+        self, queue: str, state: str, where: Filter, allowed: Sequence[Place] = PLACES
     ) -> tuple[QueueSession, Place]:
         """Return the session of a queue and a state; raise ConfigurationError for a state or filter that is not allowed."""
         place = check_place(state, allowed)

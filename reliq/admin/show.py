@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from reliq.admin import calls
-from reliq.admin.calls import KeyQueueState, Place
+from reliq.admin.calls import KeyQueueState
 from reliq.admin.filters import Filter
 from reliq.admin.messages import Entry, MessageEvent, StatePart, letter_entry, message_entries, read_end, walk
 from reliq.admin.session import AdminBase, ask_each
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from reliq.admin.calls import Spot
     from reliq.admin.session import QueueSession, Session
+    from reliq.admin.words import Place
     from reliq.admin.workers import Running
     from reliq.lua.transitions import KeyQueue
     from reliq.message import Letter

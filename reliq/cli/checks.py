@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from reliq.admin.calls import ROLES
 from reliq.admin.screens import format_missing
+from reliq.admin.words import ROLES
 from reliq.cli.frame import Answer, Table, command
 from reliq.cli.options import DEFAULT_LAYOUT, AdminOption, LayoutText, QueueName, Url, WholeQueueAdmin, Yes, open_admin
 from reliq.cli.output import confirm, console, say

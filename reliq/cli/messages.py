@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from reliq.admin.calls import CANCELLABLE, MOVABLE, PLACES, PURGEABLE, check_place
 from reliq.admin.filters import END_KINDS, Filter, duration, headers_of
 from reliq.admin.screens import as_value, format_missing, pretty, start_of
+from reliq.admin.words import CANCELLABLE, MOVABLE, PLACES, PURGEABLE, check_place
 from reliq.cli.frame import Answer, Bulk, Table, bulk_command, command
 from reliq.cli.keys import describe_wait
 from reliq.cli.options import AdminOption, Ids, QueueName, Which, WhichOfAny, WholeQueueAdmin, queue_names, words

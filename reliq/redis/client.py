@@ -5,8 +5,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar
 
-import redis
-
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
@@ -22,6 +20,7 @@ from reliq.redis.connection import (
     run_blocking,
     translated,
 )
+from reliq.redis.redis_py import redis
 from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS, Connection
 from reliq.redis.url import Target
 from reliq.redis.wakeups import WakeTokens
@@ -339,6 +338,8 @@ class Clients:
     waits: Any = None
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
+        import redis.asyncio  # noqa: F401, PLC0415  before this process forks, and before the first publish is timed
+
         self._target = target
         self.observers = observers
         self.epoch = transport.epoch

@@ -13,19 +13,18 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import redis
-
 from reliq.keys import CLUSTER_SLOTS, slot_of
 from reliq.redis.commands import Arg, raise_first, read_facts
 from reliq.redis.connection import (
-    BROKEN,
     Driver,
     NotSentError,
     PooledConnection,
     ServerConnections,
     WrongKindError,
+    broken,
     error_code,
 )
+from reliq.redis.redis_py import redis
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ class CircuitBreakers:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             try:
                 self._probe(node)
-            except BROKEN:
+            except broken():
                 self._meanwhile()
                 continue
             except Exception as error:  # it answers, if only to refuse
@@ -170,7 +169,7 @@ class Servers:
 
     def replicas(self) -> Collection[str]:
         """Read the slots, if some node answers; return the replicas."""
-        with suppress(*BROKEN):
+        with suppress(*broken()):
             self._take(self._ask_around())
         return {replica for replicas in self._nodes.values() for replica in replicas}
 
@@ -252,7 +251,7 @@ class Servers:
                 state, rows = self._ask(node, [("CLUSTER", "INFO"), ("CLUSTER", "SLOTS")])
                 if isinstance(rows, Exception):
                     raise rows
-            except BROKEN as error:
+            except broken() as error:
                 why = error if not isinstance(why, redis.AuthenticationError) else why
                 continue
             except redis.ResponseError as error:
@@ -453,7 +452,7 @@ class ClusterTransport:
                 node = self._node(server)
                 try:
                     waiting.append((node, await node.send([command for _, command in share]), share))
-                except BROKEN as error:
+                except broken() as error:
                     exchange.fail(server, share, error)
             sent_at = time.monotonic()
             while waiting:
@@ -461,7 +460,7 @@ class ClusterTransport:
                 seconds = sent_at + patience(share) - time.monotonic()
                 try:
                     exchange.put(share, await node.receive(connection, len(share), max(0.0, seconds)))
-                except BROKEN as error:
+                except broken() as error:
                     exchange.fail(node.server, share, error)
         finally:
             for node, connection, _ in waiting:

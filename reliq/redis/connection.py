@@ -21,10 +21,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import redis
-import redis.asyncio
 from hiredis import pack_command
-from redis import exceptions
 
 from reliq.errors import (
     ConfigurationError,
@@ -35,6 +32,7 @@ from reliq.errors import (
     WrongKeyTypeError,
 )
 from reliq.redis.commands import Arg, Call, Command, Request, read_facts
+from reliq.redis.redis_py import redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
@@ -205,8 +203,6 @@ BLOCKING = Blocking()
 ASYNCIO = Asyncio()
 
 
-#: Errors after which a connection is of no more use.
-BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
 #: This server refuses, and another one behind the same address may not.
 ELSEWHERE = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
 #: The server refuses now, and may not in a moment.
@@ -215,14 +211,14 @@ NOT_NOW = ELSEWHERE | {"BUSY", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "MOVED", "A
 OLDEST_SERVER = (6, 2)
 
 #: redis-py cuts the first word off some replies; their class stands for it.
-_CODES: dict[type[Exception], str] = {
-    exceptions.ReadOnlyError: "READONLY",
-    exceptions.BusyLoadingError: "LOADING",
-    exceptions.MasterDownError: "MASTERDOWN",
-    exceptions.ClusterDownError: "CLUSTERDOWN",
-    exceptions.TryAgainError: "TRYAGAIN",
-    exceptions.AskError: "ASK",
-    exceptions.MovedError: "MOVED",
+_CODES = {
+    "ReadOnlyError": "READONLY",
+    "BusyLoadingError": "LOADING",
+    "MasterDownError": "MASTERDOWN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "TryAgainError": "TRYAGAIN",
+    "AskError": "ASK",
+    "MovedError": "MOVED",
 }
 #: Redis before 7.0 wraps the refusal of a command inside a script in a text like this.
 _IN_SCRIPT = re.compile(r"^(?:ERR )?Error running script .*: -([A-Z]+) ")
@@ -230,7 +226,7 @@ _IN_SCRIPT = re.compile(r"^(?:ERR )?Error running script .*: -([A-Z]+) ")
 _KEY_MARK = " RELIQ_KEY "
 
 
-class NotSentError(redis.ConnectionError):
+class NotSentError(ConnectionError):
     """
     No connection could be had, so the command cannot have run.
 
@@ -241,9 +237,18 @@ class NotSentError(redis.ConnectionError):
     is_crowded = False
 
 
+def broken() -> tuple[type[Exception], ...]:
+    """Return the kinds of errors after which a connection cannot be used any more."""
+    return redis.ConnectionError, redis.TimeoutError, OSError
+
+
 def is_failure(reply: Any) -> bool:
     """Say whether a reply is none: its server did not answer, or could not be reached."""
-    return isinstance(reply, BROKEN) and not isinstance(reply, redis.AuthenticationError)
+    return (
+        isinstance(reply, Exception)
+        and isinstance(reply, broken())
+        and not isinstance(reply, redis.AuthenticationError)
+    )
 
 
 def connect_error(error: Exception, pool: Any) -> Exception:
@@ -268,7 +273,7 @@ def connect_error(error: Exception, pool: Any) -> Exception:
 
 def error_code(error: Exception) -> str:
     """Return the first word of an error reply, its code; a proxy may write ERR before it."""
-    if known := _CODES.get(type(error)):
+    if known := _CODES.get(type(error).__name__):
         return known
     text = str(error)
     wrapped = _IN_SCRIPT.match(text)
@@ -283,7 +288,7 @@ def is_elsewhere(replies: Iterable[Any]) -> bool:
 def is_unknown_script(reply: Any) -> bool:
     """Say whether Redis does not know a script by its digest."""
     return isinstance(reply, redis.ResponseError) and (
-        isinstance(reply, exceptions.NoScriptError) or str(reply).startswith("NOSCRIPT")
+        isinstance(reply, redis.exceptions.NoScriptError) or str(reply).startswith("NOSCRIPT")
     )
 
 
@@ -300,14 +305,14 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
             f"Redis lets nobody in by this user, password or database: {text}; give them in RELIQ_URL, as "
             "redis://:PASSWORD@host or redis://USER:PASSWORD@host:6379/0"
         )
-    if isinstance(request, Call) and isinstance(error, exceptions.NoPermissionError) and "'eval'" in text:
+    if isinstance(request, Call) and isinstance(error, redis.exceptions.NoPermissionError) and "'eval'" in text:
         return RedisRefusedError(f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq acl --load`")
     if (code := error_code(error)) in NOT_NOW:
         answer = text if code in text else f"{code} {text}"  # redis-py cuts some codes off
         return RedisUnavailableError(f"{name}: Redis answered: {answer}", maybe_ran=False, refusal=code)
     if isinstance(error, NotSentError):
         return RedisUnavailableError(text, maybe_ran=False)
-    if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
+    if isinstance(error, broken()):
         return RedisUnavailableError(f"{name}: {text}", maybe_ran=True)
     return RedisRefusedError(f"{name}: Redis answered: {text}")
 
@@ -462,7 +467,7 @@ class ServerConnections:
 
     async def drop(self, connection: PooledConnection, error: BaseException | None = None) -> None:
         """Close a connection whose replies were not read, so that the next command does not get them; it is free then."""
-        if isinstance(error, BROKEN):
+        if isinstance(error, broken()):
             self._failures += 1
         await self._close(connection)
 
@@ -525,7 +530,7 @@ class ServerConnections:
                 except BaseException:
                     await self.driver.release(self.pool, opened)
                     raise
-        except (*BROKEN, redis.ResponseError) as error:
+        except (redis.RedisError, OSError) as error:
             raise connect_error(error, self.pool) from error
         finally:
             with self._lock:
@@ -555,7 +560,7 @@ class ServerConnections:
         try:
             await self.driver.write(connection.redis, packed([("INFO", "server")]))
             [reply], _ = await self.driver.read(connection.redis, 1, None)
-        except BROKEN as error:
+        except broken() as error:
             raise connect_error(error, self.pool) from error
         facts = read_facts(reply) if isinstance(reply, bytes) else {}
         ServerVersion.read(facts).check()

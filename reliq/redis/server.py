@@ -15,12 +15,6 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, Self
 
-import redis
-import redis.asyncio
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from reliq.errors import ConfigurationError, InsecureWarning
 from reliq.keys import Layout
 from reliq.redis.cluster import SERVER_SECONDS, ClusterTransport, Servers, Transport
@@ -28,13 +22,13 @@ from reliq.redis.commands import Clock
 from reliq.redis.connection import (
     ASYNCIO,
     BLOCKING,
-    BROKEN,
     Driver,
     ServerConnections,
     ServerFacts,
     connect_error,
     run_blocking,
 )
+from reliq.redis.redis_py import redis
 from reliq.redis.url import (
     Address,
     RedisClient,
@@ -64,7 +58,7 @@ def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: st
     module: Any = redis.asyncio if asynchronous else redis
     theirs = settings(target)
     ours: dict[str, Any] = {
-        "retry": (AsyncRetry if asynchronous else Retry)(NoBackoff(), 0),
+        "retry": module.retry.Retry(redis.backoff.NoBackoff(), 0),
         "decode_responses": False,
         "protocol": 2,
         "socket_timeout": timeout_seconds,
@@ -239,7 +233,7 @@ class Connection:
         made = pool(self._target(), SERVER_SECONDS, asynchronous=False, node=node)
         try:
             connection = made.get_connection()
-        except (*BROKEN, redis.ResponseError) as error:
+        except (redis.RedisError, OSError) as error:
             raise connect_error(error, made) from error
         try:
             replies = []

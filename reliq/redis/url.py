@@ -10,14 +10,11 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 from urllib.parse import parse_qsl, unquote, unquote_plus
 
-import redis
-import redis.asyncio
-from redis.connection import parse_url
-
 from reliq.errors import ConfigurationError
+from reliq.redis.redis_py import redis
 
 SENTINEL_PORT = 26379
 REDIS_PORT = 6379
@@ -191,7 +188,7 @@ def _for_redis_py(query: str) -> str:
     return "&".join(kept)
 
 
-RedisClient = redis.Redis | redis.asyncio.Redis | redis.RedisCluster
+RedisClient = Union["redis.Redis", "redis.asyncio.Redis", "redis.RedisCluster"]
 Target = str | RedisClient
 
 #: A pool has at most this many connections.
@@ -239,7 +236,7 @@ def check_target(target: Target) -> None:
     """Raise ConfigurationError when `target` is neither a URL nor a client that reliq can use."""
     if isinstance(target, str):
         check_url(target)
-    elif not isinstance(target, RedisClient):
+    elif not isinstance(target, redis.Redis | redis.asyncio.Redis | redis.RedisCluster):
         raise ConfigurationError(f"url must be a Redis URL or a redis-py client, not {type(target).__name__}")
 
 
@@ -265,11 +262,12 @@ def address(target: Target) -> Address:
 
 def seeds(target: Target) -> list[str]:
     """Return the nodes of a Cluster that a target names, as HOST:PORT; none when it is no Cluster."""
-    if isinstance(target, redis.RedisCluster):
-        known = {**target.nodes_manager.startup_nodes, **target.nodes_manager.nodes_cache}
-        return [f"{node.host}:{node.port}" for node in known.values()]
-    named = check_url(target).nodes if isinstance(target, str) else ()
-    return [f"{host}:{port}" for host, port in named]
+    if isinstance(target, str):
+        return [f"{host}:{port}" for host, port in check_url(target).nodes]
+    if not isinstance(target, redis.RedisCluster):
+        return []
+    known = {**target.nodes_manager.startup_nodes, **target.nodes_manager.nodes_cache}
+    return [f"{node.host}:{node.port}" for node in known.values()]
 
 
 def weakness(target: Target) -> str:
@@ -306,7 +304,7 @@ def settings(target: Target) -> dict[str, Any]:
 def _given(target: Target) -> dict[str, Any]:
     if isinstance(target, str):
         try:
-            return dict(parse_url(check_url(target).plain))  # type: ignore[no-untyped-call]
+            return dict(redis.connection.parse_url(check_url(target).plain))  # type: ignore[no-untyped-call]
         except ValueError as error:
             raise ConfigurationError(f"Redis URL: {error}") from None
     if isinstance(target, redis.RedisCluster):

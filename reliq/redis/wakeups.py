@@ -10,12 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import redis
-
 from reliq.errors import ReliqError
 from reliq.keys import Keys, token
 from reliq.redis import commands
-from reliq.redis.connection import BROKEN, ServerConnections, packed
+from reliq.redis.connection import NotSentError, ServerConnections, packed
+from reliq.redis.redis_py import redis
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -103,7 +102,7 @@ class WakeTokens:
         self._again_at[place] = now + STAND_AGAIN_SECONDS if place in self._again_at else now
         try:
             node = self._wire.node_for(shards[0].wake)
-        except redis.ConnectionError as error:
+        except NotSentError as error:
             self._note_failure(place, shards, error)
             return
         try:
@@ -114,7 +113,7 @@ class WakeTokens:
             wait.late_at = now + STAND_SECONDS + LATE_ANSWER_SECONDS
             wait.connection.send_packed_command(packed([self._request(shards).command]))
             self.standing.add(place)
-        except (*BROKEN, redis.ResponseError) as error:
+        except (redis.RedisError, OSError) as error:
             self._wire.note(node, error)
             self._note_failure(place, shards, error)
 
@@ -133,7 +132,7 @@ class WakeTokens:
                 key = self._request(wait.shards).read(wait.connection.read_response())
                 came += [keys for keys in wait.shards if keys.wake == key]
                 self._again_at.pop(wait.place, None)
-            except (*BROKEN, redis.ResponseError) as error:
+            except (redis.RedisError, OSError) as error:
                 self._wire.note(wait.node, error)
                 self._note_failure(wait.place, wait.shards, error)
                 failed += wait.shards if stood else ()
@@ -183,7 +182,7 @@ class WakeTokens:
             connection.connect()
             connection.send_packed_command(packed([("PING",)]))
             connection.read_response()
-        except (*BROKEN, redis.ResponseError):
+        except (redis.RedisError, OSError):
             connection.disconnect()
             raise
         wait = _Wait(place, node, connection, connection._sock)  # noqa: SLF001  it has no other name
@@ -202,9 +201,9 @@ class WakeTokens:
                     continue
                 if time.monotonic() <= wait.late_at:
                     continue
-                error: redis.RedisError = redis.TimeoutError("no answer to a wait in Redis")
+                error: Exception = redis.TimeoutError("no answer to a wait in Redis")
                 self._wire.note(wait.node, error)
-            except redis.ConnectionError as away:
+            except NotSentError as away:
                 error = away
             self._note_failure(place, wait.shards, error)
             failed += wait.shards

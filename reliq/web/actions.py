@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reliq.admin import Admin
 from reliq.admin.bulk import check_redrive
-from reliq.admin.calls import PURGEABLE, check_place
 from reliq.admin.filters import duration
+from reliq.admin.words import PURGEABLE, check_place
 from reliq.errors import ReliqError
 from reliq.logs import WEB_WRITE
 from reliq.text import pluralize, printable

@@ -10,7 +10,7 @@ import redis
 
 import reliq
 from reliq import Admin, ConfigurationError, PublishFailed, Queue, RedisRefusedError
-from reliq.admin.calls import ROLES
+from reliq.admin.words import ROLES
 from reliq.keys import Keys
 from reliq.metrics.snapshot import SnapshotReader
 from reliq.redis.client import Client

@@ -69,6 +69,20 @@ def test_publisher_imports_nothing_that_only_runs_or_operates():
     assert {name.split(".")[0] for name in names} & LIBRARIES == set()
 
 
+def test_redis_client_is_imported_with_the_first_queue_or_connection():
+    """Its import takes longer than that of reliq; a process that forks after it has made its queues shares it."""
+    code = """
+import sys
+from reliq import Consumer, Queue, Target
+from reliq.admin import Admin, AsyncAdmin
+from reliq.admin.check import CheckReport
+assert "redis" not in sys.modules
+Queue("orders", url="redis://localhost")
+assert "redis.asyncio" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_exception_is_public():
     errors = importlib.import_module("reliq.errors")
     kinds = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)}
