@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from reliq.admin.acl import AclRule as AclRule
     from reliq.admin.admin import Admin as Admin, ReadOnlyAdmin as ReadOnlyAdmin
     from reliq.admin.aio import AsyncAdmin as AsyncAdmin
-    from reliq.admin.check import CheckReport as CheckReport, Fault as Fault, FaultKind as FaultKind
+    from reliq.admin.check import CheckReport as CheckReport, Fault as Fault
     from reliq.admin.doctor import Finding as Finding
     from reliq.admin.filters import Filter as Filter
     from reliq.admin.messages import (
@@ -45,7 +45,7 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.acl": "AclRule",
             "reliq.admin.admin": "Admin ReadOnlyAdmin",
             "reliq.admin.aio": "AsyncAdmin",
-            "reliq.admin.check": "CheckReport Fault FaultKind",
+            "reliq.admin.check": "CheckReport Fault",
             "reliq.admin.doctor": "Finding",
             "reliq.admin.filters": "Filter",
             "reliq.admin.messages": "DeadGroup DeadGroups Entry MessageEvent MessagePage Tally",

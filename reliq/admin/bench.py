@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reliq.admin import calls
-from reliq.admin.session import Session
 from reliq.consumer import Consumer, handle_signal
 from reliq.distribution import command_of
 from reliq.errors import ConfigurationError, ReliqError
@@ -33,6 +32,7 @@ from reliq.redis import commands
 from reliq.redis.commands import Worker
 from reliq.redis.connection import ServerVersion
 from reliq.redis.server import URL_VARIABLE, Connection, default_url
+from reliq.redis.session import Session
 from reliq.redis.url import check_url, masked
 from reliq.settings import WorkerSettings
 from reliq.supervisor.status import spare_the_collector

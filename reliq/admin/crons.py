@@ -20,9 +20,10 @@ from reliq.settings import seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reliq.admin.session import QueueSession, Session
+    from reliq.admin.session import QueueSession
     from reliq.keys import Keys
     from reliq.message import Duration
+    from reliq.redis.session import Session
 
 #: A requested run is polled this often until a worker has published it.
 RUN_POLL_SECONDS = 0.1

@@ -24,10 +24,10 @@ from reliq.text import chunked, pluralize, shell_command
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from reliq.admin.session import Session
     from reliq.admin.words import Role
     from reliq.keys import Keys
     from reliq.redis.commands import Call
+    from reliq.redis.session import Session
     from reliq.redis.url import Address
 
 

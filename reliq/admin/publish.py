@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from reliq.message import PublishOptions
+    from reliq.message import PublishOptions, Receipt
 
 OnError = Literal["stop", "skip"]
 #: Called with how many bytes of the file are done.
@@ -62,7 +62,14 @@ class FilePublished:
 
 
 class PublishActions(AdminBase):
-    """Publish from a file."""
+    """Publish messages."""
+
+    def publish(self, queue: str, body: bytes, *, raw: bool = False, **options: Unpack[PublishOptions]) -> Receipt:
+        """Publish a body as it is, as `Queue.publish` does; without `raw` it must be JSON, or BodyError is raised."""
+        target = self._redis.publisher(queue)
+        if not raw and not is_json(body):
+            raise BodyError("the body is not JSON; quote it for the shell, or send bytes as they are with --raw")
+        return target.publish(body, **options)
 
     def publish_lines(
         self,

@@ -27,7 +27,7 @@ from reliq.text import pluralize, whole_number
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reliq.admin.session import QueueSession, Session
+    from reliq.admin.session import QueueSession
     from reliq.message import Duration
     from reliq.metrics.snapshot import ShardMaps
     from reliq.redis.commands import Worker

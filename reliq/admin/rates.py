@@ -16,9 +16,9 @@ from reliq.settings import check_int
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reliq.admin.session import Session
     from reliq.keys import Keys
     from reliq.metrics.snapshot import QueueSnapshot, ShardMaps
+    from reliq.redis.session import Session
 
 #: Rates are counted since the newest note that is at least this many ms old, and at most this many minutes.
 FRESH_MS = 20_000

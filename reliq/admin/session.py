@@ -11,7 +11,7 @@ from reliq.keys import SHARDS_LIMIT, Keys, Layout, check_layout, home, is_name
 from reliq.metrics.snapshot import ShardMaps, map_error
 from reliq.queue import Queue
 from reliq.redis.server import Connection, check_slots
-from reliq.redis.session import Session as Session  # noqa: PLC0414
+from reliq.redis.session import Session
 from reliq.redis.shards import CORRUPT, UNREADABLE, UNSHARDED, ShardMap, believed, shard_map, witnesses
 from reliq.settings import LARGEST_BODY, check_int
 

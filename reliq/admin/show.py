@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.admin.calls import Spot
-    from reliq.admin.session import QueueSession, Session
+    from reliq.admin.session import QueueSession
     from reliq.admin.words import Place
     from reliq.admin.workers import Running
     from reliq.lua.transitions import KeyQueue

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from reliq.admin.messages import MessageEvent
     from reliq.admin.queues import Overview
-    from reliq.admin.session import Session
     from reliq.keys import Keys
     from reliq.metrics.crons import CronState
     from reliq.metrics.snapshot import Rates, Selection, ShardMaps
+    from reliq.redis.session import Session
 
 #: A trend has the rates of this many looks.
 TREND_LOOKS = 120

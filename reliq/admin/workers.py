@@ -15,9 +15,9 @@ from reliq.settings import seconds
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from reliq.admin.session import Session
     from reliq.message import Duration
     from reliq.redis.commands import StackReport
+    from reliq.redis.session import Session
 
 #: A wait for stacks polls this often.
 STACK_POLL_SECONDS = 0.2

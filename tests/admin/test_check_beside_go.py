@@ -5,7 +5,7 @@ from go_original import GoProgram
 from transition import run_transition
 
 from reliq import Admin, Layout, Queue
-from reliq.admin.check import Checker
+from reliq.admin.check import Checker, Findings
 from reliq.admin.session import QueueSession
 from reliq.keys import Keys
 from reliq.redis.server import Connection
@@ -35,7 +35,9 @@ def check(url, go):
 
     def make(meanwhile=lambda: None):
         session = QueueSession(connection.wire(), go.keys)
-        return Checker(session, repair=True, progress=lambda *_: None, wait=meanwhile).run()
+        found = Findings()
+        Checker(session, found, repair=True, progress=lambda *_: None, wait=meanwhile).run()
+        return found.report(go.keys)
 
     yield make
     connection.close()

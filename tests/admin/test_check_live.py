@@ -23,8 +23,7 @@ def pieces(request, monkeypatch):
     if request.param != "as it is":
         monkeypatch.setattr(check, "SHORT_LISTS", 0)
     if request.param == "in tiny pieces":
-        for module in (check, check):
-            monkeypatch.setattr(module, "BATCH", 7)
+        monkeypatch.setattr(check, "BATCH", 7)
         monkeypatch.setattr(check, "MARGIN", 2)
 
 
