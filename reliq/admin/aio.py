@@ -1,4 +1,4 @@
-"""`AsyncAdmin`: the methods of `Admin` as coroutines, each of which runs in a thread."""
+"""`AsyncAdmin`: the methods of `Admin` as coroutines that run in threads."""
 
 from __future__ import annotations
 

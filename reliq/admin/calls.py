@@ -1,4 +1,4 @@
-"""Where a message of a queue can be, and what its keys are."""
+"""Commands that read and change the keys of queues for operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import msgspec
 
 from reliq.admin.words import Place
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, pattern, stack_request_key, stacks_key, worker_key
-from reliq.metrics.crons import SKIPS
 from reliq.redis.commands import (
     Command,
     StackReport,
@@ -21,7 +20,7 @@ from reliq.redis.commands import (
     read_pause,
     read_raw_scores,
 )
-from reliq.text import clamp_time, whole_number
+from reliq.text import clamp_time
 from reliq.wire_format import FailureNote
 
 if TYPE_CHECKING:
@@ -34,16 +33,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: A worker that does not take a request within this many ms is asked no longer.
+#: A request for stacks expires after this many ms.
 REQUEST_MS = 60_000
-#: Workers that are read at most.
+#: At most this many workers are read.
 WORKERS_LIMIT = 10_000
 
 
 _worker_decoder = msgspec.json.Decoder(Worker)
 _report_decoder = msgspec.json.Decoder(StackReport)
 
-#: The keys that a queue has one of, with their types.
+#: The Redis keys of a queue by name, with their types; ordering keys add others.
 TYPES = {
     "pending": "zset",
     "ready": "list",
@@ -74,7 +73,7 @@ STEP_IDS = 250
 
 @dataclass(frozen=True, slots=True)
 class KeyQueueState:
-    """The line of one key: a list as ready is. All lines of a queue together are the place `waiting`."""
+    """A key queue, which is a list like ready. All key queues of a queue together are the state `waiting`."""
 
     key: str
 
@@ -83,32 +82,27 @@ Spot = Place | KeyQueueState
 
 
 def is_list(spot: Spot) -> bool:
-    """Say whether messages lie there in the order of their claims."""
+    """Return whether it is a list, in the order of claims."""
     return isinstance(spot, KeyQueueState) or spot in ("ready", "retry")
 
 
 def place_of(spot: Spot) -> Place:
-    """Return the place that a person calls it."""
+    """Return the name of the state."""
     return "waiting" if isinstance(spot, KeyQueueState) else spot
 
 
 def redis_key(keys: Keys, spot: Spot) -> str:
-    """Return the Redis key that has its messages; `waiting` has one for each line."""
+    """Return the Redis key that has its messages; `waiting` has a Redis key for each key queue."""
     if isinstance(spot, KeyQueueState):
         return keys.line(spot.key)
     return keys.ends if spot == "ended" else str(getattr(keys, spot))
 
 
 def keys_scanned(pattern: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Look at about `count` keys; return where the next are (0: these were the last), and those that match."""
+    """Read about `count` keys; return the next cursor (0: no more keys), and the keys that match."""
     return Command(
         ("SCAN", cursor, "MATCH", pattern, "COUNT", count), lambda reply: (int(reply[0]), read_ids(reply[1]))
     )
-
-
-def type_of_key(any_key: str) -> Command[str]:
-    """Return the type of a key, `none` when it is not there."""
-    return Command(("TYPE", any_key), bytes.decode)
 
 
 def delete_keys(any_keys: Sequence[str]) -> Command[int]:
@@ -122,17 +116,17 @@ def parameter(name: str) -> Command[dict[str, str]]:
 
 
 def cluster_facts() -> Command[dict[str, str]]:
-    """Return what a node of a Cluster thinks of the Cluster."""
+    """Read the state of the Cluster as a node reports it."""
     return Command(("CLUSTER", "INFO"), read_facts)
 
 
 def eval_nothing() -> Command[bool]:
-    """Run a script that does nothing: it is refused to who may not EVAL."""
+    """Run a script that does nothing: Redis refuses it to a user without EVAL."""
     return Command(("EVAL", "return 1", 0), bool)
 
 
 def load_script(script: Script) -> Command[str]:
-    """Have the server know a script; return its digest."""
+    """Load a script into the server; return its digest."""
     return Command(("SCRIPT", "LOAD", script.text), bytes.decode)
 
 
@@ -155,13 +149,8 @@ def value(keys: Keys, id: str) -> Command[bytes | None]:
     return Command(("GET", keys.msg(id)), _as_it_is)
 
 
-def length(keys: Keys, id: str) -> Command[int]:
-    """Count the bytes of a message's value."""
-    return Command(("STRLEN", keys.msg(id)), int)
-
-
 def has_value(keys: Keys, id: str) -> Command[bool]:
-    """Say whether a message has a value."""
+    """Return whether a message has a body."""
     return Command(("EXISTS", keys.msg(id)), bool)
 
 
@@ -170,23 +159,13 @@ def ttl_ms(keys: Keys, id: str) -> Command[int]:
     return Command(("PTTL", keys.msg(id)), int)
 
 
-def failure_notes(keys: Keys, ids: Sequence[str]) -> Command[list[FailureNote]]:
-    """Read why messages failed last."""
-    return Command(("HMGET", keys.errors, *ids), lambda reply: [FailureNote.parse(one) for one in reply])
-
-
-def failures(keys: Keys, id: str) -> Command[list[FailureNote]]:
-    """Read each failure of a message that is kept, the newest first."""
-    return Command(("HGET", keys.errors, id), FailureNote.parse_all)
-
-
 def letter_failures(keys: Keys, letter: str) -> Command[list[FailureNote]]:
     """Read each failure that a dead letter keeps, the newest first."""
     return Command(("XRANGE", keys.dead, letter, letter), _letter_failures)
 
 
 def is_in_garbage(keys: Keys, id: str) -> Command[bool]:
-    """Say whether a message waits to be collected."""
+    """Return whether a message waits to be collected."""
     return Command(("SISMEMBER", keys.garbage, id), bool)
 
 
@@ -195,28 +174,23 @@ def marker(keys: Keys, id: str) -> Command[bytes | None]:
     return Command(("GET", keys.dedup(id)), _as_it_is)
 
 
-def marker_ms(keys: Keys, id: str) -> Command[int]:
-    """Return for how many ms more a chosen id is taken; below 0 when it is not."""
-    return Command(("PTTL", keys.dedup(id)), int)
-
-
 # ---- the messages of one place
 
 
 def leaving(keys: Keys) -> Command[int]:
-    """Count what is on its way to another shard; the hash has one field more."""
+    """Count the messages that move to another shard; the hash has one field more."""
     return Command(("HLEN", keys.leaving), lambda reply: max(0, int(reply) - 1))
 
 
 def size(keys: Keys, spot: Spot) -> Command[int]:
-    """Count what is in a place."""
+    """Count the messages in a state."""
     kinds = {"garbage": "SCARD", "dead": "XLEN", "ended": "XLEN"}
     command = "LLEN" if is_list(spot) else kinds.get(place_of(spot), "ZCARD")
     return Command((command, redis_key(keys, spot)), int)
 
 
 def ids_at(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
-    """Read ids of a list or sorted set from the place `at`, those first that come first."""
+    """Read ids of a list or sorted set from the index `at`, the first to be claimed first."""
     if is_list(spot):
         return Command(("LRANGE", redis_key(keys, spot), -at - count, -at - 1), lambda reply: read_ids(reply[::-1]))
     return Command(("ZRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
@@ -228,7 +202,7 @@ def scored_at(keys: Keys, place: SortedSet, at: int, count: int) -> Command[list
 
 
 def count_to(keys: Keys, place: SortedSet, score: float, *, without: bool = False) -> Command[int]:
-    """Count those of a sorted set up to a score, or with `without` those below it."""
+    """Count the ids of a sorted set up to a score; with `without`, below the score."""
     return Command(("ZCOUNT", getattr(keys, place), "-inf", f"{'(' * without}{score!r}"), int)
 
 
@@ -239,12 +213,12 @@ def index_of(keys: Keys, spot: Spot, id: str, *, newest_first: bool, most: int) 
 
 
 def newest_ids(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
-    """Read ids of a list from the place `at`, those first that come last."""
+    """Read ids of a list from the index `at`, the last to be claimed first."""
     return Command(("LRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
 
 
 def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Read about `count` ids of a key; return where the next are (0: these were the last), and them."""
+    """Read about `count` ids of a Redis key; return the next cursor (0: no more ids), and the ids."""
     command = _SCANS.get(index, "HSCAN")
     step = 1 if index == "garbage" else 2
     return Command(
@@ -254,7 +228,7 @@ def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tu
 
 
 def names_of(keys: Keys, kind: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Look at about `count` keys of the whole key space; return where the next are, and who has a `msg` or a `line`."""
+    """Read about `count` keys of the whole key space; return the next cursor, and the ids with a `msg` or the keys with a `line`."""
     prefix = getattr(keys, kind)("")
     return Command(
         ("SCAN", cursor, "MATCH", pattern(prefix) + "*", "COUNT", count),
@@ -267,11 +241,6 @@ def failure_sample(keys: Keys, count: int) -> Command[list[FailureNote]]:
     return Command(
         ("HRANDFIELD", keys.errors, count, "WITHVALUES"), lambda reply: [FailureNote.parse(one) for one in reply[1::2]]
     )
-
-
-def any_id(keys: Keys) -> Command[list[str]]:
-    """Draw the id of a message that is alive; none when there is none."""
-    return Command(("HRANDFIELD", keys.retries_left, 1), read_ids)
 
 
 def newest_entries(keys: Keys, stream: Stream, before: str, count: int, first: str = "-") -> Command[list[Any]]:
@@ -294,16 +263,6 @@ def key_count(keys: Keys) -> Command[int]:
     return Command(("EXISTS", *places, keys.dead, keys.totals, keys.ends, keys.paused, keys.cron), int)
 
 
-def is_used(keys: Keys) -> Command[bool]:
-    """Say whether a queue has messages, or a total."""
-    return Command(("EXISTS", keys.retries_left, keys.totals), bool)
-
-
-def raw_totals(keys: Keys) -> Command[list[bytes]]:
-    """Read the account of a queue, names and numbers by turns, as Redis has them."""
-    return Command(("HGETALL", keys.totals), list)
-
-
 def pause_ms(keys: Keys) -> Command[int]:
     """Return for how many ms more a queue is paused; below 0 when it waits for its resume, or is not paused."""
     return Command(("PTTL", keys.paused), int)
@@ -317,24 +276,9 @@ def limit_fields(keys: Keys) -> Command[dict[str, str]]:
     )
 
 
-def type_of(keys: Keys, name: str) -> Command[str]:
-    """Return the type of the key `name` of a queue, one of `TYPES`."""
-    return Command(("TYPE", getattr(keys, name)), bytes.decode)
-
-
-def put_aside(keys: Keys, name: str, stamp: int) -> Command[bool]:
-    """Give the key `name` of a queue another name, of which `stamp` is a part; say whether that name was free."""
-    return Command(("RENAMENX", getattr(keys, name), keys.aside(name, stamp)), bool)
-
-
 def is_registered(keys: Keys) -> Command[bool]:
-    """Say whether the registry names a queue."""
+    """Return whether a queue is in the registry."""
     return Command(("HEXISTS", QUEUES_KEY, keys.entry), bool)
-
-
-def registered_at(keys: Keys) -> Command[bytes]:
-    """Read the unix seconds at which a process last named a queue in the registry; empty when none did."""
-    return Command(("HGET", QUEUES_KEY, keys.entry), lambda reply: reply or b"")
 
 
 def unregister(keys: Keys) -> Command[int]:
@@ -342,12 +286,12 @@ def unregister(keys: Keys) -> Command[int]:
     return Command(("HDEL", QUEUES_KEY, keys.entry), int)
 
 
-#: Sorted sets whose members are keys of messages.
+#: Sorted sets of message keys.
 KeySet = Literal["ring", "asleep"]
 
 
 def keys_among(keys: Keys, among: KeySet, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Read about `count` keys that may be served, or sleep; return where the next are (0: these were the last), and them."""
+    """Read about `count` message keys of the ring, or throttled keys; return the next cursor (0: no more keys), and the keys."""
     return Command(
         ("ZSCAN", getattr(keys, among), cursor, "COUNT", count),
         lambda reply: (int(reply[0]), read_ids(reply[1][::2])),
@@ -355,7 +299,7 @@ def keys_among(keys: Keys, among: KeySet, cursor: int, count: int) -> Command[tu
 
 
 def keys_holding(keys: Keys, after: str | None, count: int) -> Command[list[str]]:
-    """Read the keys of the next `count` messages that hold a place, after those of the key `after`; each once."""
+    """Read the keys of the next `count` messages that have a place of a key, after the key `after`; each key once."""
     start = "-" if after is None else f"({after}\1"
     return Command(
         ("ZRANGE", keys.held, start, "+", "BYLEX", "LIMIT", 0, count),
@@ -363,23 +307,8 @@ def keys_holding(keys: Keys, after: str | None, count: int) -> Command[list[str]
     )
 
 
-def has_keys(keys: Keys) -> Command[bool]:
-    """Say whether messages of a queue have, or had, keys."""
-    return Command(("EXISTS", keys.limits, keys.ring, keys.held, keys.asleep), bool)
-
-
-def places_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, str]]]]:
-    """Read about `count` places, each as key and id; return where the next are (0: these were the last), and them."""
-
-    def read(reply: Any) -> tuple[int, list[tuple[str, str]]]:
-        members = [id_text(one).partition("\0") for one in reply[1][::2]]
-        return int(reply[0]), [(key, id) for key, _, id in members]
-
-    return Command(("ZSCAN", keys.held, cursor, "COUNT", count), read)
-
-
 def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
-    """Read the unix seconds at which messages are due, or their leases end; None for one that is not there."""
+    """Read the unix seconds at which messages are due, or their leases end; None for an id that is not there."""
     return Command(
         ("ZMSCORE", getattr(keys, place), *ids),
         lambda reply: [None if one is None else clamp_time(float(one)) for one in reply],
@@ -387,7 +316,7 @@ def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[flo
 
 
 def paused(keys: Keys) -> Command[Pause | None]:
-    """Read who paused the queue, when and why; None when it is not paused."""
+    """Read the pause of a queue, with its author, time and reason; None when it is not paused."""
     return Command(("GET", keys.paused), lambda reply: None if reply is None else read_pause(reply))
 
 
@@ -400,7 +329,7 @@ def worker_ids() -> Command[list[str]]:
 
 
 def worker_records(ids: Sequence[str]) -> list[Command[Worker | None]]:
-    """Read each worker's record; None for one that is not alive, or whose record is none of ours."""
+    """Read each worker's record; None without a valid record: the worker is not alive, or another program wrote the record."""
     return [Command(("GET", worker_key(id)), lambda reply: _decoded(_worker_decoder, reply)) for id in ids]
 
 
@@ -410,7 +339,7 @@ def server_seconds() -> Command[float]:
 
 
 def ask_stacks(id: str) -> list[Command[Any]]:
-    """Ask a worker for its stacks, and forget those that it told before."""
+    """Request the stacks of a worker, and delete its former report."""
     return [
         Command(("DEL", stacks_key(id)), int),
         Command(("SET", stack_request_key(id), "1", "PX", REQUEST_MS), read_nothing),
@@ -419,7 +348,7 @@ def ask_stacks(id: str) -> list[Command[Any]]:
 
 def asked_stacks(id: str) -> list[Command[Any]]:
     """
-    Read for how many ms a request has waited for its worker, and the stacks that it told; None where there is none.
+    Read for how many ms a request has waited for its worker, and the worker's report; None when there is none.
 
     The third answer is whether the worker was alive within the last hour.
     """
@@ -428,45 +357,8 @@ def asked_stacks(id: str) -> list[Command[Any]]:
     return [waited, Command(("GET", stacks_key(id)), lambda reply: _decoded(_report_decoder, reply)), known]
 
 
-#: The fields that the hash `cron` has of an entry; see reliq.schedule.
-_CRON_FIELDS = (
-    *("schedule", "seen", "former", "former_seen", "last", "ticked"),
-    *("id", "missed", *SKIPS, "pause", "asked"),
-)
-
-
-def pause_cron(keys: Keys, entry: str, pause: Pause) -> Command[None]:
-    """Have the ticks of an entry skipped until it is resumed."""
-    return Command(("HSET", keys.cron, f"{entry} pause", msgspec.json.encode(pause)), read_nothing)
-
-
-def resume_cron(keys: Keys, entry: str) -> Command[bool]:
-    """Have the next tick of an entry published; say whether it was paused."""
-    return Command(("HDEL", keys.cron, f"{entry} pause"), bool)
-
-
-def ask_run(keys: Keys, entry: str, now_ms: int) -> Command[None]:
-    """Ask the processes of an entry to publish its message at once."""
-    return Command(("HSET", keys.cron, f"{entry} asked", now_ms), read_nothing)
-
-
-def asked_run(keys: Keys, entry: str) -> Command[int | None]:
-    """Read when somebody asked for a run that is not published yet, in unix ms; None when nobody did."""
-    return Command(("HGET", keys.cron, f"{entry} asked"), lambda reply: whole_number(reply or b""))
-
-
-def withdraw_run(keys: Keys, entry: str) -> Command[bool]:
-    """Ask for no run any more; say whether one was asked for that is not published."""
-    return Command(("HDEL", keys.cron, f"{entry} asked"), bool)
-
-
-def forget_cron(keys: Keys, entry: str) -> Command[int]:
-    """Remove what is known of an entry."""
-    return Command(("HDEL", keys.cron, *(f"{entry} {field}" for field in _CRON_FIELDS)), int)
-
-
 def _decoded(decoder: msgspec.json.Decoder[T], reply: bytes | None) -> T | None:
-    """Return what a worker wrote; None when it is gone, or something else wrote it."""
+    """Return a record of a worker; None when it is missing, or another program wrote it."""
     try:
         return None if reply is None else decoder.decode(reply)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

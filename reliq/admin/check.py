@@ -20,7 +20,7 @@ from reliq.errors import RedisUnavailableError
 from reliq.lua import script, transitions
 from reliq.lua.transitions import bounded, clock_arg
 from reliq.redis import commands
-from reliq.redis.commands import LISTS, Call, id_text
+from reliq.redis.commands import LISTS, Call, Command, id_text
 from reliq.redis.shards import fence
 from reliq.settings import seconds
 from reliq.sharding import ShardChange
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from reliq.admin.session import QueueSession
     from reliq.keys import Keys
     from reliq.message import Duration
-    from reliq.redis.commands import Arg, Command, List
+    from reliq.redis.commands import Arg, List
 
 T = TypeVar("T")
 Part = Literal["", "ready", "retry", "line", "both"]
@@ -62,7 +62,7 @@ BATCH = 250
 SCANNED_KEYS = 1000
 #: The script searches for an id this many entries around the place where it was read: as many may have come meanwhile.
 MARGIN = 500
-#: Entries of lists that one call compares: some 10 ms.
+#: Entries of lists that a call compares: some 10 ms.
 COMPARISONS = 500_000
 #: Longer lists are not searched: the call for one id would hold up Redis.
 LONGEST_LISTS = 2_500_000
@@ -131,7 +131,7 @@ FAULTS = {
 }
 #: Faults that pass without a repair: a sound queue may have them.
 PASSING = {"no-body", "no-word", "misplaced", "asleep"}
-#: Harmless remains of an ack by a consumer in Go, which does not know these fields.
+#: Harmless remains of an ack by a consumer in Go, which does not remove these fields.
 LEFTOVERS = {"stray-word", "stray-error"}
 
 
@@ -194,7 +194,7 @@ class CheckActions(AdminBase):
         Check every id of a queue for contradictions to the model.
 
         Args:
-            repair: repair what can be without guessing; move the rest to the dead letters with a reason.
+            repair: repair all that needs no guess; move the rest to the dead letters with a reason.
             patience: seconds for which a fault must last to be reported, in a layout of the Go original: a program in Go
                 moves a message by several commands.
             progress: is called with the name of the part that is read, and how many ids were checked so far.
@@ -314,7 +314,7 @@ class IdState:
         body: the type of its body's key, `none` without a body.
         due_ms: the due time in the envelope of its body.
         ready, retry: how often it is in a list; None when the list was not searched.
-        line, other: how often it is in the queue of its key, and in that of the key `at`.
+        line, other: how often it is in the queue of its key, and in the queue of the key `at`.
         digest: of all that; a repair is made only while it is still the same.
     """
 
@@ -367,7 +367,7 @@ class IdState:
         return self.word.lease_ms if isinstance(self.word, Held) else None
 
     def is_as(self, other: IdState) -> bool:
-        """Return whether nothing has changed since `other` was seen, except for what is known of the lists."""
+        """Return whether nothing has changed since `other` was seen, except the counts in lists."""
         unlooked = {"ready": None, "retry": None, "line": None, "other": None, "digest": ""}
         return replace(self, **unlooked) == replace(other, **unlooked)  # type: ignore[arg-type]
 
@@ -554,6 +554,16 @@ def _due(state: IdState, place: str, score_ms: float, now_ms: int) -> int | None
     return now_ms if place == "unack" else None
 
 
+def _places_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, str]]]]:
+    """Read about `count` places of keys; return the next cursor, and key and id of each place."""
+
+    def read(reply: Any) -> tuple[int, list[tuple[str, str]]]:
+        members = [id_text(member).partition("\0") for member in reply[1][::2]]
+        return int(reply[0]), [(key, id) for key, _, id in members]
+
+    return Command(("ZSCAN", keys.held, cursor, "COUNT", count), read)
+
+
 class Checker:
     """
     A check of one queue, or of one shard of it.
@@ -617,7 +627,7 @@ class Checker:
         """Check the types of the queue's keys; return whether scripts can run."""
         can_run = True
         for name, wanted in TYPES.items():
-            found = self._queue.run(calls.type_of(self._keys, name))
+            found = self._queue.run(Command(("TYPE", getattr(self._keys, name)), bytes.decode))
             if found not in (wanted, "none"):
                 # Scripts refuse to touch a key of the wrong type: it is still the same key.
                 mended = self._repair and self._put_aside(name)
@@ -627,7 +637,9 @@ class Checker:
         return can_run
 
     def _put_aside(self, name: str) -> bool:
-        return self._queue.run(calls.put_aside(self._keys, name, time.time_ns() // 1_000_000))
+        """Rename a key of the queue; return whether the new name was free."""
+        aside = self._keys.aside(name, time.time_ns() // 1_000_000)
+        return self._queue.run(Command(("RENAMENX", getattr(self._keys, name), aside), bool))
 
     def _check_fence(self) -> None:
         """Compare the fence of the shard with the map."""
@@ -660,17 +672,17 @@ class Checker:
 
     def _line_pieces(self) -> Iterator[tuple[int, list[tuple[str, str]]]]:
         """Yield the ids of key queues, each with its key: pieces of one long queue, or the starts of several queues."""
-        if not self._queue.run(calls.has_keys(self._keys)):
-            return
+        keys = self._keys
+        if not self._queue.run(Command(("EXISTS", keys.limits, keys.ring, keys.held, keys.asleep), int)):
+            return  # without message keys, spare the walk
         for found in self._scanned("lines", calls.names_of, "line", count=SCANNED_KEYS):
-            for keys in chunked(found, BATCH):
-                self._key_names.update(keys)
-                starts = self._queue.run_all(
-                    [calls.newest_ids(self._keys, KeyQueueState(key), 0, BATCH) for key in keys]
-                )
-                for rows in chunked(((id, key) for key, ids in zip(keys, starts, strict=True) for id in ids), BATCH):
+            for names in chunked(found, BATCH):
+                self._key_names.update(names)
+                starts = self._queue.run_all([calls.newest_ids(keys, KeyQueueState(key), 0, BATCH) for key in names])
+                queues = list(zip(names, starts, strict=True))
+                for rows in chunked(((id, key) for key, ids in queues for id in ids), BATCH):
                     yield 0, rows
-                for key, ids in zip(keys, starts, strict=True):
+                for key, ids in queues:
                     self._longest_line = max(self._longest_line, len(ids))
                     if len(ids) == BATCH:
                         for start, more in self._pieces(KeyQueueState(key), BATCH):
@@ -688,7 +700,7 @@ class Checker:
                 self._lines |= fresh
             self._look([*fresh], part, (max(0, start - MARGIN), start + BATCH + MARGIN))
             for id, key in rows:
-                if key and id in again:  # note this key queue, unless it is that of the id's own key
+                if key and id in again:  # note this key queue, unless it belongs to the id's own key
                     before = self._lines.get(id, "")
                     self._lines[id] = key
                     self._states([id])
@@ -698,7 +710,7 @@ class Checker:
     def _scanned(
         self, what: str, step: Callable[..., Command[tuple[int, list[T]]]], *of: str, count: int = BATCH
     ) -> Iterator[list[T]]:
-        """Yield what each step of a walk finds; report before each step what is read."""
+        """Yield the findings of each step of a walk; report progress before each step."""
 
         def next_step(at: int) -> Command[tuple[int, list[T]]]:
             self._tell(what)
@@ -784,7 +796,7 @@ class Checker:
     def _check_keys(self) -> None:
         """Check every message key, and every place of a key that a message has or should have."""
         in_turn = (self._scanned(name, calls.keys_among, name) for name in ("ring", "asleep"))
-        found = chain([sorted(self._leases)], self._scanned("places", calls.places_scanned))
+        found = chain([sorted(self._leases)], self._scanned("places", _places_scanned))
         names = chain([sorted(self._key_names)], *in_turn)
         places, keys = chain.from_iterable(found), chain.from_iterable(names)
         for items in chunked(chain(places, ((key, "") for key in keys)), BATCH):
@@ -795,7 +807,7 @@ class Checker:
 
     def _check_account(self) -> None:
         """Compare the published messages with those that ended or are alive, at one moment."""
-        totals = self._queue.run(calls.raw_totals(self._keys))
+        totals: list[bytes] = self._queue.run(Command(("HGETALL", self._keys.totals), list))
         numbers = {name: whole_number(number) for name, number in zip(totals[::2], totals[1::2], strict=True)}
         bad = [name for name, number in numbers.items() if number is None or number < 0]
         for name in bad:
@@ -817,7 +829,7 @@ class Checker:
             self._report(states, now_ms, part, piece)
 
     def _report(self, states: Sequence[IdState], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
-        """Report faulty ids; with `repair`, repair those whose state is still the same."""
+        """Report faulty ids; with `repair`, repair the ids whose state is still the same."""
         mended = set()
         repairs = {one.id: (one, repair_of(one, now_ms, bare=self._keys.bare)) for one in states if self._repair}
         wishes = {id: (state.digest, *repair) for id, (state, repair) in repairs.items() if repair}

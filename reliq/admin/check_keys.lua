@@ -1,10 +1,10 @@
--- check_keys: a message key that nobody would serve is served again, and a place that nobody holds is free
+-- check_keys: a stuck message key -> the ring; a place without a leased message -> free
 --
 -- KEYS  unack pending retries_left lease wake limits ring held asleep rates line
 -- ARGV  clock repair | key id
 -- Runs  unack:ZSCORE pending:ZSCORE retries_left:HGET lease:HGET wake:LLEN,LPUSH limits:HGET,HMGET
 --       ring:ZADD,ZRANGE,ZREM,ZSCORE held:ZADD,ZCARD,ZLEXCOUNT,ZREM,ZSCORE asleep:ZMSCORE,ZREM,ZSCORE rates:ZSCORE line:EXISTS
--- Returns  for each what is wrong with it, empty for nothing
+-- Returns  the fault of each, empty for none
 -- Nothing to do: empty texts.
 --
 -- An item without an id is about a key; else about the place of that message under that key. A key may sleep for

@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from reliq.admin import calls
+import msgspec
+
 from reliq.admin.queues import chosen
 from reliq.admin.session import AdminBase
 from reliq.errors import ConfigurationError
 from reliq.keys import run_id
 from reliq.lua import transitions
-from reliq.metrics.crons import UNSERVED_SECONDS, CronState, cron_states
+from reliq.metrics.crons import SKIPS, UNSERVED_SECONDS, CronState, cron_states
 from reliq.queue import pause_by
 from reliq.redis import commands
+from reliq.redis.commands import Command
 from reliq.schedule import Schedule
 from reliq.settings import seconds
+from reliq.text import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 RUN_POLL_SECONDS = 0.1
 #: One call of a resume counts at most this many skipped ticks.
 TICKS_TOGETHER = 100_000
+#: The fields of an entry in the hash `cron`; see reliq.schedule.
+FIELDS = ("schedule", "seen", "former", "former_seen", "last", "ticked", "id", "missed", *SKIPS, "pause", "asked")
 
 
 class CronReads(AdminBase):
@@ -55,13 +60,15 @@ class CronActions(AdminBase):
         cron, now_ms = _cron(session, name)
         if not cron.is_served:
             raise ConfigurationError(f"no worker has the periodic entry {name!r} now: start one that publishes it")
-        asked_ms = session.run(calls.asked_run(session.keys, name))
+        key, field = session.keys.cron, f"{name} asked"
+        read_request = Command(("HGET", key, field), lambda reply: whole_number(reply or b""))
+        asked_ms = session.run(read_request)
         if asked_ms is None:
             asked_ms = now_ms
-            session.run(calls.ask_run(session.keys, name, asked_ms))
+            session.run(Command(("HSET", key, field, asked_ms), int))
         until = time.monotonic() + for_seconds
-        while session.run(calls.asked_run(session.keys, name)) is not None:
-            if time.monotonic() > until and session.run(calls.withdraw_run(session.keys, name)):
+        while session.run(read_request) is not None:
+            if time.monotonic() > until and session.run(Command(("HDEL", key, field), int)):
                 raise ConfigurationError(
                     f"no worker has published the periodic entry {name!r} within {for_seconds:.10g} s; see their logs"
                 )
@@ -73,7 +80,7 @@ class CronActions(AdminBase):
         session = self._redis.queue(queue)
         pause = pause_by(by, reason)
         _cron(session, name)
-        session.run(calls.pause_cron(session.keys, name, pause))
+        session.run(Command(("HSET", session.keys.cron, f"{name} pause", msgspec.json.encode(pause)), int))
 
     def resume_cron(self, queue: str, name: str) -> bool:
         """Have the next tick of a periodic entry published; return whether it was paused. Ticks until now are skipped."""
@@ -88,7 +95,7 @@ class CronActions(AdminBase):
                 skipped = transitions.Tick(name, cron.schedule, ticks[-1], cron.last, missed=len(ticks))
                 session.run(transitions.tick(session.keys, skipped, ttl_ms=1, retries=0))
                 cron, _ = _cron(session, name)
-        return session.run(calls.resume_cron(session.keys, name))
+        return session.run(Command(("HDEL", session.keys.cron, f"{name} pause"), bool))
 
     def forget_cron(self, queue: str, name: str) -> None:
         """Remove the state of a periodic entry that is no longer in the code; raise while a worker has it."""
@@ -99,7 +106,7 @@ class CronActions(AdminBase):
                 f"a worker has the periodic entry {name!r}, and would register it again: take it out of the code, and wait "
                 f"{UNSERVED_SECONDS} s after the last worker with it has ended"
             )
-        session.run(calls.forget_cron(session.keys, name))
+        session.run(Command(("HDEL", session.keys.cron, *(f"{name} {field}" for field in FIELDS)), int))
 
 
 def crons_of(session: Session, queues: Sequence[Keys]) -> list[CronState]:

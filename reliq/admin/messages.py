@@ -24,7 +24,7 @@ from reliq.errors import ConfigurationError
 from reliq.lua import transitions
 from reliq.message import PRIORITY_LINES, Counts
 from reliq.redis import commands
-from reliq.redis.commands import id_text
+from reliq.redis.commands import Command, id_text
 from reliq.settings import BATCH_LIMIT, MIB, check_int, seconds
 from reliq.text import chunked, clamp_time, pluralize, whole_number
 from reliq.wire_format import (
@@ -396,12 +396,12 @@ def message_entries(queue: QueueSession, state: Place, ids: Sequence[str]) -> li
     requests: list[Request[Any]] = [
         commands.state_words(keys, ids),
         commands.retries_left(keys, ids),
-        calls.failure_notes(keys, ids),
+        Command(("HMGET", keys.errors, *ids), lambda reply: [*map(FailureNote.parse, reply)]),
         *([calls.scores(keys, cast("SortedSet", state), ids)] if has_scores else []),
     ]
     words, lefts, notes, *scores = queue.run_all(requests)
     values = read_values(queue, ids)
-    sizes = queue.read_each([calls.length(keys, id) for id in ids], 0)
+    sizes = queue.read_each([Command(("STRLEN", keys.msg(id)), int) for id in ids], 0)
     exist = queue.run_all([calls.has_value(keys, id) for id in ids])  # a bare body may be empty
     rows = zip(
         ids, values, sizes, exist, words, lefts, notes, scores[0] if has_scores else [None] * len(ids), strict=True

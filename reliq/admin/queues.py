@@ -21,7 +21,7 @@ from reliq.metrics.snapshot import QueueSnapshot, Rates, Selection, SnapshotRead
 from reliq.publish import NAMING_SECONDS
 from reliq.queue import pausing
 from reliq.redis import commands
-from reliq.redis.commands import Totals, answered, of_every_shard, raise_first
+from reliq.redis.commands import Command, Totals, answered, of_every_shard, raise_first, read_ids
 from reliq.text import pluralize, whole_number
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from reliq.message import Duration
     from reliq.metrics.snapshot import ShardMaps
     from reliq.redis.commands import Worker
+    from reliq.redis.session import Session
 
 #: Keys in one step; it keeps Redis busy for less than a millisecond.
 STEP_KEYS = 1000
@@ -134,7 +135,7 @@ class QueueActions(AdminBase):
                 f"queue {keys.name!r} is served by a worker: {', '.join(serving[:5])}; stop it first"
             )
         # A process names a queue at most each NAMING_SECONDS: messages that it published meanwhile would be in no registry.
-        named = whole_number(session.run(calls.registered_at(keys)))
+        named = whole_number(session.run(Command(("HGET", QUEUES_KEY, keys.entry), lambda reply: reply or b"")))
         now_ms = session.run(commands.server_ms())
         left = 0 if named is None else math.ceil(NAMING_SECONDS + 1 - (now_ms / 1000 - named))
         if 0 < left <= NAMING_SECONDS + 1:
@@ -193,7 +194,7 @@ def _scanned(session: Session) -> list[Keys]:
     for server_session in session.each().values():
         for keys in server_session.scan(partial(calls.keys_scanned, _PATTERN, count=STEP_KEYS)):
             ending = [(key, end) for key in keys for end in KEY_ENDINGS if key.endswith(end)]
-            types = session.try_all([calls.type_of_key(key) for key, _ in ending])
+            types = session.try_all([Command(("TYPE", key), bytes.decode) for key, _ in ending])
             for (key, end), kind in zip(ending, types, strict=True):
                 base = key.removesuffix(end)
                 if kind == KEY_ENDINGS[end] and base not in found and (queue := _queue(session, base)) is not None:
@@ -217,7 +218,7 @@ def _queue(session: Session, base: str) -> Keys | None:
     if len(candidates) < 2:  # noqa: PLR2004
         return next(iter(candidates), None)
     # Prefix and name may both have colons: take the queue in which a message has a body.
-    ids = session.run(calls.any_id(candidates[0]))
+    ids = session.run(Command(("HRANDFIELD", candidates[0].retries_left, 1), read_ids))
     bodies = session.try_all([calls.has_value(keys, id) for keys in candidates for id in ids])
     return next((keys for keys, has in zip(candidates, bodies, strict=False) if has is True), candidates[0])
 

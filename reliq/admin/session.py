@@ -1,8 +1,9 @@
-"""Sessions of an operator with one Redis and one queue: every request is tried for the same time."""
+"""Sessions of operators with one Redis and one queue: each request is retried for the same time."""
 
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from reliq.admin import calls
@@ -10,6 +11,7 @@ from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailable
 from reliq.keys import SHARDS_LIMIT, Keys, Layout, check_layout, home, is_name
 from reliq.metrics.snapshot import ShardMaps, map_error
 from reliq.queue import Queue
+from reliq.redis.commands import Command
 from reliq.redis.server import Connection, check_slots
 from reliq.redis.session import Session
 from reliq.redis.shards import CORRUPT, UNREADABLE, UNSHARDED, ShardMap, believed, shard_map, witnesses
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.redis.cluster import Transport
-    from reliq.redis.commands import Clock, Command, Request
+    from reliq.redis.commands import Clock, Request
     from reliq.redis.url import Target
 
 #: One reply is awaited for this many seconds: some replies are large.
@@ -29,17 +31,17 @@ LAYOUTS = (Layout.RELIQ, Layout.hdt3213(), Layout.hdt3213(hash_tag=True))
 
 
 class UnknownQueueError(ConfigurationError):
-    """Nothing in Redis says that there is a queue of that name."""
+    """Redis has no queue of that name."""
 
 
 class QueueSession(Session):
     """
-    One queue, or one shard of it, as an operator asks it.
+    A queue, or one shard of it, for operators.
 
     Attributes:
-        keys: of the shard that its requests are about: the first, of a queue that has several.
+        keys: of the shard that its requests concern: the first shard if several are chosen.
         map: how many shards the queue has.
-        counted: the keys of the shards that are meant, and of those that are no more: these have totals.
+        counted: the keys of the chosen shards, and of former shards, which still have totals.
     """
 
     def __init__(self, wire: Transport, keys: Keys, clock: Clock | None = None) -> None:
@@ -56,12 +58,12 @@ class QueueSession(Session):
 
     @property
     def parts(self) -> list[QueueSession]:
-        """A session for each shard that is meant; this one alone, of a queue that is not sharded."""
+        """A session for each chosen shard; this session alone for a queue that is not sharded."""
         return [self] if self._is_one else [self._part(shard) for shard in range(self.map.served)]
 
     @property
     def is_sharded(self) -> bool:
-        """Whether several shards are meant."""
+        """Whether several shards are chosen."""
         return not self._is_one
 
     def homes(self, id: str) -> list[QueueSession]:
@@ -71,20 +73,20 @@ class QueueSession(Session):
         return [self._part(shard) for shard in dict.fromkeys((home(id, self.map.n), home(id, self.map.was)))]
 
     def has(self, id: str) -> bool:
-        """Say whether a message of this id may be in the shard that is meant; always, when all of them are."""
+        """Return whether the chosen shard may have a message of this id; with all shards chosen, always True."""
         return self.keys.shard in (home(id, self.map.n), home(id, self.map.was)) or self.is_sharded
 
     def mean(self, keys: Keys, *, is_one: bool) -> None:
-        """Mean the shard of `keys` alone, or all of them."""
+        """Choose the shard of `keys` alone, or all shards."""
         self.keys = keys
         self._is_one = is_one
 
     def learn(self, shard: int | None = None, *, mends: bool = False) -> None:
         """
-        Read how many shards the queue has, and mean all of them, or one; with `mends` a corrupt map is no error.
+        Read the number of shards, and choose all shards, or `shard` alone; with `mends` accept a corrupt map.
 
         Raises:
-            UnknownQueueError: nothing in Redis says that the queue exists: a name mistyped is no empty queue.
+            UnknownQueueError: Redis has no such queue: a mistyped name must not look like an empty queue.
             ConfigurationError: it has no such shard.
         """
         used, found = self._first_look(mends=mends)
@@ -97,7 +99,7 @@ class QueueSession(Session):
         self.counted = [self.keys] if shard is not None else [self.keys.of_shard(at) for at in range(found.ever)]
 
     def _first_look(self, *, mends: bool) -> tuple[int, ShardMap]:
-        """Return how many keys the first shard has, and the map; who may not read that sees the first shard alone."""
+        """Return how many Redis keys the first shard has, and the map; a user that may not read the map sees the first shard alone."""
         questions: list[Command[Any]] = [calls.key_count(self.keys)]
         used, *told = self.try_all(
             [*questions, *([] if self.keys.bare else [shard_map(self.keys), *witnesses(self.keys)])]
@@ -132,16 +134,21 @@ class QueueSession(Session):
     def _other_layouts(self) -> list[Layout]:
         """Return the other layouts in which a queue of this name has messages or totals; a refusal counts as none."""
         others = [layout for layout in LAYOUTS if layout != self.keys.layout and is_name(self.name, layout)]
-        answers = self.try_all([calls.is_used(Keys(self.name, layout)) for layout in others])
+        answers = self.try_all(
+            [
+                Command(("EXISTS", keys.retries_left, keys.totals), bool)
+                for keys in map(partial(Keys, self.name), others)
+            ]
+        )
         return [layout for layout, answer in zip(others, answers, strict=True) if answer is True]
 
 
 class Sessions:
     """
-    The way to one Redis and to its queues.
+    Opens sessions with one Redis and with its queues.
 
     Attributes:
-        target: what was given.
+        target: the URL or client.
         connection: to that Redis.
 
     Raises:
@@ -165,7 +172,7 @@ class Sessions:
         return Session(self.connection.wire(REPLY_SECONDS), self.connection.clock)
 
     def queue(self, name: str, *, mends: bool = False) -> QueueSession:
-        """Return the session of a queue; raise ConfigurationError for an unknown one. `mends` is that of `learn`."""
+        """Return the session of a queue; raise ConfigurationError for an unknown queue. `learn` explains `mends`."""
         session = self._of(name)
         session.learn(self.shard, mends=mends)
         return session
@@ -174,7 +181,7 @@ class Sessions:
         return QueueSession(self.connection.wire(REPLY_SECONDS), Keys(name, self.layout), self.connection.clock)
 
     def publisher(self, name: str) -> Queue[bytes]:
-        """Return a queue whose bodies are bytes."""
+        """Return a `Queue` of bytes."""
         return Queue(name, bytes, url=self.target, layout=self.layout, max_body=LARGEST_BODY)
 
     def other(self, queue: str, to: str) -> QueueSession:
@@ -200,7 +207,7 @@ def ask_each(
     Make a request for each shard of each queue in one round trip, and in another for shards that were unknown.
 
     Returns:
-        The answers of each queue, a refused one as its exception; and those of the requests that went `along`.
+        The answers of each queue, with an exception for a refused request; and the answers of the requests `along`.
     """
     found, refused, extra = maps.ask(session.try_all, queues, lambda shard: [make(shard)], along)
     answers = [[answer for _, (answer,) in shards] for shards in found.values()]
@@ -210,7 +217,7 @@ def ask_each(
 
 
 class AdminBase:
-    """What the parts of `Admin` share: the way to one Redis, and which of its queues are meant."""
+    """The base of the parts of `Admin`: its Redis, the layout and the shard."""
 
     def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ, shard: int | None = None) -> None:
         self._redis = Sessions(url, layout, shard)
@@ -225,7 +232,7 @@ class AdminBase:
         return self._redis.keys(queue)
 
     def in_layout(self, layout: Layout) -> Self:
-        """Return the same admin for queues whose keys are spelled in another layout."""
+        """Return the same admin for queues in another layout."""
         return type(self)(self._redis.target, layout=layout, shard=self._redis.shard)
 
     def in_shard(self, shard: int | None) -> Self:
@@ -237,7 +244,7 @@ class AdminBase:
         self._redis.connection.close()
 
     def _named(self, names: Sequence[str]) -> list[Keys]:
-        """Return the keys of the queues named, each of which must be known; none of all queues."""
+        """Return the keys of the named queues, which must exist; without names, no keys."""
         if self._redis.shard is not None and not names:
             raise ConfigurationError("name the queue whose shard is meant")
         return [self._redis.queue(name).keys for name in names]

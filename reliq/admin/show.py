@@ -22,6 +22,7 @@ from reliq.keys import Keys, made_at
 from reliq.lua import transitions
 from reliq.message import BARE
 from reliq.redis import commands
+from reliq.redis.commands import Command
 from reliq.text import clamp_time
 from reliq.wire_format import FailureNote, open_envelope, read_count
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from reliq.lua.transitions import KeyQueue
     from reliq.message import Letter
     from reliq.metrics.snapshot import ShardMaps
+    from reliq.redis.session import Session
 
 #: Entries in one read of a stream.
 PAGE = 1000
@@ -135,12 +137,12 @@ def _view(queue: QueueSession, id: str) -> MessageView | None:
             calls.scores(keys, "unack", [id]),
             commands.state_words(keys, [id]),
             commands.retries_left(keys, [id]),
-            calls.failures(keys, id),
+            Command(("HGET", keys.errors, id), FailureNote.parse_all),
             calls.is_in_garbage(keys, id),
             calls.value(keys, id),
             calls.ttl_ms(keys, id),
             calls.marker(keys, id),
-            calls.marker_ms(keys, id),
+            Command(("PTTL", keys.dedup(id)), int),
         ]
     )
     is_alive = pending is not None or unack is not None or left is not None or in_garbage

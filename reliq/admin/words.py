@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 Place = Literal["pending", "ready", "waiting", "unack", "retry", "garbage", "dead", "ended"]
 PLACES: tuple[Place, ...] = get_args(Place)
-#: States whose messages can be cancelled or moved to another queue.
+#: Messages of these states can be cancelled, or moved to another queue.
 CANCELLABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "retry", "unack")
 MOVABLE = CANCELLABLE
-#: States whose messages can be deleted.
+#: Messages of these states can be deleted.
 PURGEABLE: tuple[Place, ...] = (*CANCELLABLE, "garbage", "dead")
 
 #: Redis users, each with the rights of one kind of process.

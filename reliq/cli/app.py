@@ -1,4 +1,4 @@
-"""The root of the command `reliq`: its options, its subcommands, and what it prints of an error."""
+"""The root of the command `reliq`: its options, its subcommands, and its error messages."""
 
 import sys
 from io import TextIOWrapper
@@ -72,12 +72,12 @@ MODULES = {
     "queues": "queues pause resume forget workers",
     "serve": "relay outbox exporter health web",
 }
-#: Commands whose function has another name.
+#: Commands with a function of another name.
 FUNCTIONS = {"list": "list_messages"}
 HOMES = {command: module for module, commands in MODULES.items() for command in commands.split()}
 
 
-#: The command whose options may stand in the environment or in pyproject.toml.
+#: The environment and pyproject.toml may have options of this command.
 WORKER = "worker"
 
 
@@ -115,12 +115,12 @@ def root(
 
 
 def _with_values(words: list[str]) -> list[str]:
-    """Return --burst of `reliq worker` with a value: Typer knows no option with one that may be left out."""
+    """Return the words with a value for --burst of `reliq worker`: options of Typer have no optional values."""
     return ["--burst=true" if word == "--burst" else word for word in words] if words[:1] == [WORKER] else words
 
 
 def _describe_wrong_usage(error: Any) -> str:
-    """Return what a person used wrongly, and how it is used; or where the value came from that is wrong."""
+    """Return a usage error as text: the wrong word, and where its value came from or where to read the help."""
     what = " ".join(error.format_message().split()).rstrip(".")
     name = getattr(getattr(error, "param", None), "name", "")
     setting = error.ctx.meta.get(FOUND, {}).get(name) if error.ctx else None
@@ -130,7 +130,7 @@ def _describe_wrong_usage(error: Any) -> str:
 
 
 def main() -> None:
-    """Run the command; an error is one line that says what to do."""
+    """Run the command; print an error as a line with its remedy."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal that cannot show every character
     if wrong := distribution.replacement():

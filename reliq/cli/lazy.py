@@ -26,10 +26,10 @@ SHARED = {
 
 class CommandInfo(NamedTuple):
     """
-    Where a command is and how the list of commands shows it.
+    The module of a command, and its line in the list of commands.
 
     Attributes:
-        panel: the heading that it stands under.
+        panel: its heading in the list.
         summary: the first sentence of its help.
         module: of `reliq.cli`.
         attribute: the function, or the `typer.Typer` of a group.
@@ -52,7 +52,7 @@ def in_paragraphs(text: str) -> str:
 
 
 class _ShortHelp:
-    """A command or a group whose help shows no type beside a flag, and its shared options in one line."""
+    """A command or a group with a short help: no types beside flags, and shared options in one line."""
 
     epilog: str | None
 
@@ -79,7 +79,7 @@ class ShortGroup(_ShortHelp, TyperGroup):
 
 
 class OptionsOf(NamedTuple):
-    """Stands in the annotation of a parameter, which has the options that `make` takes, and is what `make` returns."""
+    """Marks a parameter: the command takes the options of `make`, and the parameter gets the result of `make`."""
 
     make: Callable[..., Any]
 
@@ -115,7 +115,7 @@ def command_of(name: str, function: Callable[..., None]) -> Any:
 
 
 class LazyGroup(ShortGroup):
-    """A group that knows its commands by their places; `places` are set by a subclass."""
+    """A group that imports a command when it runs; a subclass sets the `places` of the commands."""
 
     places: Mapping[str, CommandInfo]
 

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -116,6 +115,8 @@ def _table() -> tuple[Path, Mapping[str, Any]]:
     Raises:
         ConfigurationError: the file cannot be read, another user could have written it, or the working folder is gone.
     """
+    import tomllib  # noqa: PLC0415  only `reliq worker` reads the file
+
     try:
         here = Path.cwd()
     except FileNotFoundError as error:

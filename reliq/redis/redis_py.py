@@ -1,4 +1,4 @@
-"""redis-py, imported at the first use: its import takes longer than that of all of reliq, and only connections need it."""
+"""redis-py, imported at the first use: it takes longer to import than all of reliq, and only connections need it."""
 
 from typing import TYPE_CHECKING, Any
 
