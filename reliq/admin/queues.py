@@ -75,7 +75,7 @@ class QueueReads(AdminBase):
             scan: also find queues that no registry names, in any layout, by a walk over all keys in short steps.
         """
         session = self._redis.session()
-        return overview(session, chosen(session, self._named(names), scan=scan), self._maps(), with_notes=True)
+        return overview(session, chosen(session, self._named(names), scan=scan), self._maps())
 
     def account(self, queue: str) -> Counts:
         """
@@ -229,9 +229,8 @@ def overview(
     maps: ShardMaps,
     *,
     since: Overview | None = None,
-    with_notes: bool = False,
 ) -> Overview:
-    """Read the counts of queues; the rates since an earlier overview, or `with_notes` since a worker's note."""
+    """Read the counts of queues; the rates are those since an earlier overview, or since a worker's note."""
     snapshot = SnapshotReader(session.client, lambda: selection.queues, maps).look()
     at = time.monotonic()
     workers: Sequence[Worker] | None = None
@@ -244,7 +243,7 @@ def overview(
         for keys, pause, ttl_ms in zip(paused, answers[::2], answers[1::2], strict=True)
         if isinstance(pause, Pause) and isinstance(ttl_ms, int)
     }
-    noted = noted_rates(session, snapshot.queues, maps) if with_notes else {}
+    noted = noted_rates(session, snapshot.queues, maps) if since is None else {}
     earlier = {(queue.queue, queue.layout): queue for queue in since.queues} if since else {}
     queues = []
     for keys, queue in snapshot.queues.items():

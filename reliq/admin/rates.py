@@ -1,4 +1,4 @@
-"""The rates of queues: the minutes that workers have noted, and the rates since a note."""
+"""Rates of queues from the notes that workers write each minute: one figure a minute, and the rate since a note."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from reliq.metrics.snapshot import QueueSnapshot, ShardMaps
     from reliq.redis.session import Session
 
-#: Rates are counted since the newest note that is at least this many ms old, and at most this many minutes.
+#: A rate starts at the newest note that is at least this many ms and at most this many minutes old.
 FRESH_MS = 20_000
 STALE_MINUTES = 3
 
@@ -28,14 +28,16 @@ STALE_MINUTES = 3
 @dataclass(frozen=True, slots=True)
 class MinuteStats:
     """
-    One minute of a queue; where no worker noted those before it, the mean of them.
+    One minute of a queue; after minutes without a note, their mean.
 
     Attributes:
-        at: its end, in unix seconds by Redis' clock.
-        published, acked, failed, dead: messages that were published or redriven; that ended well; deliveries that
-            ended in an error or by their lease; messages that became dead letters.
-        waiting: how many were due and not delivered, at its end.
-        oldest: for how many seconds the first of them had been due; None when none waited, or nobody knows.
+        at: end of the minute, in unix seconds of the Redis clock.
+        published: messages that were published or redriven.
+        acked: messages that were acked.
+        failed: deliveries that failed or whose leases expired.
+        dead: messages that became dead letters.
+        waiting: messages that were due and not delivered, at the end of the minute.
+        oldest: for how many seconds the oldest of these had been due; None when none waited, or the note lacks it.
     """
 
     at: float
@@ -46,27 +48,25 @@ class MinuteStats:
     waiting: int
     oldest: float | None
 
-    @property
-    def rates(self) -> Rates:
-        """The same in messages a second."""
-        return Rates(self.published / 60, self.acked / 60, self.failed / 60, self.dead / 60, over_seconds=60.0)
-
 
 def histories_of(
     session: Session, queues: Sequence[Keys], minutes: int, maps: ShardMaps
 ) -> dict[Keys, list[MinuteStats]]:
-    """Return the last minutes of queues, the oldest first; none of a queue that refuses."""
+    """Return the last minutes of queues, the oldest first; none of a queue that Redis refuses to show."""
     check_int("minutes", minutes, least=1, most=MINUTES_LIMIT)
     notes, _ = _notes(session, queues, minutes, maps)
     histories = {}
     for keys, shards in notes.items():
-        found = [_minute(before, note) for shard in shards for before, note in pairwise(shard)]
-        histories[keys] = found if len(shards) == 1 else _sum(found)
+        by_minute = defaultdict[int, list[tuple[Totals, Totals]]](list)
+        for shard in shards:
+            for before, note in pairwise(shard):
+                by_minute[note.at_ms // MINUTE_MS].append((before, note))
+        histories[keys] = [_minute(by_minute[minute]) for minute in sorted(by_minute)]
     return histories
 
 
 def noted_rates(session: Session, queues: Mapping[Keys, QueueSnapshot], maps: ShardMaps) -> dict[Keys, Rates]:
-    """Return the rates of queues since a note of about a minute ago; none of a queue without such a note of each shard."""
+    """Return the rates of queues since a note of about a minute ago; skip a queue when a shard lacks such a note."""
     notes, now_ms = _notes(session, list(queues), STALE_MINUTES, maps)
     rates = {}
     for keys, shards in notes.items():
@@ -82,7 +82,7 @@ def noted_rates(session: Session, queues: Mapping[Keys, QueueSnapshot], maps: Sh
 def _notes(
     session: Session, queues: Sequence[Keys], minutes: int, maps: ShardMaps
 ) -> tuple[dict[Keys, list[list[Totals]]], int]:
-    """Return the notes of the last minutes of each shard, the oldest first, and Redis' clock; none of a shard that refuses."""
+    """Return the last notes of each shard, the oldest first, and the time of Redis in unix ms; none of a refused shard."""
     now_ms = session.run(commands.server_ms())
     this = now_ms // MINUTE_MS
     ring = range(this - minutes, this + 1)[-MINUTES_LIMIT:]
@@ -99,35 +99,24 @@ def _notes(
     return notes, now_ms
 
 
-def _sum(found: Sequence[MinuteStats]) -> list[MinuteStats]:
-    """Return the minutes of a queue from those of its shards."""
-    by_minute = defaultdict[int, list[MinuteStats]](list)
-    for minute in found:
-        by_minute[int(minute.at // 60)].append(minute)
-    return [
-        MinuteStats(
-            at=max(minute.at for minute in shards),
-            published=sum(minute.published for minute in shards),
-            acked=sum(minute.acked for minute in shards),
-            failed=sum(minute.failed for minute in shards),
-            dead=sum(minute.dead for minute in shards),
-            waiting=sum(minute.waiting for minute in shards),
-            oldest=max((minute.oldest for minute in shards if minute.oldest is not None), default=None),
-        )
-        for _, shards in sorted(by_minute.items())
-    ]
+def _minute(shards: Sequence[tuple[Totals, Totals]]) -> MinuteStats:
+    """Return a minute of a queue, from the note of each shard and the note before it."""
 
+    def moved(total: str) -> int:
+        sums = [
+            (max(0, getattr(note, total) - getattr(before, total)), max(1, note.at_ms - before.at_ms))
+            for before, note in shards
+        ]
+        return sum(round(more * MINUTE_MS / over_ms) for more, over_ms in sums)
 
-def _minute(before: Totals, note: Totals) -> MinuteStats:
-    def per_minute(number: int, earlier: int) -> int:
-        return round(max(0, number - earlier) * MINUTE_MS / max(1, note.at_ms - before.at_ms))
-
+    notes = [note for _, note in shards]
+    ages_ms = [max(0, note.at_ms - note.due_ms) for note in notes if note.due_ms is not None]
     return MinuteStats(
-        note.at_ms / 1000,
-        per_minute(note.arrived, before.arrived),
-        per_minute(note.acked, before.acked),
-        per_minute(note.failed, before.failed),
-        per_minute(note.dead, before.dead),
-        note.waiting,
-        None if note.due_ms is None else max(0.0, (note.at_ms - note.due_ms) / 1000),
+        at=max(note.at_ms for note in notes) / 1000,
+        published=moved("arrived"),
+        acked=moved("acked"),
+        failed=moved("failed"),
+        dead=moved("dead"),
+        waiting=sum(note.waiting for note in notes),
+        oldest=max(ages_ms) / 1000 if ages_ms else None,
     )

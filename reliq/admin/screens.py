@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,6 @@ if TYPE_CHECKING:
 DEEPEST = 100
 
 _UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
-
-_PORT_REFUSALS = {
-    errno.EADDRINUSE: "something listens there already",
-    errno.EACCES: "this user may not listen there",
-    errno.EADDRNOTAVAIL: "this machine has no such address",
-}
 
 
 def format_missing(away: Sequence[int]) -> str:
@@ -92,8 +85,3 @@ def start_of(body: bytes, limit: int) -> str:
     """Return the start of a body as text, with `…` when there is more."""
     text = body[: 4 * limit].decode("utf-8", "replace")
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def port_refusal(error: Exception) -> str:
-    """Return why a port cannot be listened on."""
-    return _PORT_REFUSALS.get(getattr(error, "errno", None) or 0, str(error))

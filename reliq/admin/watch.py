@@ -1,8 +1,8 @@
-"""Queues over time: the minutes that workers have noted, and looks that follow one another."""
+"""Queues over time: the minutes that workers noted, and repeated looks at the queues."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,68 +14,64 @@ from reliq.admin.session import AdminBase, ask_each
 from reliq.admin.show import last_ends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from reliq.admin.messages import MessageEvent
     from reliq.admin.queues import Overview
     from reliq.keys import Keys
     from reliq.metrics.crons import CronState
-    from reliq.metrics.snapshot import Rates, Selection, ShardMaps
+    from reliq.metrics.snapshot import ShardMaps
     from reliq.redis.session import Session
 
-#: A trend has the rates of this many looks.
-TREND_LOOKS = 120
-#: It begins with this many minutes that workers have noted.
-NOTED_MINUTES = 60
-#: From a queue this many ends are read, and as many errors of messages that are to be delivered again.
+#: A look reads this many ends of each queue, and the errors of this many messages that wait for a redelivery.
 SAMPLE = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """
-    One kind of failure in a queue.
+    An error that messages of a queue wait to be redelivered with.
 
     Attributes:
-        ended: how a message ended, or None for an error of messages that are alive.
-        reason, error: of the last failure.
-        count, sampled: how many of a sample of such messages have it, and how many were looked at.
-        raised: class and place of the exception, of messages that are alive; empty when nothing was raised.
+        queue: name of the queue.
+        reason: reason of the last failure, such as `failed` or `lost`.
+        error: text of the error.
+        raised: class and place of the exception; empty when the handler raised none.
+        count: messages of the sample with this error.
+        sampled: size of the sample.
     """
 
     queue: str
-    ended: MessageEvent | None
     reason: str
     error: str
+    raised: str = ""
     count: int = 1
     sampled: int = 1
-    raised: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSample:
     """
-    One look.
+    One look at queues.
 
     Attributes:
-        trends: queue -> the rates of the minutes before the first look, then those of each look.
-        ends: the newest abnormal ends first.
-        errors: what living messages failed with, from a sample of each queue, the most frequent first.
-        crons: periodic entries, those first that tick next.
+        overview: the queues and the workers.
+        ends: the last abnormal ends with the names of their queues, the newest first.
+        errors: errors of living messages, from a sample of each queue, the most frequent first.
+        crons: periodic entries, the next to tick first.
     """
 
     overview: Overview
-    trends: Mapping[str, Sequence[Rates]]
-    ends: Sequence[Failure]
+    ends: Sequence[tuple[str, MessageEvent]]
     errors: Sequence[Failure]
     crons: Sequence[CronState] = ()
 
 
 class HistoryReads(AdminBase):
-    """Queues over time."""
+    """The methods that read queues over time."""
 
     def history(self, queue: str, *, minutes: int = 60) -> list[MinuteStats]:
-        """Return the last minutes of a queue, up to 180, the oldest first, as its workers noted them."""
+        """Return the last minutes of a queue as its workers noted them, up to 180, the oldest first."""
         session = self._redis.queue(queue)
         return histories_of(session, [session.keys], minutes, self._maps())[session.keys]
 
@@ -88,72 +84,44 @@ class HistoryReads(AdminBase):
 
     def watch(self, names: Sequence[str] = ()) -> Watcher:
         """Return a watcher of the queues named, or of all in the registry."""
-        named = self._named(names)
-        session = self._redis.session()
-        return Watcher(session, lambda: chosen(session, named), self._maps())
+        return Watcher(self._redis.session(), self._named(names), self._maps())
 
 
 class Watcher:
     """
-    Makes an overview at each `look`, all of them in one thread: `ReadOnlyAdmin.overview` is for several.
+    Looks at queues again and again, from one thread; `ReadOnlyAdmin.queues` is safe for several.
 
     Args:
-        queues: says which; asked anew for each look.
-        maps: how many shards they have.
+        session: the session of the whole Redis.
+        named: the queues; empty for all in the registry, which each look reads again.
+        maps: how many shards the queues have.
     """
 
-    def __init__(self, session: Session, queues: Callable[[], Selection], maps: ShardMaps) -> None:
+    def __init__(self, session: Session, named: Sequence[Keys], maps: ShardMaps) -> None:
         self._session = session
-        self._queues = queues
+        self._named = named
         self._maps = maps
         self._last: Overview | None = None
-        self._rates: dict[str, deque[Rates]] = {}
 
     def look(self) -> QueueSample:
         """
-        Return the queues as they are now; rates are those since the last look, and the first look has none.
+        Return the queues as they are now, with the rates since the last look; at first since a worker's note.
 
         Raises:
             RedisUnavailableError, RedisRefusedError: Redis does not answer, or refuses.
         """
-        selection = self._queues()
+        selection = chosen(self._session, self._named)
         queues = selection.queues
-        is_first = self._last is None
-        self._last = now = overview(self._session, selection, self._maps, since=self._last)
-        if is_first:
-            self._rates = _noted(self._session, queues, self._maps)
-        for view in now.queues:
-            if view.rates is not None:
-                self._rates.setdefault(view.queue, deque(maxlen=TREND_LOOKS)).append(view.rates)
-        return QueueSample(
-            now,
-            {queue: tuple(rates) for queue, rates in self._rates.items()},
-            [
-                Failure(keys.name, end, end.reason, end.error)
-                for keys, end in last_ends(self._session, queues, SAMPLE, self._maps)
-            ],
-            self._errors(queues),
-            sorted(crons_of(self._session, queues), key=lambda one: one.next or 0),
-        )
+        self._last = overview(self._session, selection, self._maps, since=self._last)
+        ends = last_ends(self._session, queues, SAMPLE, self._maps)
+        crons = sorted(crons_of(self._session, queues), key=lambda entry: entry.next or 0)
+        return QueueSample(self._last, [(keys.name, end) for keys, end in ends], self._errors(queues), crons)
 
     def _errors(self, queues: Sequence[Keys]) -> list[Failure]:
-        """Return the last errors of a sample of messages that are alive, equal errors counted together."""
         answers, _ = ask_each(self._session, queues, lambda keys: calls.failure_sample(keys, SAMPLE), self._maps)
-        samples = [[note for part in parts if isinstance(part, list) for note in part] for parts in answers]
-        failures = [
-            Failure(keys.name, None, reason, error, count, len(notes), raised)
-            for keys, notes in zip(queues, samples, strict=True)
-            for (reason, error, raised), count in Counter(
-                (note.reason, note.error, note.raised) for note in notes
-            ).most_common()
-        ]
-        return sorted(failures, key=lambda one: -one.count)
-
-
-def _noted(session: Session, queues: Sequence[Keys], maps: ShardMaps) -> dict[str, deque[Rates]]:
-    """Return the rates of the minutes that workers have noted, so that a first look has a past."""
-    return {
-        keys.name: deque((minute.rates for minute in minutes), maxlen=TREND_LOOKS)
-        for keys, minutes in histories_of(session, queues, NOTED_MINUTES, maps).items()
-        if minutes
-    }
+        failures = []
+        for keys, shards in zip(queues, answers, strict=True):
+            notes = [note for shard in shards if isinstance(shard, list) for note in shard]
+            kinds = Counter((note.reason, note.error, note.raised) for note in notes)
+            failures += [Failure(keys.name, *kind, count, len(notes)) for kind, count in kinds.items()]
+        return sorted(failures, key=lambda failure: -failure.count)

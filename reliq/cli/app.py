@@ -36,8 +36,7 @@ SUMMARIES = {
         "keys": "Show which keys have messages that wait or run, those with most first, and why they wait.",
         "list": "List the messages of one state, the next to come first; of dead letters and ended messages the newest.",
         "show": "Show where a message is, what it holds, what went wrong and who has it; or what became of it.",
-        "watch": "Watch queues live until Ctrl-C: states, rates, how late they are, workers and what each runs, "
-        "newest failures.",
+        "watch": "Watch queues live until Ctrl-C: backlog, lateness, rates, workers and their handlers, failures.",
         "web": "Serve a page of queues, messages, dead letters and workers until SIGTERM or Ctrl-C.",
     },
     "Act": {

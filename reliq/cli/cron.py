@@ -35,7 +35,7 @@ def list_crons(queues: QueueNames = None, *, admin: WholeQueueAdmin) -> Answer:
     if not entries:
         return Answer([], ["There is no periodic entry; @consumer.cron(…) makes one, and a worker brings it here."])
     table = Table(COLUMNS, [_row(entry) for entry in entries], ("schedule", "last message"))
-    return Answer(entries, [table, *(line for entry in entries for line in _remarks(entry))])
+    return Answer(entries, [table, *(line for entry in entries for line in describe_problems(entry))])
 
 
 @cron.command()
@@ -57,8 +57,8 @@ def run(
     return Answer({"id": id, "queue": queue}, [f"published {id} to {queue}"])
 
 
-def _remarks(entry: "CronState") -> Iterator[str]:
-    """Yield what is wrong with an entry, and its pause."""
+def describe_problems(entry: "CronState") -> Iterator[str]:
+    """Yield a line for the pause of a periodic entry and for each of its problems."""
     if entry.pause:
         yield f"{entry.name}: {describe_pause(entry.pause, time.time())}"
     if not entry.is_served:

@@ -118,7 +118,12 @@ def _describe_queues(overview: "Overview") -> "Iterator[object]":
         yield _table(views)
     elif not overview.unreadable:
         yield "There is no queue in the registry; --scan looks for others."
-    for view in views:
+    yield from describe_overview(overview)
+
+
+def describe_overview(overview: "Overview") -> "Iterator[str]":
+    """Yield a line for each pause, queue that sleeps, and Redis or queue that cannot be read."""
+    for view in overview.queues:
         if view.pause is not None:
             yield f"{view.queue} is {describe_pause(view.pause, time.time())}"
         if view.away:

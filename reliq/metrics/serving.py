@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client import CollectorRegistry
 
-from reliq.admin.screens import port_refusal
 from reliq.consumer import STOPS, SignalNotes, handle_signal, ignore_stops
 from reliq.errors import ConfigurationError
 from reliq.metrics.exposition import Page
@@ -94,7 +93,7 @@ class Endpoint(ThreadingTCPServer):
             super().__init__((chosen, port), _Handler)
         except (OSError, UnicodeError) as error:
             raise ConfigurationError(
-                f"cannot serve metrics on {chosen}:{port}: {port_refusal(error)}; choose another port or host"
+                f"cannot serve metrics on {chosen}:{port}: {getattr(error, 'strerror', None) or error}; choose another port or host"
             ) from None
         self._thread = threading.Thread(target=self.serve_forever, name="reliq-metrics", daemon=True)
 

@@ -67,13 +67,10 @@ class LastSample:
             if at < self._failed_at + FRESH_SECONDS:
                 raise RedisUnavailableError(self._failure)
             self._is_fresh = True
-            is_old = at > self._at + OLD_SECONDS
-            if is_old:
-                self._watcher = self._admin.watch()
+            if at > self._at + OLD_SECONDS:
+                self._watcher = self._admin.watch()  # its first rates are those of the last minute
             try:
                 sample = self._watcher.look()
-                if is_old:
-                    sample = replace(sample, overview=self._admin.queues())
                 if self._now is None or at >= self._history_at + HISTORY_SECONDS:
                     self._history_at = at
                     self._now = sample, self._admin.histories()

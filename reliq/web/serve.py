@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reliq import distribution
-from reliq.admin.screens import port_refusal
 from reliq.consumer import STOPS, handle_signal, ignore_stops
 from reliq.errors import ConfigurationError
 from reliq.logs import limiter
@@ -154,7 +153,7 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         listener.close()
         raise ConfigurationError(
-            f"cannot listen on {host}:{port}: {port_refusal(error)}; choose another --port or --host"
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}; choose another --port or --host"
         ) from None
     return listener
 

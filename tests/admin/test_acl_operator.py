@@ -1,10 +1,6 @@
 """An operator with exactly the rule that `reliq acl` prints runs every command of an operator, and no more than that."""
 
-import json
 import re
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -130,15 +126,12 @@ def test_operator_may_run_every_command_and_needs_every_right(
 
 
 def test_operator_may_watch_and_ask_the_doctor(scene, operator, refused, client, command):
-    words = [sys.executable, "-m", "reliq", "watch", "--json", "--interval", "30s", "--url", operator]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
-        look = json.loads(watch.stdout.readline())
-        watch.send_signal(signal.SIGINT)
+    look = Admin(operator).watch().look()
 
-    assert ({one["queue"] for one in look["queues"]}, look["unreadable"]) == ({"q", "other"}, {})
-    assert look["workers"][0]["running"][0]["id"] == "held"
-    assert {one["error"] for one in look["errors"]} == {"gateway down", "no such card"}
-    assert look["ends"]
+    assert ({view.queue for view in look.overview.queues}, look.overview.unreadable) == ({"q", "other"}, {})
+    assert look.overview.workers[0].running[0].id == "held"
+    assert {failure.error for failure in look.errors} == {"gateway down", "no such card"}
+    assert look.ends
 
     done = command("doctor", "--role", "operator", "--queue", "q", "--json", url=operator)
 

@@ -122,7 +122,7 @@ def test_command_on_an_unknown_queue_refuses_it_and_creates_nothing(command, cli
 def test_command_without_redis_or_a_url_prints_one_line(command, monkeypatch):
     monkeypatch.setattr("reliq.redis.session.PATIENCE_SECONDS", 0.01)
 
-    for call in ("queues", "workers", "queues q --check", "watch", "list q", "redrive q --all --yes", "doctor"):
+    for call in ("queues", "workers", "queues q --check", "list q", "redrive q --all --yes", "doctor"):
         done = command(*call.split(), "--url", f"redis://127.0.0.1:{free_port()}/0")
 
         assert (done.code, done.out, done.err.count("\n")) == (1, "", 1), call

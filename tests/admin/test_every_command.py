@@ -13,7 +13,7 @@ from reliq.cli.app import Commands, app
 
 ROOT = Path(__file__).parents[2]
 #: Commands that print no answer a script would read: they run, or answer by their exit code alone.
-NO_JSON = {"init", "demo", "relay", "exporter", "health", "web", "outbox sql"}
+NO_JSON = {"init", "demo", "relay", "exporter", "health", "watch", "web", "outbox sql"}
 #: Commands whose queues say their layouts themselves, in the code.
 NO_LAYOUT = {"worker", "bench"}
 #: Commands that ask no Redis.

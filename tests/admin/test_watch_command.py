@@ -1,19 +1,18 @@
-"""`reliq watch`: a screen that fits its terminal and leaves it clean, or a line for each look over a pipe."""
+"""`reliq watch`: a screen that fits its terminal and leaves it clean."""
 
 import re
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 
 import pytest
-from terminal import PATIENCE_SECONDS
+from ports import free_port
+from rich.console import Console
 
 from reliq import Admin, Pause, Queue
-from reliq.admin import Failure, Overview, QueueSample, QueueSnapshot
+from reliq.admin import Overview, QueueSample, QueueSnapshot
 from reliq.admin.messages import MessageEvent
-from reliq.cli.watch import Interrupts, Screen, line_of, show
+from reliq.cli.watch import draw, show
 from reliq.redis.commands import RunningJob, Worker
 from reliq.testing.server import EmbeddedRedis
 
@@ -50,14 +49,12 @@ def scene(queue, client, die, alive):
 def test_watch_fits_its_terminal_moves_and_leaves_it_clean(watch, scene, queue, columns, lines, number):
     terminal = watch(columns=columns, lines=lines)
 
-    rows = terminal.wait_for("no such card", "gateway down", "pid 4711", "acked ", "█")
-    assert rows[0].startswith("reliq watch")
-    assert rows[0].endswith("UTC, every 100ms")
-    assert len(rows[0]) == columns
+    rows = terminal.wait_for("no such card", "gateway down", "4711")
+    assert re.search(r"^reliq watch  redis://\S+  \d\d:\d\d:\d\d UTC, every 100ms$", rows[0])
+    assert rows[1].startswith("1 queue, 1 worker, 1 of 8 slots busy, Redis uses ")
     # late, ready, pending, leased, backoff, retry, dead
     assert any(re.match(r"q +\d+m\w* +1 +1 +0 +1 +0 +1\b", row) for row in rows)
-    assert any("db1 pid 4711  1 of 8 busy, up 1h" in row for row in rows)
-    assert any(re.search(r"\dm\w* q order-7", row) for row in rows)
+    assert any(re.match(r"db1 pid 4711  1 of 8 busy, up 1h, claimed .* ago: 1m", row) for row in rows)
 
     queue.publish({})
     queue.publish({})
@@ -81,43 +78,43 @@ class Interrupted(str):
 
 def test_interrupt_during_a_redraw_leaves_the_terminal_clean(queue, url, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    interrupts = Interrupts()
-    before = signal.signal(signal.SIGINT, interrupts.handle_signal)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            show(Admin(url).watch(), Interrupted("redis://x"), 60.0, interrupts)
-    finally:
-        signal.signal(signal.SIGINT, before)
+
+    show(Admin(url).watch(), Interrupted("redis://x"), 60.0)
 
     drawn = capsys.readouterr().out
     assert drawn.count("\x1b[?1049h") == drawn.count("\x1b[?1049l") == 1
-    assert "reliq watch  redis://x" in drawn
+    assert drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")
 
 
-def test_watch_without_redis_keeps_the_last_look_and_says_so(watch, server_path):
-    with EmbeddedRedis(server=server_path) as server:
+def test_watch_keeps_the_last_look_while_redis_is_away_and_recovers(watch, server_path):
+    with EmbeddedRedis(server=server_path, options={"appendonly": "yes", "appendfsync": "always"}) as server:
         Queue("here", url=server.url).publish({})
         terminal = watch(url=server.url, columns=80)
-        terminal.wait_for("here ")
+        terminal.wait_for("^here ")
 
-    rows = terminal.wait_for("Redis does not answer, this is old")
+        server.kill()
+        rows = terminal.wait_for("Redis does not answer, these figures are old: ")
+        assert any(row.startswith("here ") for row in rows)
 
-    assert any(row.startswith("here ") for row in rows)
+        server.start()
+        terminal.wait_for("^1 queue, 0 workers", "^here ")
+
     assert terminal.end(signal.SIGINT) == 0
 
 
-def test_watch_over_a_pipe_prints_a_line_for_each_look_until_it_is_closed(scene, url):
-    command = [sys.executable, "-m", "reliq", "watch", "--interval", "100ms", "--url", url, "q"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        lines = [process.stdout.readline() for _ in range(3)]
-        process.stdout.close()
-        assert process.wait(PATIENCE_SECONDS) == 0
-        assert process.stderr.read() == ""
+def test_watch_without_redis_prints_one_line_and_no_screen(watch):
+    terminal = watch(url=f"redis://127.0.0.1:{free_port()}/0")
 
-    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ queues=1 late=\d+m", line) for line in lines)
-    assert all("ready=1 pending=1 leased=0 backoff=1 retry=0 dead=1" in line for line in lines)
-    assert "workers=1 busy=1/8" in lines[0]
-    assert "last=q/order-42 dead rejected (delivery 1): no such card" in lines[0]
+    assert terminal.end() == 1
+    assert re.fullmatch(r"reliq: .*Connection refused.*\n", terminal.text)
+    assert ENTER not in terminal.raw
+
+
+def test_watch_without_a_terminal_names_the_command_for_scripts(command, queue):
+    told = command("watch")
+
+    assert (told.code, told.out) == (2, "")
+    assert told.err == "reliq: reliq watch needs a terminal; elsewhere use `reliq queues --json`\n"
 
 
 def view(name, **fields):
@@ -127,45 +124,49 @@ def view(name, **fields):
     return QueueSnapshot(queue=name, **{**none, **about, "workers": 0, "slots": 0, "busy": 0, **fields})
 
 
-def moment(views=(), workers=(), ends=(), errors=()):
-    return QueueSample(Overview(views, workers, {}, {}, 0.0), {}, ends, errors)
+def sample(views=(), workers=(), ends=(), errors=()):
+    return QueueSample(Overview(views, list(workers), {}, {}, 0.0), ends, errors)
 
 
 def screen_lines(seen, columns=80, lines=24):
-    return [line.plain for line in Screen(seen, "redis://x", 1.0).lines(columns, lines)]
+    console = Console(width=columns, height=lines)
+    with console.capture() as captured:
+        console.print(draw(console, seen, "redis://x", 1.0))
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50), (20, 5)], ids=["80x24", "200x50", "20x5"])
-def test_screen_fits_whatever_there_is(columns, lines):
-    views = [view(f"queue-{number:03}-{'x' * 60}", ready=number, late=float(number)) for number in range(100)]
+def test_screen_shows_queues_workers_and_failures_whatever_there_is(columns, lines):
+    views = [view(f"queue-{number:03}", ready=number, late=float(number)) for number in range(100)]
     slots = tuple(RunningJob("q" * 100, "i" * 100, 1, 0.0) for _ in range(200))
     workers = [Worker("w", "h" * 80, 1, "1", ("q",), 999, 200, 0, 0, 0, slots)] * 30
-    ends = [Failure("q", MessageEvent(0.0, "dead", "i" * 100), "failed", "e" * 500)] * 50
+    ends = [("q", MessageEvent(0.0, "dead", "i" * 10, reason="failed", error="e" * 500))] * 50
 
-    shown = screen_lines(moment(views, workers, ends), columns, lines)
+    shown = screen_lines(sample(views, workers, ends), columns, lines)
 
-    assert len(shown) == lines
-    if lines >= 24:
-        assert any("more queues, less late than these" in line for line in shown)
-        assert any(line.startswith("queue-099") for line in shown)
-        assert sum(line.startswith("00:00:00 dead") for line in shown) >= 3
+    assert (len(shown), max(map(len, shown)) <= columns) == (lines, True)
+    if lines < 24:
+        return
+    assert re.match(r"100 queues, the \d+ latest are shown, 30 workers", shown[1])
+    assert any(line.startswith("queue-099 ") for line in shown)
+    assert sum(line.startswith("00:00:00  q iiiiiiiiii dead") for line in shown) >= 3
 
 
 @pytest.mark.parametrize("names", [("orders", "orders-late"), ("x" * 70 + "a", "x" * 70 + "b")], ids=["short", "long"])
 def test_screen_never_cuts_a_queue_name(names):
     for width in (80, 150, 200):
-        lines = screen_lines(moment([view(name, ready=at + 7) for at, name in enumerate(names)]), width, 40)
+        lines = screen_lines(sample([view(name, ready=at + 7) for at, name in enumerate(names)]), width, 40)
 
-        assert max(map(len, lines[2:8])) <= width
+        assert max(map(len, lines)) <= width
+        told = "".join(line.split()[0] for line in lines[3:] if line)
+        assert [name in told for name in names] == [True, True]
         for at, name in enumerate(names):
-            here = next(number for number, line in enumerate(lines) if re.match(rf"{name}(\s|$)", line))
-            assert any(re.search(rf" {at + 7} ", line) for line in lines[here : here + 2])
+            assert any(re.search(rf"^{name[:8]}\S* .* {at + 7} ", line) for line in lines)
 
 
-def test_screen_and_lines_show_a_pause_as_text_and_that_no_worker_is_alive():
-    assert "\x9b" not in line_of(moment([view("q\x9b", pause=Pause("anna@db1", 0.0, "gateway down"))]))
-    lines = screen_lines(moment([view("q", ready=3, pause=Pause("anna@db1", 0.0, "gateway down"))]))
+def test_screen_shows_a_pause_as_text_and_that_no_worker_is_alive():
+    lines = screen_lines(sample([view("q\x9b", ready=3, pause=Pause("anna@db1", 0.0, "gateway\x9b down"))]), 120)
 
-    assert any("paused by anna@db1 " in line and "gateway down" in line for line in lines)
-    assert not any("█" in line for line in lines)
+    assert "\x9b" not in "".join(lines)
+    assert any("paused by anna@db1 " in line and "gateway" in line for line in lines)
     assert "no worker is alive" in lines

@@ -51,14 +51,14 @@ def test_port_in_use_is_reported_in_one_line(reliq, arguments):
         code, output = reliq(*arguments, port)
 
     assert code == 2
-    assert f"cannot serve metrics on 127.0.0.1:{port}: something listens there already" in output
+    assert f"cannot serve metrics on 127.0.0.1:{port}: Address already in use" in output
     assert "Traceback" not in output
 
 
 def test_impossible_port_or_host_is_refused():
     with pytest.raises(ConfigurationError, match="metrics port must be 0 to 65535, not 70000"):
         Endpoint(70000, None, page=Page(), live=str, ready=str)
-    with pytest.raises(ConfigurationError, match="this machine has no such address"):
+    with pytest.raises(ConfigurationError, match="Cannot assign requested address"):
         Endpoint(0, "192.0.2.1", page=Page(), live=str, ready=str)
 
 
