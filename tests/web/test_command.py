@@ -59,7 +59,7 @@ def test_command_prints_an_address_that_lets_a_browser_in_and_stops_cleanly(orde
         (("--host", "0.0.0.0"), "RELIQ_WEB_TOKEN"),
         (("--host", "somewhere.example"), "RELIQ_WEB_TOKEN"),
         (("--port", "70000"), "port must be"),
-        (("--host", "192.0.2.1", "--token", TOKEN), "this machine has no such address"),
+        (("--host", "192.0.2.1", "--token", TOKEN), "Cannot assign requested address"),
     ],
     ids=["no token", "no token for a name", "port", "address"],
 )
