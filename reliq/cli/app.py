@@ -59,12 +59,12 @@ SUMMARIES = {
         "acl": "Print the least Redis ACL rule for a role; it leaves passwords, and whether the user is on, as they are.",
     },
     "Measure": {
-        "bench": "Measure reliq on your Redis: drain, publish, lateness, pickup, idle cost.",
+        "bench": "Measure reliq on your Redis: publishing, draining by one and two worker processes, pickup by an idle worker.",
     },
 }
 #: Module of this package -> the commands in it, where it is not the module of the command's own name.
 MODULES = {
-    "checks": "check doctor acl bench",
+    "checks": "check doctor acl",
     "init": "init demo",
     "keys": "limits keys shards",
     "messages": "list show cancel purge move redrive publish",

@@ -1,19 +1,16 @@
-"""The commands that check and measure a Redis: `check`, `doctor`, `acl` and `bench`."""
+"""The commands that check a Redis: `check`, `doctor` and `acl`."""
 
-import sys
 from collections.abc import Iterator
 from enum import StrEnum
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from reliq.admin.screens import format_missing
 from reliq.admin.words import ROLES
-from reliq.cli.frame import Answer, Table, command
-from reliq.cli.options import DEFAULT_LAYOUT, AdminOption, LayoutText, QueueName, Url, WholeQueueAdmin, Yes, open_admin
-from reliq.cli.output import confirm, console, say
+from reliq.cli.frame import Answer, command
+from reliq.cli.options import DEFAULT_LAYOUT, AdminOption, LayoutText, QueueName, Url, WholeQueueAdmin, open_admin
+from reliq.cli.output import console, say
 from reliq.keys import Keys, Layout
 from reliq.text import pluralize
 
@@ -150,40 +147,3 @@ def acl(
         rule = acl_rule(role or (), queues, user=user, selectors=server is Server.seven, without_eval=without_eval)
     say(f"# Then give it a password: ACL SETUSER {rule.user} on >PASSWORD", stderr=True)
     return Answer(rule)
-
-
-@command
-def bench(
-    url: Url = None,
-    only: Annotated[
-        str | None, typer.Option(help="Only these parts, of drain, publish, lateness, pickup and idle.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Send fewer messages: rougher figures, sooner.")] = False,
-    yes: Yes = False,
-) -> Answer:
-    """
-    Measure reliq on your Redis: drain, publish, lateness, pickup, idle cost.
-
-    It uses a queue of its own and removes all its keys, also after Ctrl-C.
-
-    Example: reliq bench --url redis://127.0.0.1:6379/0 --quick
-    """
-    measures = import_module("reliq.admin.bench")
-    parts = [part.strip() for part in only.split(",")] if only else []
-    benchmark = measures.Bench(url, only=parts, messages=measures.QUICK if quick else measures.FULL)
-    if others := benchmark.in_use():
-        confirm(
-            f"This Redis is in use ({others}). The benchmark loads it fully for about "
-            f"{'half a minute' if quick else 'a minute'}, and needs about {benchmark.mebibytes} MiB there. Go on?",
-            yes=yes,
-        )
-    measures.exit_on_signals()
-    bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*bars, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("starting", total=None)
-        figures = benchmark.run(lambda part, done, of: bar.update(task, description=part, completed=done, total=of))
-    version = benchmark.redis_version()
-    rows = [(one.part, one.name, f"{one.value:,.2f}", one.unit) for one in figures]
-    title = f"reliq on Redis {version}, {benchmark.place}" + (" (quick: rough figures)" if quick else "")
-    value = {"redis": version, "place": benchmark.place, "quick": quick, "figures": figures}
-    return Answer(value, [title, Table(("part", "what", "figure", "unit"), rows)])

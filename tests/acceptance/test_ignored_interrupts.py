@@ -28,7 +28,7 @@ COMMANDS = {
     "web": (["web", "--port", "{port}"], 0),
     "watch": (["watch"], 0),
     "demo": (["demo", "--jobs", "20000"], 130),
-    "bench": (["bench", "--only", "drain", "--yes"], 128 + signal.SIGTERM),
+    "bench": (["bench", "--messages", "100000", "--yes"], 128 + signal.SIGTERM),
 }
 
 

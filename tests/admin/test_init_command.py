@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from reliq.cli.init import FILES
+from reliq.cli.init import FILES, STARTER
 
 
 @pytest.fixture
@@ -27,16 +27,14 @@ def started(command, tmp_path, monkeypatch):
 
 
 def test_application_runs_and_passes_its_tests_and_a_linter(started):
-    rules = ["--select", "E,F,I,UP,B,D1", "--ignore", "D103", "--line-length", "120"]
-
     assert started("app", "Ada").startswith("published ")
     assert started("reliq", "worker", "--burst") == "Hello, Ada!\n"
     assert "2 passed" in started("pytest", "-q", "-p", "no:cacheprovider")
-    started("ruff", "check", "--isolated", *rules, ".")
+    started("ruff", "check", ".")
 
 
 def test_compose_file_has_a_durable_redis_and_a_worker():
-    services = yaml.safe_load(FILES["compose.yaml"])["services"]
+    services = yaml.safe_load((STARTER / "compose.yaml").read_text("utf-8"))["services"]
 
     assert "ports" not in services["redis"]  # a Redis of this machine may have the port
     assert "--appendonly yes --maxmemory-policy noeviction" in services["redis"]["command"]
@@ -69,3 +67,9 @@ def test_init_that_cannot_write_is_one_line_and_writes_nothing(command, tmp_path
     (tmp_path / "file").write_text("")
     done = command("init", tmp_path / "file")
     assert (done.code, done.err) == (2, f"reliq: cannot write {tmp_path}/file/pyproject.toml: File exists\n")
+
+
+def test_files_of_the_starter_are_those_that_init_writes():
+    kept = {path.relative_to(STARTER).as_posix() for path in STARTER.rglob("*") if path.is_file()}
+
+    assert {name for name in kept if "cache" not in name} == set(FILES)

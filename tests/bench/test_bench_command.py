@@ -1,10 +1,9 @@
-"""`reliq bench` measures everything it promises, and leaves nothing behind, however it ends."""
+"""`reliq bench` measures what it promises, and leaves nothing behind, however it ends."""
 
 import json
 import signal
 import subprocess
 import sys
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,19 +12,19 @@ import pytest
 import redis
 from waiting import eventually
 
-from reliq.admin.bench import Bench
+from reliq.admin.bench import measure, server_in_use
 from reliq.errors import ConfigurationError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-#: Number of figures of each part, by its unit.
-FIGURES = {
-    ("drain", "messages/s"): 3,
-    ("publish", "messages/s"): 2,
-    ("lateness", "ms"): 2,
-    ("pickup", "ms"): 2,
-    ("idle", "round trips/s"): 1,
-}
+FIGURES = [
+    "publish one by one, messages/s",
+    "publish_many, messages/s",
+    "drain by 1 process, messages/s",
+    "drain by 2 processes, messages/s",
+    "pickup p50, ms",
+    "pickup p99, ms",
+]
 PATIENCE_SECONDS = 120
 TINY = 1000
 
@@ -51,33 +50,24 @@ def output_of(process) -> str:
     return out
 
 
-def test_every_part_has_its_figures_and_no_key_stays(url: str, client: redis.Redis):
-    figures = Bench(url, messages=TINY).run()
-
-    assert Counter((one.part, one.unit) for one in figures) == FIGURES
-    assert [one for one in figures if one.value <= 0] == []
-    assert client.keys() == []
-
-
-def test_only_one_part_is_measured_as_json_or_as_a_table(started):
-    table = output_of(started("--quick", "--only", "publish"))
-    report = json.loads(output_of(started("--quick", "--only", "publish", "--json")))
-
-    assert "one by one" in table
-    assert set(report) == {"redis", "place", "quick", "figures"}
-    assert [set(one) for one in report["figures"]] == [{"part", "name", "value", "unit"}] * 2
-
-
-def test_bench_beside_a_module_named_like_one_of_python_still_measures(started, tmp_path, monkeypatch):
+def test_every_part_has_its_figure_as_json_and_in_a_table(started, client: redis.Redis, tmp_path, monkeypatch):
+    """Also beside a module that is named like a module of Python."""
     (tmp_path / "queue.py").write_text("")
     monkeypatch.chdir(tmp_path)
 
-    output_of(started("--quick", "--only", "drain"))
+    table = output_of(started("--messages", str(TINY)))
+    report = json.loads(output_of(started("--messages", str(TINY), "--json")))
+
+    assert list(report["figures"]) == FIGURES
+    assert min(report["figures"].values()) > 0
+    assert report["messages"] == TINY
+    assert [line.split("  ")[0] for line in table.splitlines()[2:]] == FIGURES
+    assert client.keys() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_bench_that_ends_amid_a_drain_leaves_no_key_and_no_process(started, client: redis.Redis, number):
-    process = started("--quick", "--only", "drain")
+    process = started("--messages", "100000")
     ours = psutil.Process(process.pid)
     # No look at all keys before: it would hold up the benchmark while that fills its queue.
     is_draining = lambda: _workers(ours) and client.keys("*:unack")  # noqa: E731
@@ -94,7 +84,7 @@ def test_bench_that_ends_amid_a_drain_leaves_no_key_and_no_process(started, clie
 
 
 def test_bench_with_a_killed_worker_fails_with_the_reason_and_leaves_no_key(started, client: redis.Redis):
-    process = started("--quick", "--only", "idle")
+    process = started("--messages", "100000")
     ours = psutil.Process(process.pid)
     eventually(lambda: _workers(ours) and client.exists("reliq:workers"), "a worker process runs")
 
@@ -113,31 +103,26 @@ def _workers(ours: psutil.Process) -> list[psutil.Process]:
 def test_bench_on_a_redis_in_use_asks_and_leaves_other_keys_alone(started, client: redis.Redis):
     client.set("theirs", "1")
 
-    asked = started("--quick", "--only", "publish")
+    asked = started("--messages", str(TINY))
     _, err = asked.communicate(timeout=PATIENCE_SECONDS)
-    agreed = json.loads(output_of(started("--quick", "--only", "publish", "--yes", "--json")))
+    output_of(started("--messages", str(TINY), "--yes"))
 
     assert asked.returncode == 2
     assert "This Redis is in use (1 key)" in err
     assert "say --yes" in err
-    assert [one["part"] for one in agreed["figures"]] == ["publish", "publish"]
     assert client.keys() == [b"theirs"]
 
 
-def test_unknown_part_and_redis_without_memory_are_refused(url: str, client: redis.Redis):
+def test_redis_without_memory_is_refused(url: str, client: redis.Redis):
     client.config_set("maxmemory", "4mb")
     try:
-        with pytest.raises(ConfigurationError, match=r"needs about \d+ MiB, and this Redis has \d MiB left"):
-            Bench(url).in_use()
+        with pytest.raises(ConfigurationError, match=r"needs about 13 MiB, and this Redis has \d MiB left"):
+            server_in_use(url, 20_000)
     finally:
         client.config_set("maxmemory", "0")
-    with pytest.raises(ConfigurationError, match="parts are drain, publish, .*, not 'drian'"):
-        Bench(url, only=["drian"])
 
 
 def test_cluster_is_measured_and_no_key_stays(cluster):
-    parts = ["publish", "pickup"]
-    figures = Bench(cluster.url, only=parts, messages=TINY).run()
-
-    assert Counter((one.part, one.unit) for one in figures) == {key: FIGURES[key] for key in FIGURES if key[0] in parts}
+    assert server_in_use(cluster.url, TINY)[1] == 0
+    assert list(measure(cluster.url, TINY)) == FIGURES
     assert [cluster.client(server).dbsize() for server in cluster.primaries()] == [0, 0, 0]

@@ -11,12 +11,14 @@ from reliq.cli.output import console, print_json, print_table, say
 from reliq.text import clamp_time, printable, whole_number
 
 PACKAGE = Path(reliq.__file__).parent
-#: The module that prints; commands whose --raw prints bytes; processes that print nothing foreign.
+#: The module that prints; commands whose --raw prints bytes; processes that print nothing foreign; the starter project.
 MAY_WRITE = {
     "cli/output.py",
     "cli/messages.py",
     "cli/dead.py",
     "supervisor/main.py",
+    "cli/starter/app/__main__.py",
+    "cli/starter/app/jobs.py",
 }
 
 

@@ -21,8 +21,8 @@ import reliq
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-#: Suffixes of sources: of Python, of Redis, of a browser.
-SHIPPED = {".py", ".lua", ".html", ".css", ".js", ".svg"}
+#: Suffixes of sources: of Python, of Redis, of a browser, of the starter project.
+SHIPPED = {".py", ".lua", ".html", ".css", ".js", ".svg", ".toml", ".yaml"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 #: The folders and files that are packed, as a release has them.
 PACKED = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
