@@ -69,7 +69,7 @@ def server_in_use(url: str, messages: int) -> tuple[str, int]:
 
 def measure(url: str, messages: int) -> dict[str, float]:
     """
-    Measure publish, drain and pickup in a queue of their own; return each figure by its name and unit.
+    Measure publish, drain and pickup in a new queue; return each figure by its name and unit.
 
     The keys of the queue are deleted at the end, also after an error or an exception of a signal handler.
 
@@ -92,8 +92,9 @@ def measure(url: str, messages: int) -> dict[str, float]:
             figures["publish_many, messages/s"] = messages / (time.perf_counter() - began)
             with _workers(url, queue.name, processes) as workers:
                 queue.resume()
-                timed = _wait(queue, workers, int(messages * TIMED_SHARE))
-                began = time.perf_counter()
+                began, timed = time.perf_counter(), messages
+                if left := _wait(queue, workers, int(messages * TIMED_SHARE)):  # a small queue may be empty already
+                    began, timed = time.perf_counter(), left
                 _wait(queue, workers, 0)
                 figures[f"{name}, messages/s"] = timed / (time.perf_counter() - began)
 

@@ -25,7 +25,7 @@ def bench(
     """
     Measure reliq on your Redis: publishing, draining by one and two worker processes, pickup by an idle worker.
 
-    It works in a queue of its own and deletes all keys of that queue at the end, also after Ctrl-C.
+    It works in a new queue and deletes all keys of that queue at the end, also after Ctrl-C.
 
     Example: reliq bench --url redis://127.0.0.1:6379/0 --messages 100000
     """

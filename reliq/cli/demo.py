@@ -1,4 +1,4 @@
-"""The work of `reliq demo`: run jobs in two worker processes, kill a process meanwhile, and count what became of the jobs."""
+"""The work of `reliq demo`: run jobs in two worker processes, kill a process meanwhile, and count the results."""
 
 import os
 import random

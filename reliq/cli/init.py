@@ -70,7 +70,7 @@ def demo(jobs: Annotated[int, typer.Option(help="How many jobs to publish.")] = 
     """
     Run thousands of jobs in two processes, kill one while it runs jobs, and show that none is lost.
 
-    The demo starts a Redis of its own and ignores RELIQ_URL. Exit codes: 0 nothing was lost, 1 a job was lost or did not
+    The demo starts a private Redis and ignores RELIQ_URL. Exit codes: 0 nothing was lost, 1 a job was lost or did not
     run again, 2 wrong usage or no redis-server, 130 interrupted.
 
     Example: reliq demo --jobs 20000

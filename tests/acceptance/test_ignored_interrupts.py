@@ -27,7 +27,7 @@ COMMANDS = {
     "exporter": (["exporter", "--port", "{port}"], 0),
     "web": (["web", "--port", "{port}"], 0),
     "watch": (["watch"], 0),
-    "demo": (["demo", "--jobs", "20000"], 130),
+    "demo": (["demo", "--jobs", "20000"], 128 + signal.SIGTERM),
     "bench": (["bench", "--messages", "100000", "--yes"], 128 + signal.SIGTERM),
 }
 

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 NO_JSON = {"init", "demo", "relay", "exporter", "health", "watch", "web", "outbox sql"}
 #: Commands whose queues say their layouts themselves, in the code.
 NO_LAYOUT = {"worker", "bench"}
-#: Commands that ask no Redis.
-NO_URL = {"init", "health", "outbox sql", "outbox clean", "outbox retry"}
+#: Commands that ask no Redis, or a private Redis alone.
+NO_URL = {"init", "demo", "health", "outbox sql", "outbox clean", "outbox retry"}
 
 
 LOADED = {name: Commands.load(name) for name in Commands.places}
