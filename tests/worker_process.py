@@ -1,4 +1,4 @@
-"""`reliq` commands as processes of their own: tests see their output and processes."""
+"""Run `reliq` commands as processes; tests read their output and their processes."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tests.waiting import with_patience
 
 
 def environment_for(folder: Path, url: str) -> dict[str, str]:
-    """The environment of a person whose jobs are in `folder` and whose Redis is at `url`."""
+    """Return the environment of a user whose jobs are in `folder` and whose Redis is at `url`."""
     paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {**os.environ, "RELIQ_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 

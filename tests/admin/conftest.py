@@ -1,4 +1,4 @@
-"""What the tests of the commands share: a person's terminal, without the terminal."""
+"""Fixtures of the command tests: run commands in this process, with an emulated terminal."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ from reliq.redis.server import Connection
 
 
 class Ran(NamedTuple):
-    """What a command left behind."""
+    """The output and the exit code of a command."""
 
     code: int
     out: str
@@ -35,7 +35,7 @@ class Ran(NamedTuple):
 
 @pytest.fixture
 def command(url, monkeypatch, capsys):
-    """Run `reliq WORDS…` in this process, on the test's Redis or on that of another URL."""
+    """Run `reliq WORDS…` in this process, on the test's Redis or on the Redis of another URL."""
     monkeypatch.setenv("RELIQ_URL", url)
 
     def run(*words, url=None):
@@ -143,7 +143,7 @@ def login(client, url):
 
 @pytest.fixture
 def refused(client):
-    """Return what users were refused since the last login, but for what a new connection asks on the off chance."""
+    """Return what Redis refused to users since the last login, without the optional commands of a new connection."""
     return lambda: sorted(
         {one["object"] for one in client.acl_log() if not one["object"].startswith(("client", "info"))}
     )

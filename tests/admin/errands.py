@@ -9,7 +9,7 @@ seen: set[str] = set()
 
 @consumer.handler(ERRANDS, lease=5)
 def run(errand: str) -> None:
-    """Answer as the errand says, the first time; then ack."""
+    """Nack, snooze or reject a message on its first attempt, as its body asks; then ack it."""
     first = errand not in seen
     seen.add(errand)
     if first and errand == "nack":

@@ -6,7 +6,7 @@ import unicodedata
 
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, stacks_key, worker_key
 
-#: What a terminal obeys, hides, or shows elsewhere; what rich reads as more than text; what is no UTF-8.
+#: Control characters, invisible and right-to-left characters, markup of rich, and invalid UTF-8.
 TEXTS = [
     b"\x1b[2J\x1b[31m",
     b"\x1b]0;title\x07",
@@ -34,7 +34,7 @@ NOTES = [
 
 
 def bodies():
-    """Yield values of messages: bare bodies and envelopes, each with what no message of ours has."""
+    """Yield message bodies, bare and in envelopes, with content that reliq itself never writes."""
     for text in TEXTS:
         yield text
         header = json.dumps({text.decode("latin-1"): text.decode("latin-1")})
@@ -56,7 +56,7 @@ def complaints(text):
 
 
 def spoil(client, name="q", number=300):
-    """Fill a queue with so many hostile messages, and everything beside it with what fits; return some of the ids."""
+    """Fill a queue with `number` hostile messages and its other keys with hostile values; return some of the ids."""
     keys, values = Keys(name), list(bodies())
     ids = [TEXTS[at % len(TEXTS)][:120] + b"%d" % at for at in range(number)]
     with client.pipeline(transaction=False) as many:
@@ -112,7 +112,7 @@ def _beside(many, keys, ids):
 
 
 def _of_keys(many, keys, ids):
-    """Lines of keys that are none, places of nobody, and limits that make no sense."""
+    """Write invalid key queues, places without a message, and limits without meaning."""
     for at, text in enumerate(TEXTS):
         many.execute_command("ZADD", keys.ring, at, text)
         many.execute_command("ZADD", keys.asleep, SCORES[at], text + b" too")

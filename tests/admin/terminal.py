@@ -1,4 +1,4 @@
-"""A pseudo-terminal in which a command runs: what a person types, and what the screen shows."""
+"""A pseudo-terminal for commands: tests type into it and read the screen."""
 
 import fcntl
 import os

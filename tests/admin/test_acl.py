@@ -112,7 +112,7 @@ def test_producer_without_eval_publishes_once_the_scripts_are_loaded(login, refu
 
 def test_doctor_warns_about_a_producer_that_may_run_any_script(login, url, knows_selectors):
     Admin(url).load_scripts()
-    rights = "ok" if knows_selectors else "unknown"  # 6.2 does not say
+    rights = "ok" if knows_selectors else "unknown"  # Redis 6.2 does not report selectors
     for without_eval, verdict in ((False, "warning"), (True, "ok")):
         as_producer = Admin(login("producer", "q", without_eval=without_eval))
         verdicts = {one.name: one.verdict for one in as_producer.doctor(roles=["producer"], queue="q")}

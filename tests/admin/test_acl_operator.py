@@ -12,7 +12,7 @@ from reliq.redis.commands import RunningJob
 
 #: Rights that these calls do not need: to watch, to continue a page, to repair other faults.
 ELSEWHERE = {"HRANDFIELD", "LREM", "RENAMENX", "EVAL", "ZCOUNT", "ZRANK"}
-#: What moves messages between the shards of a queue, as tests/admin/test_shards_command.py has it.
+#: Commands that move messages between the shards of a queue; tests/admin/test_shards_command.py runs them.
 ELSEWHERE |= {"HSETNX", "SADD", "WAIT"}
 
 

@@ -1,4 +1,4 @@
-"""Wrong usage is one line that says what to do, with exit code 2; Redis away is one with exit code 1."""
+"""Wrong usage exits with code 2 and one line with the fix; an unreachable Redis exits with code 1 and one line."""
 
 import pytest
 from ports import free_port

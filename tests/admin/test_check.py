@@ -1,4 +1,4 @@
-"""`Admin.check`: a queue broken in every way that the model names is told, and mended without guessing."""
+"""`Admin.check` reports each kind of broken queue in the model, and repairs it without guessing."""
 
 import json
 import random
@@ -49,12 +49,12 @@ def check(url, layout):
 
 
 def names(faults):
-    """What is wrong, the account left aside: hands that break a queue break it too, and Go keeps none."""
+    """Return the faults without `account`: breaking a queue by hand changes its account, and Go keeps no account."""
     return set(faults) - {"account"}
 
 
 def looked_at(queue, client, id, **options):
-    """What the script answers of an id."""
+    """Return the script's reply about an id."""
     call = check_ids(queue.keys, [id], part="both", **options)
     return call.read(client.execute_command(*call.command_in_full))[1][0]
 
@@ -72,7 +72,7 @@ def test_sound_queue_has_no_faults(queue, url, layout):
     assert (report.faults, report.is_sound, report.looked_at) == ((), True, 10)
 
 
-#: How a hand breaks the queue, what is told of which id, and where it is after the repair.
+#: Name -> how the test breaks the queue, the fault and the id that are reported, and the states after the repair.
 BREAKS = {
     "ready and unack": (lambda c, k: c.lpush(k.ready, "held"), "twice", "held", ["unack"]),
     "ready twice": (lambda c, k: c.lpush(k.ready, "ready-1"), "twice", "ready-1", ["ready"]),
@@ -103,7 +103,7 @@ BREAKS = {
     "taken out of pending": (lambda c, k: c.zrem(k.pending, "late-2"), "lost", "late-2", ["pending"]),
     "taken out of unack": (lambda c, k: c.zrem(k.unack, "held"), "lost", "held", ["ready"]),
 }
-#: Without an envelope nothing says where these belong.
+#: Without an envelope, a check cannot restore the state of these messages.
 DEAD_WHEN_BARE = {"lost"}
 
 

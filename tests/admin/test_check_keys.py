@@ -1,4 +1,4 @@
-"""`Admin.check` of a queue with keys: a message in the wrong list, a key that stands still, a place of nobody."""
+"""`Admin.check` of a queue with keys: messages in the wrong list, stuck keys, places without a message."""
 
 from secrets import token_hex
 
@@ -59,7 +59,7 @@ def test_sound_queue_with_keys_has_no_faults(queue, check, url, client):
     assert client.zscore(queue.keys.asleep, "B") == FOR_EVER
 
 
-#: How a hand breaks the queue, what is told of whom, and what is in which line after the repair.
+#: Name -> how the test breaks the queue, the fault and its subject, and the key queue after the repair.
 BREAKS = {
     "no turn for a line": (lambda c, k: c.zrem(k.ring, "B"), "stuck-key", "B", ("B", ["b-1", "b-2"])),
     "a turn without a line": (lambda c, k: c.zadd(k.ring, {"D": 1}), "stray-turn", "D", ("D", [])),

@@ -1,4 +1,4 @@
-"""A check beside workers and publishers: what only moves is never told as wrong, and what is wrong is found."""
+"""A check beside running workers and publishers reports real faults only, and never a message that just moved."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""What a shell completes: commands, options, and the names of queues, which are asked of Redis."""
+"""Shell completion of commands, options and queue names; queue names are read from Redis."""
 
 import os
 import random

@@ -11,7 +11,7 @@ from required import must_run_in_ci
 
 from reliq.cli.app import Commands
 
-#: A value of each setting that is not its default, as the environment spells it, and what it means.
+#: Setting -> a value that is not the default, as an environment variable spells it, and its meaning.
 OTHERS = {
     "consumer": ("jobs:consumer", "jobs:consumer"),
     "processes": ("2", 2),
@@ -47,7 +47,7 @@ def work(body):
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """Go into a folder within that of a pyproject.toml with these lines in [tool.reliq]."""
+    """Change into a folder below a pyproject.toml that has these lines in [tool.reliq]."""
     inner = tmp_path / "inner"
     inner.mkdir()
     monkeypatch.chdir(inner)

@@ -1,4 +1,4 @@
-"""`reliq cron` and the methods of Admin behind it: what ticks when, run, paused, resumed, forgotten."""
+"""`reliq cron` and its `Admin` methods: list, run, pause, resume and forget periodic jobs."""
 
 import re
 import threading
@@ -27,7 +27,7 @@ def ticker(url, reports):
     consumer = Consumer()
     consumer.cron("0 6 * * *", queue=reports, body={}, name="daily", tz="Europe/Berlin")
     consumer.every(3600, queue=reports, body={}, name="hourly", overlap="skip")
-    # Connections of its own: an Admin that is closed closes the shared ones.
+    # Use a separate connection: closing an Admin closes the shared connections.
     one = Ticker(Client(Connection.to(url).anew().wire()), consumer.periodic)
     one.step()
     return one

@@ -29,7 +29,7 @@ NODE = {
     "cluster-require-full-coverage": "no",
     "cluster-node-timeout": "5000",
 }
-#: Facts that differ from sound ones, the finding about them, and its verdict.
+#: Settings that differ from a sound server, the finding about them, and its verdict.
 DIFFERENT = [
     ({"redis_version": "6.0.16"}, "version", "bad"),
     ({"redis_version": "6.2.19"}, "version", "warning"),

@@ -1,4 +1,4 @@
-"""What holds for every command: its help has an example, and it takes --json and --url where that is due."""
+"""Every command has an example in its help, and takes --json and --url where they apply."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from reliq.cli.app import Commands, app
 ROOT = Path(__file__).parents[2]
 #: Commands that print no answer a script would read: they run, or answer by their exit code alone.
 NO_JSON = {"init", "demo", "relay", "exporter", "health", "watch", "web", "outbox sql"}
-#: Commands whose queues say their layouts themselves, in the code.
+#: Commands that read the layout of each queue from the application's code.
 NO_LAYOUT = {"worker", "bench"}
 #: Commands that ask no Redis, or a private Redis alone.
 NO_URL = {"init", "demo", "health", "outbox sql", "outbox clean", "outbox retry"}
@@ -103,7 +103,7 @@ def test_mistyped_command_is_one_line_with_exit_code_2(command):
         "nope": "reliq: No such command 'nope'; see ",
         "list": "reliq: Missing argument 'QUEUE'; see ",
         "list orders --statee x": "reliq: No such option: --statee",
-        "health": "reliq: Missing argument 'check",  # Typer may say more of it
+        "health": "reliq: Missing argument 'check",  # Typer may print more
         "health live --port x": "reliq: Invalid value for '--port'",
         "queues --json=3": "reliq: Option '--json' does not take a value; see ",
     }.items():

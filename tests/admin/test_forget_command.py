@@ -19,7 +19,7 @@ def old(client):
 
 @pytest.fixture
 def empty(queue, die, client, old):
-    """A queue whose messages have all ended, in every way that leaves something behind."""
+    """A queue whose messages have all finished, in every way that leaves Redis keys."""
     queue.publish({}, id="acked", dedup=1)
     with queue.receive():
         pass

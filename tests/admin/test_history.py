@@ -1,4 +1,4 @@
-"""The last minutes of queues: noted by workers in Redis, read by whoever looks."""
+"""Workers record the recent history of each queue in Redis; commands and pages read it."""
 
 import time
 from types import SimpleNamespace

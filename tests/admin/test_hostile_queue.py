@@ -29,13 +29,13 @@ from reliq.redis.shards import ShardMap
 
 pytestmark = pytest.mark.slow
 
-#: Commands that show nothing foreign, or whose output other folders test.
+#: Commands that print nothing from Redis, or whose output other folders test.
 OF_THEIR_OWN = {"demo", "bench", "init", "relay", "worker"}
 OF_THEIR_OWN |= {"outbox sql", "outbox clean", "outbox retry"}
-#: Commands that run until they are told to stop, or ask no Redis, each with a test below, or in tests/web.
+#: Commands that run until a signal stops them, or do not read Redis; tested below or in tests/web.
 BY_THEMSELVES = {"watch", "exporter", "health", "web"}
-#: The calls of each command: its exit code as its help says (?: either), and the words after its name.
-#: CLEAR clears a terminal; STATE, MOVABLE and ID stand for each state and for ids of the queue.
+#: Command -> its calls: the expected exit code (?: 0 or 1) and the words after the command's name.
+#: CLEAR clears a terminal; STATE, MOVABLE and ID are replaced by each state and by ids of the queue.
 ERRANDS = {
     "queues": "0; 0 q spoilt; 0 --scan; 1 q --check",
     "workers": "0; 0 q; 0 --running; 0 q --running; 2 CLEAR --running",
@@ -97,7 +97,7 @@ def hostile(url, client):
     return lambda: spoil(client)
 
 
-#: Commands that lay out what they show by the width of the terminal.
+#: Commands that fit their output to the width of the terminal.
 WIDE = {"queues", "workers", "list", "cron list"}
 MODES = [(name, "over a pipe") for name in ERRANDS] + [(name, "in 80 columns") for name in ERRANDS if name in WIDE]
 MODES += [(name, "as JSON") for name in ERRANDS if "--json" in options(name)]
@@ -205,7 +205,7 @@ def test_redrive_continues_past_bad_letters_and_counts_them(hostile, command, di
 LAYOUTS = Layout.hdt3213(prefix="a;b"), Layout.RELIQ
 #: A periodic entry.
 ENTRY = "da`ily;ls"
-#: What names a command in its output or in an error, on a queue of either layout.
+#: Lines that name a command in its output or in an error, on a queue of either layout.
 NAMING = [
     ["pause", "--", "QUEUE"],
     ["pause", "--key", "k`s; ls", "--", "QUEUE"],
@@ -245,7 +245,7 @@ def parsed(command, words):
 
 @pytest.fixture
 def named(url, client):
-    """Make a queue of that name and layout whose limits, sleep, and shards give the commands something to say."""
+    """Make a queue with this name and layout, with limits, a sleeping key, and shards for the commands to show."""
 
     def make(name, layout):
         Queue("other", bytes, url=url, layout=layout).publish(b"x")

@@ -68,7 +68,7 @@ def operate(url, act, arguments):
 
 
 def killed_at(port, number, act, *arguments):
-    """Run `act` in a process of its own and kill it at a point; return whether the point came before the end."""
+    """Run `act` in a child process and kill it before reply `number`; return False if the process ended before."""
     guillotine = Guillotine(port, number)
     victim = guillotine.victim = CONTEXT.Process(target=operate, args=(guillotine.url, act, arguments))
     victim.start()
@@ -81,7 +81,7 @@ def killed_at(port, number, act, *arguments):
 
 
 def every_point(port, act, *arguments, stage, check, least):
-    """Stage, kill at a point, check: for every point there is, of which there are so many at least."""
+    """For each reply: stage, kill the process there, and check. Expect at least `least` replies."""
     number, came = 0, True
     while came:
         number += 1

@@ -1,4 +1,4 @@
-"""`reliq list`: every state, what is known of each message, and filters."""
+"""`reliq list`: every state, the fields of each message, and filters."""
 
 import pytest
 from transition import run_transition

@@ -14,7 +14,7 @@ from reliq.redis.commands import RunningJob
 
 @pytest.fixture
 def busy(url, queue):
-    """A worker of this process in whose handler a message stays until the test ends."""
+    """A worker in this process whose handler keeps one message in flight until the test ends."""
     inside, over = threading.Event(), threading.Event()
     consumer = Consumer(url)
 

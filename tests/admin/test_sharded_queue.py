@@ -32,7 +32,7 @@ _numbers = count(1)
 
 
 class Shard:
-    """One shard of a queue, with messages in each state; their generated ids say the shard."""
+    """One shard of a queue with messages in each state; their generated ids contain the shard's number."""
 
     def __init__(self, client, caller, shard):
         self._caller, self.shard, self.keys = caller, shard, KEYS.of_shard(shard)
@@ -173,7 +173,7 @@ def test_purge_empties_a_state_of_all_shards_or_of_one(command, filled, admin):
         assert command("purge", "q", "--state", state, "--dry-run", "--json").json == {"found": TOTAL[state]}
         steps = []
         admin.in_shard(1).purge("q", state)
-        left = TOTAL[state] if state == "unack" else TOTAL[state] - HELD[state]  # what runs stays
+        left = TOTAL[state] if state == "unack" else TOTAL[state] - HELD[state]  # running messages stay
         assert admin.count("q", state) == left
         admin.purge("q", state, on_step=lambda _looked, sum_of, steps=steps: steps.append(sum_of.found))
         assert (steps[-1], steps) == (left, sorted(steps))

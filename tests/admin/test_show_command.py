@@ -18,7 +18,7 @@ LATER = int(time.time() * 1e6) + 3_600_000_000
 
 @pytest.fixture
 def show(command):
-    """What `reliq show q ID --json` says."""
+    """Return the output of `reliq show q ID --json`."""
     return lambda name, *words: command("show", "q", name, "--json", *words).json
 
 

@@ -1,4 +1,4 @@
-"""What somebody wrote into the keys of one queue, or of a worker, hides no other."""
+"""Invalid data in the keys of a queue or a worker does not hide other queues and workers."""
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -9,7 +9,7 @@ from reliq.redis.server import Connection
 
 SPOILT = Keys("spoilt")
 
-#: What a producer, or anybody, may write, and what then is said of that queue; empty: it is shown as it is.
+#: Name -> invalid data, and the error shown for that queue; an empty error: the queue is shown as usual.
 SPOILINGS = {
     "a total whose name is no UTF-8": (("HINCRBY", SPOILT.totals, b"\xff", 7), ""),
     "a total that is no number": (("HSET", SPOILT.totals, "acked", "many"), "the total acked is not a number"),

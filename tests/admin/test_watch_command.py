@@ -30,7 +30,7 @@ def watch(terminal):
 
 @pytest.fixture
 def scene(queue, client, die, alive):
-    """Something in every part of the screen: a late message, a failing one, a dead one, and who works."""
+    """Fill every part of the screen: a late message, a failing message, a dead letter, and workers."""
     die("order-42", error="no such card")
     queue.publish({}, id="failing")
     with queue.receive() as [job]:

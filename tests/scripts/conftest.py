@@ -1,4 +1,4 @@
-"""What the tests of the scripts share: a queue, a way to make a call, and views of what Redis holds."""
+"""Fixtures of the script tests: a queue, functions that run calls, and views of the content of Redis."""
 
 from itertools import count
 
@@ -23,7 +23,7 @@ def keys():
 
 @pytest.fixture
 def reply(client):
-    """Make a call; return what Redis answers, unread."""
+    """Run a call; return Redis' raw reply."""
     return lambda call: send(client, call)
 
 
@@ -34,7 +34,7 @@ def run(reply):
 
 @pytest.fixture
 def limited(url, client):
-    """Make a call as a user who may touch these keys and run all commands but one."""
+    """Run a call as a user with access to these keys and to all commands except `command`."""
 
     def make(call, keys=("*",), without=None):
         rights = {"categories": ["+@all"], "commands": [f"-{without.lower()}"] if without else [], "keys": keys}
@@ -68,7 +68,7 @@ def claim_turn():
 
 @pytest.fixture
 def claim(run, keys, claim_turn):
-    """Claim by a new number of one lane; return what was claimed."""
+    """Claim with the next call number of one lane; return the claimed messages."""
 
     def make(limit=100, lease_ms=30_000, clock=NOON, **options):
         return run(t.claim(keys, claim_turn(), limit=limit, lease_ms=lease_ms, clock=clock, **options)).claimed
@@ -132,7 +132,7 @@ def dump(client):
 
 @pytest.fixture
 def token(client, keys):
-    """Take the wake token, as a client does that blocks on it; say whether there was one."""
+    """Pop the wake token as a blocked client does; return whether there was a token."""
     return lambda: client.rpop(keys.wake) is not None
 
 
@@ -194,7 +194,7 @@ def publish_under(publish):
 
 @pytest.fixture
 def serve(claim):
-    """Claim as from a queue with keys; return what was claimed, by id."""
+    """Claim from a queue with keys; return the claimed messages by id."""
     return lambda limit=100, **options: {one.id: one for one in claim(limit, **options)}
 
 
@@ -219,7 +219,7 @@ def nack(run, keys):
 
 @pytest.fixture
 def lines(client, keys):
-    """What waits under each key, the next to be claimed first."""
+    """Return the waiting ids of each key, in the order of their claims."""
 
     def look():
         prefix = keys.line("").encode()

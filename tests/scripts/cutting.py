@@ -14,7 +14,7 @@ ONLY_READ = frozenset(
     }
 )
 
-#: Stands before a script's text: the next write after the last that is allowed ends the script, also one by `pcall`.
+#: Prepended to a script: allows `after` writes, and ends the script at the next write, also inside `pcall`.
 CUTTING = """\
 local written, only_read = 0, {{ TIME = true, {only_read} }}
 local function cutting(call)
@@ -48,7 +48,7 @@ return ran
 
 
 def run_by(client, call):
-    """Make a call; return what its script ran: every command, each with the name of its key."""
+    """Run a call; return each command that its script ran, with the name of its key."""
     _, text, count, *rest = call.command_in_full
     text = LISTENING.format(text=re.sub(r"\bredis\.(p?call)\(", r"heard_\1(", text))
     ran = [one.decode().partition(" ") for one in client.execute_command("EVAL", text, count, *rest)]
@@ -66,7 +66,7 @@ def run_by(client, call):
 
 
 def cut_after(client, call, writes):
-    """Make a call whose script ends after so many writes; say whether it was cut off, or had no more to write."""
+    """Run a call whose script ends after `writes` writes; return whether it was cut off before its end."""
     only_read = ", ".join(f"{command} = true" for command in sorted(ONLY_READ))
     cutting = CUTTING.format(only_read=only_read, after=writes)
     name, _, *rest = call.command_in_full

@@ -18,7 +18,7 @@ def daily_tick(minute=1, **options):
 
 
 def keyed_queue(keys):
-    """The queue of which the calls are that are for queues with keys."""
+    """Return the queue of the calls that need a queue with keys."""
     return Keys(f"{keys.name}-keyed")
 
 

@@ -1,4 +1,4 @@
-"""Every script that there is, by its name: the transitions', and those of `reliq check`."""
+"""All scripts by name: the transitions, and the scripts of `reliq check`."""
 
 from importlib.resources import files
 
@@ -10,7 +10,7 @@ from reliq.lua import script, script_names
 TRANSITIONS = {name: script(name) for name in script_names()}
 OF_CHECK = {one.name: one for one in (CHECK, CHECK_KEYS)}
 ONCE = TRANSITIONS | OF_CHECK
-#: The scripts with a branch of its own for a queue with keys, once more for that.
+#: Scripts with a separate branch for queues with keys, listed a second time for that branch.
 KEYED = {f"{name} (keyed)": one for name, one in TRANSITIONS.items() if one.keyed_keys}
 SCRIPTS = ONCE | KEYED
 NAMES = sorted(SCRIPTS)

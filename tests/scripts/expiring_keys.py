@@ -1,4 +1,4 @@
-"""What Redis keeps for a while only: bodies, markers of chosen ids, and the lanes' last answers."""
+"""Model of the Redis keys that expire: bodies, deduplication windows, and the last reply of each lane."""
 
 from dataclasses import dataclass
 from math import inf
@@ -11,7 +11,7 @@ WINDOW_MS, LANE_MS, FREED_MS = 45_000, 600_000, 60_000
 
 @dataclass
 class Body:
-    """A message's body: what its header says, and until when Redis keeps it."""
+    """A message's body: its header fields and its expiry time."""
 
     text: str
     due: int

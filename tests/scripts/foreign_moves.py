@@ -1,4 +1,4 @@
-"""What a foreign consumer does in the same queue: it knows the seven structures alone, and trusts its own clock."""
+"""Moves of a foreign consumer in the same queue: it uses the original's seven structures only, and its own clock."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -8,7 +8,7 @@ held_by_someone = precondition(lambda self: self.model.unack)
 
 
 class ForeignMoves(Moves):
-    """The moves, and those of a foreign consumer."""
+    """The moves of reliq, and those of a foreign consumer."""
 
     @rule(retried=st.booleans())
     def go_claims(self, retried):

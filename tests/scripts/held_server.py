@@ -1,4 +1,4 @@
-"""A redis-server whose clock stands still until a test moves it: TIME, TTLs and scripts all follow."""
+"""A redis-server whose clock only tests move: TIME, TTLs and scripts follow this clock."""
 
 import mmap
 import shutil
@@ -24,7 +24,7 @@ class HeldClock:
         self._memory[:] = struct.pack("q", us)
 
     def server(self, server: Path) -> Path:
-        """Return what starts `server` in this time."""
+        """Return a program that starts `server` with this clock."""
         start = self._folder / "redis-server-with-held-clock"
         start.write_text(f'#!/bin/sh\nHELD_CLOCK="{self._path}" LD_PRELOAD="{self._library}" exec "{server}" "$@"\n')
         start.chmod(0o700)
@@ -32,7 +32,7 @@ class HeldClock:
 
 
 def held_clock(folder: Path, us: int) -> HeldClock | None:
-    """Return a clock that stands at `us`, or None on a machine without a C compiler."""
+    """Return a clock that starts at `us`, or None on a machine without a C compiler."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         return None

@@ -61,7 +61,7 @@ class KeyedMachine(RuleBasedStateMachine):
     The moves of a queue with keys.
 
     Attributes:
-        held: the clock of the server; None: it runs, scripts are told the time, and no key expires.
+        held: the server's held clock. None: real time; scripts get the time as an argument, and no Redis key expires.
     """
 
     client = None
@@ -88,7 +88,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @property
     def clock(self):
-        """What scripts are told."""
+        """The time that scripts get as an argument; None with a held clock."""
         return None if self.held else self.oracle.now
 
     @property
@@ -106,7 +106,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(some=messages, delay_ms=delays, left=st.sampled_from([0, 1, 3]), replace=st.booleans())
     def publish(self, some, delay_ms=0, left=3, replace=True):
-        """Publish new ids, or chosen ones: a call has ids of one kind."""
+        """Publish new generated ids or chosen ids; one call never mixes both kinds."""
         chosen = some[0][0] != "new"
         rows = [row for row in some if (row[0] != "new") == chosen]
         self.numbers["id"] += 0 if chosen else len(rows)
@@ -198,7 +198,7 @@ class KeyedMachine(RuleBasedStateMachine):
         return list({one.id: one for one in held}.values())
 
     def settled(self, receipts, answer):
-        """Compare who was lost; return who was not, but for the cancelled, who have ended."""
+        """Check the lost receipts; return the valid receipts without cancelled messages, which have finished."""
         good = self.good(receipts)
         assert set(answer.lost) >= {one.id for one in receipts} - {one.id for one in good}
         assert len(answer.lost) == len(receipts) - len(good)
@@ -243,7 +243,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), for_ms=st.sampled_from([None, 0, 0, 500]))
     def pause_a_key(self, key, for_ms):
-        """For a while, for ever, or no more."""
+        """Pause a key for a time or without an end, or resume it."""
         self.run(t.sleep(self.keys, key, for_ms=for_ms, clock=self.clock))
         self.by_hand.add(key)
 
@@ -325,7 +325,7 @@ class KeyedMachine(RuleBasedStateMachine):
         self.numbers["limits"] += 1
         self.oracle.change_limits(fields)
 
-    # ---- time, and what Redis may do by itself ------------------------------
+    # ---- time and expiry in Redis -------------------------------------------
 
     @rule(us=spans_us)
     def tick(self, us):
@@ -412,7 +412,7 @@ class KeyedMachine(RuleBasedStateMachine):
         self.then(self.reclaim)
         self.then(self.claim)
 
-    # ---- what always holds --------------------------------------------------
+    # ---- invariants ---------------------------------------------------------
 
     @invariant()
     def what_redis_holds_is_sound(self):
@@ -442,7 +442,7 @@ class KeyedMachine(RuleBasedStateMachine):
             self.drain()
 
     def drain(self):
-        """Work everything off as a worker does that sleeps for as long as it is told; nothing is left behind."""
+        """Process all messages, sleeping as long as each claim asks for; expect nothing to remain."""
         self.client.delete(self.keys.paused, self.keys.watch)
         for key in KEYS:
             self.run(t.sleep(self.keys, key, for_ms=0, clock=self.clock))
@@ -461,7 +461,7 @@ class KeyedMachine(RuleBasedStateMachine):
                 self.reclaim()
         self.what_redis_holds_is_sound()
         assert not self.oracle.alive - self.oracle.cancelled
-        # What was cancelled is met when it is due, also after a clock that went back.
+        # Cancelled messages finish at their due time, also after the clock went back.
         self.pass_time(self.latest - self.oracle.now + 7200 * 10**6)
         self.promote()
         self.run(t.tidy(self.keys, clock=self.clock))

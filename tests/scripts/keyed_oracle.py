@@ -1,4 +1,4 @@
-"""What a queue with keys promises, in plain Python: who lives, in which order, and when what may start."""
+"""Model of a queue with keys in plain Python: living messages, their order, and when each may start."""
 
 from math import inf
 
@@ -54,7 +54,7 @@ class Oracle:
         return state.paused or (bool(most) and state.running >= most)
 
     def may_start(self, state):
-        """Whether a claim now would take something, as far as limits and rates say."""
+        """Return whether limits and rates allow the next claim to take a message."""
         keys = [key for key in state.ring if key and (not is_key(key) or self.permits(state, key, "key_") >= 1)]
         waits = state.ready or state.retry or keys
         sleeps = state.asleep.get("", 0) > self.now // 1000

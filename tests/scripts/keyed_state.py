@@ -15,7 +15,7 @@ def texts(reply):
 
 
 def times(reply):
-    """Unix ms by name; a key that is paused sleeps for ever."""
+    """Unix ms by name; the time of a paused key is infinite."""
     return {name.decode(): score if score == inf else round(score * 1000) for name, score in reply}
 
 
@@ -28,10 +28,10 @@ class KeyedState:
     A queue at one moment.
 
     Attributes:
-        counts: id -> its count as it stands, `3` or `3 KEY`.
-        lines: key -> the ids of its line, the next first.
-        places: (key, id) of what holds a place.
-        kept: ids that keep their place while they wait.
+        counts: id -> its retry count as stored, `3` or `3 KEY`.
+        lines: key -> its waiting ids, the next first.
+        places: (key, id) of each taken place.
+        kept: ids that keep their place during a backoff.
     """
 
     def __init__(self, client, keys):
@@ -76,7 +76,7 @@ class KeyedState:
 
     @property
     def waiting(self):
-        """The ids that wait for their time, and that nobody holds."""
+        """The ids in unack that wait for their backoff and are not leased."""
         return {*self.pending} | (self.unack.keys() - self.leased)
 
     @cached_property
@@ -93,7 +93,7 @@ class KeyedState:
         return self.words.get(id, "").endswith("!")
 
     def may_be_served(self, key, per_key):
-        """Whether a key has what waits, a free place, and does not sleep."""
+        """Return whether a key has waiting messages and a free place, and does not sleep."""
         return (
             key in self.lines
             and key not in self.asleep
@@ -108,16 +108,16 @@ def check_places(state):
 
 
 def check_held(state):
-    """Who holds a place is in a worker's hands, or keeps it while it waits; who is in a worker's hands holds one."""
+    """Each place belongs to a leased id or to an id that keeps its place; each leased id has a place."""
     assert state.kept <= state.waiting
     assert set(state.places) == {(state.key_of(id), id) for id in state.leased | state.kept}
 
 
 def check_ring(state, per_key, *, is_steady):
     """
-    What waits is served, or sleeps, or every place of its key is taken; nothing else is in the ring.
+    Each key with waiting messages is in the ring, sleeps, or has all places taken; the ring has no other keys.
 
-    Where limits are not `is_steady` a key may be there whose places are taken: the claim that meets it takes it out.
+    Unless limits are `is_steady`, the ring may have a key without a free place: the next claim removes it.
     """
     may = {key for key in state.lines if state.may_be_served(key, per_key)}
     assert may <= state.ring.keys()

@@ -32,7 +32,7 @@ some_suspects = st.builds(
 )
 ALL_AT_ONCE = t.Suspects(slots=500, held=0, narrowest=500)
 retries = st.sampled_from([0, 1, 2, 5])
-#: The short ones end in a lease or two, where the server's clock is held.
+#: The short windows end within a lease or two, if the server's clock is held.
 ttls = st.sampled_from([1, LEASE_MS, 2 * LEASE_MS, HOUR_MS, HOUR_MS])
 
 
@@ -41,7 +41,7 @@ class Moves(RuleBasedStateMachine):
     Six ids, every move, repeated and mistaken calls.
 
     Attributes:
-        held: the clock of the server; None: it runs, scripts are told the time, and no key expires.
+        held: the server's held clock. None: real time; scripts get the time as an argument, and no Redis key expires.
     """
 
     client = None
@@ -57,7 +57,7 @@ class Moves(RuleBasedStateMachine):
         self.pass_time(0)
 
     def pass_time(self, us):
-        """Let it be later, or earlier; what has expired is gone at once, not when Redis finds the time."""
+        """Move the clock forward or back; read the expired keys so that Redis deletes them immediately."""
         self.model.pass_time(us)
         if self.held:
             self.held.set(self.model.now)
@@ -66,7 +66,7 @@ class Moves(RuleBasedStateMachine):
 
     @property
     def clock(self):
-        """What scripts are told."""
+        """The time that scripts get as an argument; None with a held clock."""
         return None if self.held else self.model.now
 
     def run(self, call):
@@ -96,7 +96,7 @@ class Moves(RuleBasedStateMachine):
 
     @rule(ids=some_ids, delay_ms=delays, left=retries, replace=st.booleans(), ttl_ms=ttls)
     def publish(self, ids, delay_ms, left, replace, ttl_ms=HOUR_MS):
-        ttl_ms = ttl_ms if self.held else HOUR_MS  # a clock that runs would end the short ones at any time
+        ttl_ms = ttl_ms if self.held else HOUR_MS  # in real time short windows would end at random
         options = {"delay_ms": delay_ms, "left": left, "replace": replace, "ttl_ms": ttl_ms}
         items, call = self.publish_call(ids, self.turn("p"), **options)
         answer = self.run(call)

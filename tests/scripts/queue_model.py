@@ -1,4 +1,4 @@
-"""What the scripts promise, in plain Python: times in unix ms, lists that begin with the id claimed next."""
+"""Model of the scripts in plain Python: times are unix ms, and lists begin with the id that is claimed next."""
 
 import re
 from itertools import count
@@ -13,7 +13,7 @@ from reliq.message import Claimed
 
 
 def call_of(word):
-    """By which call of which lane a message is held: what a receipt and a state word share."""
+    """Return the lane and call number that hold a message; the receipt and the state word both contain them."""
     return re.match("[^:!]*", word)[0]
 
 
@@ -26,7 +26,7 @@ class Model(ExpiringKeys, Account):
         self.pending, self.unack = {}, {}  # id -> ms
         self.ready, self.retry, self.garbage = [], [], set()
         self.counts, self.words = {}, {}  # id -> retries left, state word
-        self.windows = set()  # ids of which it is known for how long they stay taken
+        self.windows = set()  # ids whose deduplication window is known
         self.letters = {}  # which death -> (id, body), the oldest first
         self.deaths = count()
         self.fence = 0  # the token of the last claim that took something
@@ -37,7 +37,7 @@ class Model(ExpiringKeys, Account):
         return [*self.pending, *self.ready, *self.unack, *self.retry, *self.garbage]
 
     def put(self, place, times):
-        """Give ids their times; the token wakes somebody when the first of all is sooner now."""
+        """Give ids their times; set the wake token if the earliest time of all moved forward."""
         self.token |= bool(times) and (not place or min(times.values()) < min(place.values()))
         place |= times
 
@@ -49,7 +49,7 @@ class Model(ExpiringKeys, Account):
             self.token = True
 
     def over(self, place, limit):
-        """Take out the ids whose time has come, the longest due first."""
+        """Remove and return the ids that are due, the longest due first."""
         ids = sorted((ms, id) for id, ms in place.items() if ms <= self.down)[:limit]
         return [id for _, id in ids if place.pop(id)]
 
@@ -111,7 +111,7 @@ class Model(ExpiringKeys, Account):
         until = self.key_time + delay_ms + ttl_ms
         self.bodies[id], self.counts[id] = Body(body, self.due_in(delay_ms), until), retries
         self.totals["redriven"] += 1
-        self.windows.add(id)  # its letter says how long it stays taken
+        self.windows.add(id)  # its dead letter stores the deduplication window
         self.enter(id, delay_ms)
         return "redriven"
 
@@ -122,7 +122,7 @@ class Model(ExpiringKeys, Account):
         return int(waits[1] or 1) if waits else int(held[1]) if held else 0
 
     def waits(self, id):
-        """Whether a message in unack is held by nobody."""
+        """Return whether a message in unack is not leased."""
         return self.words.get(id) == "nacked" or self.words.get(id, "").startswith("suspect")
 
     def suspect(self, id, died):
@@ -201,7 +201,7 @@ class Model(ExpiringKeys, Account):
         return lost, tuple(one.id for one in good if self.cancelled(one.id))
 
     def let_go(self, receipts, then, order=1, put=None):
-        """End what was cancelled; hand the rest, taken out of unack, to `then`; `put` says who gets which time."""
+        """End cancelled messages; remove the others from unack and pass them to `then`. `put` returns their times."""
         good, lost = self.held(receipts)
         stopped = [one.id for one in good if self.cancelled(one.id)]
         place, times = put([one for one in good if one.id not in stopped]) if put else (self.unack, {})

@@ -1,10 +1,10 @@
-"""A call is sent to Redis as reliq sends it: by its digest, and with its text where Redis does not know it."""
+"""Send a call as reliq does: by its digest, and with the full script if Redis has not loaded it."""
 
 from redis.exceptions import NoScriptError
 
 
 def send(client, call):
-    """Make a call; return what Redis answers, unread."""
+    """Send a call; return Redis' raw reply."""
     try:
         return client.execute_command(*call.command)
     except NoScriptError:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.foreign_hands, pytest.mark.slow]
 STATES, LONG_STATES, STEPS = 6, 150, 40
 #: A claim takes so many in its hand, and puts those back that must wait.
 LIMIT = 4
-#: They only look, or write once; `check`, which acts on what is unsound, is made again where one of these was cut off.
+#: Scripts that only read, or write once. `check` repairs unsound states, so it runs again where a script was cut off.
 LOOKS = {"ask", "bodies", "counts", "forget", "held_up", "key_queues", "remap"}
 #: They are three steps of one move: test_relocation.py cuts them off.
 MOVES = {"depart", "arrive", "leave"}
@@ -36,9 +36,9 @@ class Held:
     What a queue holds.
 
     Attributes:
-        alive: ids that somebody will deliver, or bury, with their body.
-        letters: how many dead letters each id has.
-        places: the ids of each place.
+        alive: ids with a body that will be delivered or become a dead letter.
+        letters: id -> its number of dead letters.
+        places: the ids in each place.
     """
 
     def __init__(self, client, keys):
@@ -168,7 +168,7 @@ def survives(client, keys, run, url):
 
 
 def _delivered(client, keys, run):
-    """Let hours pass; return whoever was delivered with a body, or ended as a dead letter."""
+    """Let hours pass; return the ids that were delivered with a body or became a dead letter."""
     met, far = {letter[b"id"].decode() for _, letter in client.xrange(keys.dead)}, time.time_ns() // 1000
     for number in range(1, 5):
         far += HOUR_MS * 1000

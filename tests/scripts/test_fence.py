@@ -1,4 +1,4 @@
-"""The fence of a shard: a publisher that knows an earlier map publishes no chosen id, and a closed shard takes nothing."""
+"""A publisher with an old shard map publishes no chosen id, and a closed shard accepts no publish."""
 
 import pytest
 from cutting import run_by
@@ -18,7 +18,7 @@ def keys(request):
 
 @pytest.fixture
 def fence(client, keys):
-    """Set what the shard knows; without a text return it."""
+    """Set the fence of the shard; without a text return it."""
     return lambda text=None: (client.get(keys.epoch) or b"").decode() if text is None else client.set(keys.epoch, text)
 
 

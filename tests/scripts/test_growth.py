@@ -1,9 +1,9 @@
 """
-Every order of what may happen while a queue grows: each chosen id is accepted once.
+Every order of steps while a queue grows: each chosen id is accepted once.
 
-The producers are the code of the package (`Router` and `ShardBatch`), the steps are its calls, made in a real Redis. A step
-may be the last of its actor: a producer that is paused or killed is one whose next step comes late, or never. A state
-is what Redis holds and where each actor stands; from each state each actor takes its next step.
+The producers run the code of the package (`Router` and `ShardBatch`); each step is one call in a real Redis. Any step
+may be the last of its actor: the next step of a paused or killed producer comes late or never. A state is the
+content of Redis and the position of each actor. From each state the test takes the next step of each actor.
 """
 
 import re
@@ -25,7 +25,7 @@ from reliq.wire_format import envelope_rest
 GROWN = ShardMap(1, 2, 1, "growing")
 SHRUNK_FROM, SHRUNK = ShardMap(1, 2, 2, "steady"), ShardMap(2, 1, 2, "shrinking")
 WINDOW_SECONDS = 600
-#: An id whose home is shard 1 of two.
+#: An id that belongs to shard 1 of two.
 ID = next(id for number in count() if home(id := f"order-{number}", 2) == 1)
 TERMS = CallTerms(None, 0, 3_600_000, 3, WINDOW_SECONDS * 1000, False)
 #: All publish the same: a state is known by its bytes.
@@ -33,7 +33,7 @@ ORDER = PreparedMessage(ID, envelope_rest(3, 1, WINDOW_SECONDS * 1000) + b"{}", 
 
 
 class Known:
-    """What a producer knows of the shards; it has its own `map`, as each process has."""
+    """A producer's view of the shards; each has its own `map`, as each process has."""
 
     def __init__(self, map):
         self.map, self.first = map, Keys("q")
@@ -69,7 +69,7 @@ def producer(name, map, accepted, *, asks=True, fenced=True):
 
 
 def resharder(before, after):
-    """Write the next map, tell each shard its epoch, and finish when nothing is left at the old home."""
+    """Write the next map, raise the epoch of each shard, and finish when the old home is empty."""
     yield t.remap(Keys("q"), before.text if before.epoch else b"", after.text, clock=NOON)
     for shard in range(after.served):
         yield t.ask(Keys("q", shard=shard), [], fence=after.fence, closing=shard >= after.n, clock=NOON)
@@ -104,14 +104,14 @@ def clocked(call):
 
 
 def unfenced(call):
-    """The call as an earlier version made it, which knew of no fence."""
+    """Return the call without its fence, as an earlier version made it."""
     args, at = list(call.args), call.script.args.index("known")
     return replace(call, args=[*args[:at], "", *args[at + 1 :]])
 
 
 @pytest.fixture
 def walk(client, run, dump):
-    """Go a path, which says whose step comes when; return the state, who has a next step, and the producers' answers."""
+    """Take the steps of a path, a list of actors; return the state, the actors with a next step, and the answers."""
 
     def step(actor, call):
         try:
@@ -128,7 +128,7 @@ def walk(client, run, dump):
         calls = [next(actor, None) for actor in all_actors]
         for at in path:
             calls[at] = step(all_actors[at], calls[at])
-        # What Redis holds, without lanes and counters, and what each actor is about to do.
+        # The content of Redis without lanes and counters, and the next step of each actor.
         held = {key: value for key, value in dump().items() if not re.search(":(totals|wake|watch|ends|lane:.*)$", key)}
         next_calls = [call and (str(call.command[:2]), tuple(map(str, call.command[3:]))) for call in calls]
         return (
@@ -159,7 +159,7 @@ def explore(walk):
 
 
 def actors(before, after, *, many=False, **mutant):
-    """A producer that knows the map of before, one or two that read it, who changes it, and a worker of each shard."""
+    """Start a producer with the old map, producers that read the map, the resharder, and a worker of each shard."""
     return lambda accepted: [
         producer("stale", before, accepted, **mutant),
         *(beginning(name, accepted, mutant) for name in (("one", "other") if many else ("one",))),

@@ -1,4 +1,4 @@
-"""Rules 8 and 14: a header says what its script uses, and the loader, the transitions and Redis agree with it."""
+"""Rules 8 and 14: script headers declare the keys and arguments in use; loader, transitions and Redis agree."""
 
 import inspect
 import re
@@ -42,7 +42,7 @@ KEYED_OPENING, KEYED_HELPERS = helpers("keyed/prelude")
 
 
 def used_words(text):
-    """The words of a function or a script, but for those that it gives to locals of its own."""
+    """Return the words of a function or a script without the names of its local variables."""
     own = re.findall(r"\blocal ([\w, ]+?) =", text)
     return words(text) - (OF_LIMITS & {word for names in own for word in names.split(", ")})
 
@@ -63,7 +63,7 @@ def words_of_branch(name, *, keyed):
 
 
 def offenders(fault_of):
-    """The scripts with a fault, each with what it is."""
+    """Return the scripts that have a fault, with the fault."""
     return {name: fault for name, one in ONCE.items() if (fault := fault_of(name, one))}
 
 
@@ -73,7 +73,7 @@ def test_headers_name_the_keys_and_arguments_that_their_scripts_use():
         return (given | {TAIL_KEYS[key] for key in header.tail_keys}) - everything_run_by(name)
 
     def undeclared(name, header):
-        # `held` is a key there, and elsewhere what a script holds.
+        # `held` is a key in scripts of limits, and a local variable elsewhere.
         known = KEY_NAMES if OF_LIMITS & {*header.keys} else KEY_NAMES - OF_LIMITS
         given = {*header.keys, *(TAIL_KEYS[key] for key in header.tail_keys)}
         return everything_run_by(name) & (known | {*TAIL_KEYS.values()}) - given

@@ -1,4 +1,4 @@
-"""The layout of the original in Go: what it left in Redis is taken over, and what reliq leaves it can read."""
+"""The layout of the Go original: reliq takes over its Redis keys, and the original can read reliq's."""
 
 import json
 from pathlib import Path
@@ -153,7 +153,7 @@ def test_an_empty_body_that_is_rejected_becomes_a_dead_letter(restore, run, clie
 
 @pytest.fixture(params=["published_default", "published_hash_tag", "published_custom_prefix"])
 def published(request, run, client):
-    """What the case was recorded from, published by reliq: (case, keys, the key space it left)."""
+    """Publish the recorded case with reliq; return the case, its keys, and the recorded Redis content."""
     keys = Keys("orders", LAYOUTS[request.param])
     case = RECORDED[request.param]["keys"]
     clock = RECORDED[request.param]["redis_time_ms"] * 1000

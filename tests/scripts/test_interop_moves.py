@@ -1,4 +1,4 @@
-"""A program in Go and reliq at the same queue, move by move: each goes on with what the other one left."""
+"""A Go program and reliq take turns on one queue: each continues from the other's state."""
 
 from contextlib import closing
 
@@ -34,7 +34,7 @@ def go(client, keys):
 
 @pytest.fixture
 def claim(run, keys):
-    """Promote, reclaim and claim as a worker does; return what was claimed."""
+    """Promote, reclaim and claim as a worker does; return the claimed messages."""
     numbers = iter(range(1, 100))
 
     def make(second=SECOND, lease_ms=30_000):
@@ -60,7 +60,7 @@ def publish(run, keys):
 
 
 def left_behind(client, keys):
-    """Every key but those that only reliq knows of."""
+    """Return every Redis key except those that only reliq uses."""
     ours = {keys.totals, keys.wake, keys.watch, keys.lane("w"), keys.lane("p"), keys.ends, keys.token}
     return {key.decode() for key in client.scan_iter()} - ours
 
@@ -174,7 +174,7 @@ def test_a_message_that_go_intercepts_is_not_redelivered_after_a_failure(go, cla
 @pytest.mark.parametrize("at", [0, 1, 2], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("place", ["ready", "retry"])
 def test_a_message_that_reliq_cancels_leaves_its_list_before_go_meets_it(go, run, keys, client, place, at):
-    """Go keeps one of its fetch slots for ever for each id without a body: with ten, WithFetchLimit(10) delivers nothing."""
+    """In Go, each id without a body takes a fetch slot permanently: ten of them block WithFetchLimit(10)."""
     for _ in range(3):
         go.publish(due=SECOND)
     go.promote(SECOND)
@@ -197,7 +197,7 @@ def test_a_message_that_reliq_cancels_leaves_its_list_before_go_meets_it(go, run
 
 
 def test_a_chosen_id_is_taken_after_an_ack_by_reliq_and_free_after_one_by_go(url, keys, go):
-    """In reliq's own layout the window is in the header; a body of Go has none, and Go knows of no windows."""
+    """In reliq's layout the header stores the window; a Go body has no header, and Go has no windows."""
     with closing(Queue(keys.name, bytes, url=url, layout=keys.layout)) as queue:
         answers = [queue.publish(b"x", id=id, dedup=600).status for id in "ab"]
         go.ack(go.claim(SECOND))

@@ -24,7 +24,7 @@ LONG_STATES, STEPS = 40, 40
 ALLOWED = {"account", "no-body", "no-word", "misplaced", "asleep"}
 #: Messages that were cancelled while they waited, and the keys under which they are published again.
 AGAIN = {"again": "A", "moved": "A", "plain": "B"}
-#: What is cut off.
+#: The scripts that are cut off.
 CUT = {
     *("ack", "cancel", "claim", "limit", "nack", "promote", "publish", "purge", "reclaim", "redrive"),
     *("release", "reschedule", "sleep", "snooze", "tidy"),
@@ -122,7 +122,7 @@ def lost_of(before, after):
 
 
 def broken_limits(state, per_key):
-    """Keys of which more messages are leased than may run."""
+    """Return the keys with more leased messages than their limit."""
     leased = Counter(state.key_of(id) for id in state.leased)
     return {key for key, number in leased.items() if is_key(key) and number > per_key}
 

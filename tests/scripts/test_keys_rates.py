@@ -1,4 +1,4 @@
-"""Rates: starts are those that a bucket of permits allows, by the server's clock, and nobody looks in vain."""
+"""Rate limits: starts follow a token bucket on the server's clock, and workers make no useless claims."""
 
 import pytest
 from held_clock import HOUR_MS, NOON, micros
@@ -10,7 +10,7 @@ RATE = {"rate_us": 10_000, "burst": 5}
 
 
 class Fleet:
-    """Four processes by a held clock: the one that gets the token claims, the one with the next time promotes at it."""
+    """Four processes on a held clock: the process with the token claims; the process with the next time promotes."""
 
     def __init__(self, run, keys, take_token):
         self.run, self.keys, self.take_token, self.now, self.number = run, keys, take_token, NOON, 0
@@ -188,7 +188,7 @@ def test_a_start_that_is_given_back_has_somebody_wait_for_the_sooner_time(publis
 def test_limits_changed_twice_reach_thousands_of_sleeping_keys(
     rate, publish_under, serve, run, keys, limit, client, promote
 ):
-    """Changes reach keys beyond the first 1,000, also a change that the next follows; told sleeps and pauses last."""
+    """A change reaches keys beyond the first 1,000, also with a second change; explicit sleeps and pauses stay."""
     limit(key_rate_us=HOUR_MS * 1000, key_burst=1, per_key=1)
     names = [f"key-{number}" for number in range(4000)]
     for part in range(0, 4000, 500):

@@ -128,7 +128,7 @@ def test_a_drained_queue_keeps_nothing_of_its_keys(fill, drain, limit, client, k
     limit(per_key=2, key_rate_us=1, key_burst=1000)
     used = []
 
-    for _ in range(2):  # the first has the server know the scripts, and has ends to remember
+    for _ in range(2):  # the first round loads the scripts and records ends
         for number in range(400):
             fill(f"tenant-{number}", 5)
         assert len([*drain(200)]) == 2000

@@ -1,4 +1,4 @@
-"""The scripts against a model of them: whatever is done in whatever order, Redis holds what the model holds."""
+"""Compare the scripts with a model: after any calls in any order, Redis holds the model's state."""
 
 from collections import Counter
 from math import inf
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 QUICK, LONG = (240, 50), (4000, 50)
 #: The same at a node of a Cluster, which refuses a script that touches a key of another slot than those it declares.
 QUICK_IN_A_CLUSTER, LONG_IN_A_CLUSTER = (60, 50), (1000, 50)
-#: Hypothesis remembers what it has tried in a run: a few runs need less memory than a long one.
+#: Hypothesis remembers every example of a run: several short runs need less memory than a long run.
 EXAMPLES_OF_A_ROUND = 20
 #: For finding the shortest way to a failure, or for the long run; the quick one takes a few seconds.
 TIMEOUT_SECONDS = 1800
@@ -45,7 +45,7 @@ VERBS = {
 class QueueMachine(ForeignMoves):
     """The moves; what time, eviction and a foreign consumer do; and what usually comes together."""
 
-    # ---- time, and what Redis may do by itself ------------------------------
+    # ---- time and expiry in Redis -------------------------------------------
 
     @rule(us=st.sampled_from([1, 999, 1000, 500_000, LEASE_MS * 1000, LEASE_MS * 1000 + 1, -3_000_000]))
     def tick(self, us):
@@ -183,7 +183,7 @@ class QueueMachine(ForeignMoves):
         self.go_pops(self.model.ready, self.keys.ready)
         self.settle(verb, late, **VERBS[verb])
 
-    # ---- what always holds --------------------------------------------------
+    # ---- invariants ---------------------------------------------------------
 
     @invariant()
     def redis_holds_what_the_model_holds(self):
@@ -262,7 +262,7 @@ def payload(value):
 
 
 def opened(values):
-    """What is in each body that is there: the payload, and the due time of its header."""
+    """Return the payload and the due time of each body in Redis."""
     found = {id: open_envelope(value) for id, value in zip(IDS, values, strict=True) if value is not None}
     return {id: (body.decode(), header.due) for id, (header, body) in found.items()}
 
@@ -298,7 +298,7 @@ def test_a_node_of_a_cluster_holds_what_the_model_holds(request, server_path, he
 
 
 def check_model(machine, client, held, *, examples, steps, **options):
-    """Make a machine's moves until Redis does not hold what it should, or all examples are done; in CI always the same."""
+    """Run a machine until Redis differs from the model or all examples are done; CI uses a fixed seed."""
     one = type("Machine", (machine,), {"client": client, "held": held})
     healthy = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
     rules = settings(**healthy, max_examples=EXAMPLES_OF_A_ROUND, stateful_step_count=steps, **options)

@@ -15,7 +15,7 @@ from reliq.redis.shards import ShardMap
 
 FOUR = ShardMap(1, 4, 4, "steady")
 NUMBER = 24
-#: Ids whose home is shard 3 of four, and shard 1 of two.
+#: Ids that belong to shard 3 of four, and to shard 1 of two.
 OF_SHARD_3 = [id for number in range(99) if home(id := f"a-{number}", 4) == 3][:4]
 
 
@@ -61,7 +61,7 @@ def fill(queue, client):
 
 
 def held_by(client, number=4):
-    """What the shards hold: for each id its body, count, state word, failures and window, and the letters."""
+    """Return the content of the shards: id -> body, count, state word, failures and window; and the dead letters."""
     found, letters = Counter(), Counter()
     for shard in range(number):
         keys = Keys("q", shard=shard)
@@ -228,7 +228,7 @@ def test_a_shrink_killed_before_any_of_its_calls_goes_on_and_loses_nothing(admin
 
 
 def test_a_second_shrink_between_any_two_calls_of_the_first_doubles_nothing(admin, queue, client, monkeypatch, url):
-    """The second is whole, and then all that was moved is worked on: the first one knows nothing of it."""
+    """A complete second shrink runs between two calls of the first; all moved messages are then processed."""
     steps = Steps(monkeypatch)
     small(queue, client)
     admin.resize("q", 2)

@@ -1,4 +1,4 @@
-"""The least rights of each role: enough for each of its scripts, whose headers name exactly the commands that they run."""
+"""Least rights of each role: they allow its scripts, and the headers list exactly the commands that scripts run."""
 
 import contextlib
 from dataclasses import replace
@@ -80,7 +80,7 @@ def _of_keys(client, keys):
 
 
 def _publishes(client, keys):
-    """At once, sooner than all others, and again what is cancelled in its list."""
+    """Publish: immediately, with the earliest due time, and again an id that is cancelled in its list."""
     client.lpush(keys.ready, "again")
     client.hset(keys.retries_left, "again", 3)
     client.hset(keys.lease, "again", "!")
@@ -92,7 +92,7 @@ def _publishes(client, keys):
 
 
 def _mendings(run, client, keys):
-    """An id twice in a list, one in garbage and ready, and a body of nobody."""
+    """Repair: an id twice in a list, an id in garbage and ready, and a body without a message."""
     client.lpush(keys.ready, "twice", "twice", "both")
     client.sadd(keys.garbage, "both")
     client.set(keys.msg("stray"), "body")
@@ -113,7 +113,7 @@ def _mendings(run, client, keys):
 
 
 def _mendings_of_keys(client, keys):
-    """A place of nobody, and of whom there is none; keys that have no turn, or one for nothing, or sleep for too long."""
+    """Repair: places without a message; keys without a turn, turns without a key, and keys that sleep too long."""
     client.hset(keys.retries_left, "extended", "3 a")
     client.hset(keys.limits, "per_key", 2)
     client.zadd(keys.held, {"a\0stray": 0})
@@ -126,7 +126,7 @@ def _mendings_of_keys(client, keys):
 
 @pytest.fixture
 def play(client, keys, url):
-    """Make the calls of a role as a user with its rights; return what was refused."""
+    """Run the calls of a role as a user with its rights; return the refused commands."""
 
     def make(role, calls):
         is_new = int(client.info("server")["redis_version"].split(".")[0]) >= 7

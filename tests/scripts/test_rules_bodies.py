@@ -1,4 +1,4 @@
-"""What a claim has taken is read in bounded pieces: small bodies at once, of large ones the sizes, of giants a start."""
+"""Claimed bodies are read in bounded pieces: small bodies at once, sizes of large bodies, a prefix of giant bodies."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_bodies_that_are_large_together_are_answered_by_their_sizes(bodies, clie
 
 
 def test_a_body_beyond_the_limit_is_answered_by_its_size_and_start(bodies, client, keys):
-    limit = INLINE_BYTES + HEADER_LIMIT  # what an envelope and a body of `max_body` bytes have at most
+    limit = INLINE_BYTES + HEADER_LIMIT  # the largest envelope with a body of `max_body` bytes
     client.set(keys.msg("a"), b"a" * (limit + 1))
     client.set(keys.msg("b"), b"b" * limit)
 

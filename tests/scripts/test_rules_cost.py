@@ -1,4 +1,4 @@
-"""Rule 3, for what a foreign client may have left: work is bounded in bytes and in fields, not only in ids."""
+"""Rule 3 with data of a foreign client: the work of a call is bounded in bytes and fields, not only in ids."""
 
 import pytest
 from held_clock import HOUR_MS, NOON, micros, millis

@@ -1,4 +1,4 @@
-"""A chosen id stays taken for as long as its publish said, from whatever end, in either layout; a cancel frees it."""
+"""A chosen id stays taken for its deduplication window, after any end and in either layout; a cancel frees it."""
 
 import pytest
 from held_clock import HOUR_MS
@@ -33,7 +33,7 @@ def send(run, keys):
 
 @pytest.fixture
 def end(run, client, keys, claim_turn):
-    """End the message in a way, as somebody who has no more than Redis tells."""
+    """End the message in the given way, as a client that only has data from Redis."""
 
     def make(how):
         if how == "purged":

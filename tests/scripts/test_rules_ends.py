@@ -1,4 +1,4 @@
-"""Every message ends in one way and is counted: collect, redrive, purge, expiry; and what the janitor finds."""
+"""Every message ends once and is counted: collect, redrive, purge and expiry; and the janitor's work."""
 
 import pytest
 from held_clock import HOUR_MS, NOON, micros, millis

@@ -1,4 +1,4 @@
-"""How many messages of which key wait, and why; and one key that sleeps because an operator paused it."""
+"""The number of waiting messages of each key, the reason of the wait, and keys that an operator paused."""
 
 import pytest
 from held_clock import NOON, micros

@@ -17,7 +17,7 @@ ADDING = {"publish", "publish (keyed)", "ask", "remap", "register", "tick", "lim
 LATE = ("totals", "ends", "history", "minutes", "windows")
 #: Of any type they are written anew.
 ANY_TYPE = ("watch", "paused")
-#: What the names of lines, of which there is one for each key of a message, and of bodies begin with.
+#: Prefixes of the names of key queues and bodies.
 STARTS = tuple(start for keys in (Keys("q"), Keys("q-keyed")) for start in (keys.line_start, keys.msg_start))
 CHECKED = {(name, key) for name in NAMES for key in SCRIPTS[name].keys if key not in (*LATE, *ANY_TYPE, "line", "msg")}
 #: Where there are no limits a script does not look at what else a queue with keys has.
@@ -38,7 +38,7 @@ def calls(run, client, keys):
 
 @pytest.fixture
 def answers(client, reply):
-    """Make each call from one state; return what Redis answers, also when it refuses."""
+    """Run each call from the same state; return Redis' replies, including errors."""
 
     def make(calls, make=reply):
         state, found = Snapshot(client), {}

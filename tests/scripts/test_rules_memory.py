@@ -1,4 +1,4 @@
-"""Redis keeps the last ends of a queue: abnormal ones always, acked ones on request, each stream with its own cap."""
+"""Redis keeps the last ended messages: failures always, acked messages if set; each stream has its own cap."""
 
 import pytest
 from held_clock import NOON

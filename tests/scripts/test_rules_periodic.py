@@ -44,7 +44,7 @@ def tick(run, call):
 
 @pytest.fixture
 def state(client, keys):
-    """What Redis has of the entry."""
+    """Return what Redis stores about the periodic job."""
     return lambda: {
         name.removeprefix(b"daily ").decode(): value.decode("latin-1")
         for name, value in client.hgetall(keys.cron).items()

@@ -1,4 +1,4 @@
-"""The token of a delivery is greater than that of every earlier one of its message, also when the clock goes back."""
+"""Each delivery's fencing token is greater than all earlier tokens of its message, also if the clock goes back."""
 
 import pytest
 import redis
@@ -8,7 +8,7 @@ from reliq.lua import transitions as t
 
 
 def test_the_token_is_the_time_so_that_a_replica_that_lags_behind_goes_on_above_it(publish, claim, client, keys):
-    """A failover takes the last writes back, that of the token too."""
+    """A failover can lose the last writes, including the stored token."""
     assert claim() == []
     assert client.exists(keys.token) == 0
     publish("a", "b", "c")

@@ -21,9 +21,9 @@ def admin(url):
 @pytest.fixture(scope="module")
 def served(redis_server):
     """
-    The pages that many tests ask: of who may do everything, and of who may only look.
+    Serve the pages that many tests request: to users with all rights, and to read-only users.
 
-    They end with their file: a test elsewhere that holds the clock would have their loops sleep for ever.
+    The servers end with each test file: with a held clock in a later test, their loops would never wake up.
     """
     with site_of(redis_server.url) as site, site_of(redis_server.url, grants=Access.READ) as lookers:
         yield site, lookers
@@ -31,14 +31,14 @@ def served(redis_server):
 
 @pytest.fixture
 def site(url, served):
-    """Who has its token may do everything."""
+    """A site whose token gives all rights."""
     served[0].app.last.forget()
     return served[0]
 
 
 @pytest.fixture
 def lookers(url, served):
-    """Who has its token may only look, and sees no bodies."""
+    """A site whose token gives read access without message bodies."""
     served[1].app.last.forget()
     return served[1]
 

@@ -1,4 +1,4 @@
-"""What templates are given, made up: a queue that is well, and others that are not."""
+"""Made-up data for templates: a healthy queue and others with problems."""
 
 from reliq.admin import MinuteStats, Overview, QueueSnapshot, Rates, Worker
 

@@ -14,7 +14,7 @@ from reliq.web.serve import PageServer, listen
 TOKEN = "a token that nobody guesses"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 EVERYTHING = Access.WRITE | Access.BODIES
-#: A link of a page, but for those of forms.
+#: Links of a page without the addresses of forms.
 FORMS = "pause|resume|set_limits|purge|cancel|reschedule|redrive|check|run_cron|ask_stacks|logout"
 LINK = rf'(?:href|src|action)="(?!#|[^"]*/(?:{FORMS}))([^"]+)"'
 
@@ -47,7 +47,7 @@ class Site:
         return self.client(**BEARER)
 
     def browser(self):
-        """A client that has a cookie, and sends what a browser sends with a form of the page itself."""
+        """A client with a session cookie that sends forms with the headers of a browser on the same site."""
         client = self.client(Sec_Fetch_Site="same-origin")
         assert client.post(f"/enter/{self.app.token.once()}").status_code == 303
         return client

@@ -1,4 +1,4 @@
-"""Who may do what: at every address that there is, and with every way to say who one is."""
+"""Access rights at every address, with every way of authentication."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ OURS = {"Sec-Fetch-Site": "same-origin"}
 
 
 def asked(client, page, **headers):
-    """Ask for an address; a form says as much as it can."""
+    """Request an address; fill in all fields of its form."""
     path = page.path.format(queue="orders", state="ready", id="none")
     said = {"id": "x", "state": "ready", "delay": "1h", "name": "daily", "key": "tenant"}
     data = {"data": said} if page.method == "POST" else {"params": {"id": "x", "name": "daily"}}
@@ -26,7 +26,7 @@ def asked(client, page, **headers):
 
 @pytest.fixture
 def levels(url):
-    """A page whose resolver believes a header: what no real one does."""
+    """A page that takes the access level from a header, which no real resolver does."""
     with serving(app(url, token=TOKEN, access=lambda request: Access[request.headers.get("x-level", "NONE")])) as site:
         yield site
 
@@ -108,7 +108,7 @@ def test_token_is_accepted_in_the_header_alone(orders, site):
 def test_printed_address_lets_in_one_person_who_presses_its_button(site):
     path, client = f"/enter/{site.app.token.once()}", site.client()
     preview = client.get(path, headers={"Sec-Purpose": "prefetch"})
-    looked = client.head(path)  # what a chat program does with an address
+    looked = client.head(path)  # chat programs send HEAD to preview a link
     foreign, person, again = (client.post(path, headers=one) for one in (FOREIGN, OURS, OURS))
 
     assert [one.status_code for one in (preview, looked, foreign, person, again)] == [200, 401, 403, 303, 401]
@@ -156,7 +156,7 @@ def test_cookie_expires_and_cannot_be_extended_and_logout_ends_it_alone():
     assert [one for one in forged if token.is_login(one, 1000.0)] == []
 
 
-#: What a browser says of where a form comes from -> the status of its answer.
+#: Headers of a browser about the origin of a form -> the status of the response.
 ORIGINS = [
     ({"Sec-Fetch-Site": "same-origin"}, 303),
     ({"Sec-Fetch-Site": "same-origin", "Origin": "https://before-a-proxy.example"}, 303),

@@ -25,10 +25,10 @@ WIDTHS, SCHEMES = (1440, 390), ("light", "dark")
 SCRIPTS = {"script": True, "no-script": False}
 #: A busy machine takes its time: only a test that fails waits so long.
 PATIENCE_MS = 100_000
-#: What the browser's console says of a page, and errors of its JavaScript.
+#: Messages in the browser's console and JavaScript errors.
 COMPLAINTS = []
-#: Groups of axe's rules, and single ones, by where they are tried: what a narrow or a dark page can have worse than a
-#: wide and light one is its contrast, and what does not fit.
+#: Rules and groups of rules of axe, by kind of page: compared to a wide light page, a narrow or dark page can only
+#: fail in contrast and overflow.
 RULES = {
     (1440, "light"): ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
     (390, "dark"): ["color-contrast", "scrollable-region-focusable", "target-size"],
@@ -64,7 +64,7 @@ PAGES = {
 
 
 def expect(locator):
-    """What a page is expected to show; playwright is imported by those who use it alone: it is large."""
+    """Return playwright's `expect`; imported here because playwright is large and few tests need it."""
     from playwright.sync_api import expect
 
     expect.set_options(timeout=PATIENCE_MS)
@@ -244,7 +244,7 @@ def press(page, button):
 
 
 def pause_and_resume(page, name, mark, text):
-    """Follow a link, pause what it leads to, see the mark of the pause, and resume."""
+    """Follow a link, pause the queue or key of that page, check the mark, and resume."""
     page.get_by_role("link", name=name).click()
     page.get_by_label("Why it is paused").fill("<b>for lunch</b>")
     press(page, "Pause")
@@ -281,7 +281,7 @@ def test_group_of_dead_letters_is_redriven_and_its_progress_shown(windows, addre
         page.goto(address + path) if path else page.reload()
         return page.get_by_text(text).count()
 
-    # The worker buries again what the other case has redriven, and the page may count letters of a second ago.
+    # The worker moves the other case's redriven message to the dead letters again; the page's count may lag by 1 s.
     everything = f"Looked at {len(DEAD)} of {len(DEAD)}"
     eventually(lambda: shows("/queues/payments/dead", everything), "all letters are back")
     page.locator("tbody th a").first.click()
@@ -310,7 +310,7 @@ def test_reader_gets_no_body_and_no_form_that_writes(window, redis_url, paths):
 @pytest.mark.parametrize("host", ["127.0.0.1", FAR_HOST])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_person_logs_in_pauses_a_queue_and_logs_out(windows, redis_url, script, host):
-    """Off this machine a browser sends no Sec-Fetch-Site over plain HTTP: only Origin says that a form is our own."""
+    """Over plain HTTP to another machine, browsers send no Sec-Fetch-Site: only Origin proves that a form is ours."""
     page, requests = windows[script], []
     page.on("request", lambda request: requests.append(request))  # noqa: PLW0108  Playwright marks its listeners
     with site_of(redis_url, hosts=[FAR_HOST]) as site:

@@ -1,4 +1,4 @@
-"""What messages carry is seen by who asks for it and may; what others wrote harms nobody who looks at it."""
+"""Users with the right see message contents on request; hostile contents harm no page."""
 
 import pytest
 from site_page import EVERYTHING, site_of
@@ -17,7 +17,7 @@ MESSAGES = ("dead", "failed", "pending", "ready")
 
 @pytest.fixture
 def told(url, fail, alive, entry):
-    """A queue whose messages in each state carry the canaries."""
+    """A queue whose messages in each state contain the canaries."""
     alive("w")
     entry("daily")
     queue = Queue("orders", str, url=url, retries=0)
@@ -47,7 +47,7 @@ def found_in(texts):
     return {canary for canary in CANARIES if canary in together}
 
 
-#: What a visitor may, and whether they ask -> what they see.
+#: Access level and whether contents are requested -> the visible contents.
 ASKED = {
     (Access.READ, ""): set(),
     (Access.READ, "1"): set(),

@@ -1,4 +1,4 @@
-"""The pages of periodic entries: when each ticks, what was missed and skipped, and run, pause and resume."""
+"""Pages of periodic jobs: schedules, missed and skipped runs, and the actions run, pause and resume."""
 
 import re
 

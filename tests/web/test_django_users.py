@@ -1,4 +1,4 @@
-"""The pages beside a real application of Django: its own users sign in where they always do, and may what they may."""
+"""The pages in a real Django project: its users sign in as usual and keep their permissions."""
 
 import os
 import re
@@ -67,11 +67,11 @@ def test_django_users_have_their_rights_and_pages_change_no_session(shop, sign_i
     bob, _ = sign_in("bob")
     carl, refused = sign_in("carl")
 
-    assert (came_back, refused) == (PAGE, None)  # Django's admin lets nobody in who does not work for the shop
+    assert (came_back, refused) == (PAGE, None)  # Django's admin admits staff users only
     assert (">ada<" in ada.get(PAGE).text, ">bob<" in bob.get(PAGE).text) == (True, True)
     assert carl.get(PAGE).status_code == 303
     assert [one.post(f"{PAGE}/pause").status_code for one in (ada, bob, carl)] == [303, 403, 403]
-    assert "ada" in bob.get(PAGE).text  # who paused it
+    assert "ada" in bob.get(PAGE).text  # the user that paused it
     seen = crawl(ada, [f"{PREFIX}/"], LINK)
     assert [path for path in seen if not path.startswith(f"{PREFIX}/")] == []
     assert {path for path, status in seen.items() if status != 200} == {f"{PREFIX}/queues/orders/message"}

@@ -11,7 +11,7 @@ from reliq.web.access import Access
 from reliq.web.application import PAGES
 from tests.admin.hostile import NAMES, TEXTS, complaints, spoil
 
-#: Pages that anybody may ask who looks.
+#: Pages for every user with read access.
 LOOKS = [page for page in PAGES if page.needs == Access.READ and page.method == "GET" and page.name != "task"]
 STATES = ("pending", "ready", "unack", "retry", "garbage")
 

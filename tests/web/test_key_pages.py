@@ -1,4 +1,4 @@
-"""The pages of keys and limits: who may look sees them, who may change them does, and a key is a text."""
+"""Pages of keys and limits: read access shows them, write access changes them, and keys are plain text."""
 
 import logging
 

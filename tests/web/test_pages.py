@@ -1,4 +1,4 @@
-"""Templates: nothing inline, nothing unescaped, nothing red at rest, a mark for what needs attention."""
+"""Templates: no inline code, all text escaped, no red on idle pages, and marks for problems."""
 
 import re
 
@@ -28,7 +28,7 @@ def test_queue_at_rest_has_no_mark_and_nothing_red():
     assert re.findall(r'class="[^"]*\b(bad|warn|is-bad|fail|wrong)\b', html) == []
 
 
-#: What is known of a queue -> its marks.
+#: State of a queue -> its marks.
 MARKED = [
     ({"ready": 3, "workers": 0, "slots": 0}, [("bad", "no worker")]),
     ({"pending": 3, "workers": 0, "slots": 0}, [("bad", "no worker")]),

@@ -27,7 +27,7 @@ def sharded(client, url):
 
 
 def ids_on(client, path):
-    """The ids of a list, read page by page by the links to the next ones."""
+    """Return the ids of a list, following the links from page to page."""
     seen = []
     while path:
         page = client.get(path).text

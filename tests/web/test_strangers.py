@@ -13,7 +13,7 @@ from reliq.web import Access, app, serve
 
 @pytest.fixture
 def connect():
-    """Return what connects to a site and sends these bytes; every connection is closed with the test."""
+    """Return a function that connects to a site and sends bytes; the test closes the connections at its end."""
     with ExitStack() as stack:
 
         def to(site, sent=b""):

@@ -1,4 +1,4 @@
-"""A worker's page: what it runs, and where its handlers stand when somebody who may write asks."""
+"""A worker's page shows its running messages, and its handlers' stacks on request of a user with write access."""
 
 import html
 import re

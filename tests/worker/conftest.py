@@ -1,4 +1,4 @@
-"""What the tests of the worker share: an observer that can be waited for, and consumers that are always stopped."""
+"""Fixtures of the worker tests: an observer with waits, and consumers that are always stopped."""
 
 import threading
 import time
@@ -41,7 +41,7 @@ class Recorder:
             self._came.notify_all()
 
     def of(self, kind, **fields):
-        """The events of a kind whose fields are as given."""
+        """Return the events of a kind with these field values."""
         with self._came:
             return self._of(kind, fields)
 
@@ -89,14 +89,14 @@ def consumer(url, recorder):
 
 @pytest.fixture
 def acking(queue, consumer):
-    """Our consumer, whose handler of the queue does nothing."""
+    """The test's consumer, whose handler of the queue does nothing."""
     consumer.handler(queue)(lambda body: None)
     return consumer
 
 
 @pytest.fixture
 def serve(make_queue, consumer):
-    """Make a queue with messages that wait, whose handler of our consumer does nothing."""
+    """Make a queue with a backlog and a handler of the test's consumer that does nothing."""
 
     def make(name="q", bodies=(), **options):
         queue = make_queue(name, **options)
@@ -161,7 +161,7 @@ def work_until(start, recorder):
 
 @pytest.fixture
 def hold(start, gate):
-    """Start a consumer whose handler of a queue holds message `x` at the gate; return its engine."""
+    """Start a consumer whose handler keeps message `x` running until the gate opens; return its engine."""
 
     def make(consumer, queue, concurrency=16, **options):
         consumer.handler(queue, **options)(lambda body: gate.pass_through())
@@ -189,7 +189,7 @@ def workers(url, recorder, start):
 
 @pytest.fixture
 def no_looks(monkeypatch):
-    """A worker that does not look at its queues by itself: what it finds, it was told of, however slow this machine is."""
+    """A worker that never polls its queues: it finds messages only through wake tokens and due times."""
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", NEVER_SECONDS)
     monkeypatch.setattr("reliq.worker.upkeep.ROUND_SECONDS", 2 * NEVER_SECONDS)  # after the first
     monkeypatch.setattr("reliq.worker.engine.WORKER_TIMEOUT_SECONDS", 2 * NEVER_SECONDS)
@@ -204,7 +204,7 @@ def quick_beats(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The fetcher's clock stands still until the test moves it, so that it is time for a look when the test says so."""
+    """Hold the fetcher's clock: time passes, and polls are due, only when the test moves the clock."""
     clock = SimpleNamespace(now=1000.0)
     held = SimpleNamespace(monotonic=lambda: clock.now, sleep=time.sleep)
     monkeypatch.setattr("reliq.worker.fetcher.time", held)
@@ -248,7 +248,7 @@ def new_deliveries(consumer):
 
 @pytest.fixture
 def fetcher_of(caller, inflight_of):
-    """Make a fetcher whose rounds the test makes, with its parts and the deliveries that it submits."""
+    """Make a fetcher with its parts and the deliveries that it submits; the test runs each of its rounds."""
 
     fetchers = []
 
@@ -271,7 +271,7 @@ def fetcher_of(caller, inflight_of):
 
 
 class Gate:
-    """A handler's turnstile: it says that it is there, and waits to be let go."""
+    """A gate in a handler: the test waits until the handler has reached it, then opens it."""
 
     def __init__(self):
         self._inside = threading.Semaphore(0)
@@ -298,7 +298,7 @@ def gate():
 
 @pytest.fixture
 def threads_since():
-    """Return the threads of workers, but those of an earlier call."""
+    """Return the worker threads that have started since an earlier call."""
     return lambda before=(): {one for one in threading.enumerate() if one.name.startswith("reliq")} - set(before)
 
 
@@ -346,7 +346,7 @@ def meter():
 
 @pytest.fixture
 def spread(client):
-    """Say how many shards a queue has, as an operator does; return their keys."""
+    """Set the number of shards of a queue, as an operator does; return the keys of its shards."""
 
     def make(queue, number, epoch=1, at=client):
         at.set(queue.keys.map, ShardMap(epoch, number, number).text)

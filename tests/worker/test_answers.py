@@ -1,4 +1,4 @@
-"""What a handler answers decides what becomes of its message."""
+"""A handler's return value or exception decides the outcome of its message."""
 
 import ctypes
 import threading
@@ -71,7 +71,7 @@ class Wordless:
         raise RuntimeError("no words, but a secret")
 
 
-#: What handlers give as a reason, or raise -> the last error of the message.
+#: Reason or exception of a handler -> the last error of the message.
 REASONS = [
     (Reject(reason=ValueError("out of stock")), "ValueError: out of stock"),
     (Reject(reason=None), ""),

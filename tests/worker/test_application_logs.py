@@ -43,7 +43,7 @@ def life():
 
 @pytest.fixture
 def lines_of(url, tmp_path):
-    """Run a worker over a hundred charges, one of which fails, and return what it says."""
+    """Run a worker over a hundred charges, one of which fails; return its output lines."""
 
     def run(source, *options):
         (tmp_path / "billing.py").write_text(source)

@@ -112,7 +112,7 @@ def test_undecodable_bodies_are_settled_alone_and_left_out_of_the_batch(make_que
 
     work_until(Acked, 2, concurrency=1)
     recorder.wait_for(Nacked, 4)
-    assert seen == [[1], [2]]  # the second batch, of which nothing decodes, does not reach the handler
+    assert seen == [[1], [2]]  # no body of the second batch decodes: the handler is not called
     assert sorted(recorder.ids(Acked)) == ["0", "5"]
 
 

@@ -1,4 +1,4 @@
-"""What blocks or breaks the event loop or the threads of handlers harms nothing but its own message."""
+"""A handler that blocks or breaks the event loop or a thread harms only its own message."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from reliq.events import Acked, Claimed, Nacked, Released
 
 @pytest.fixture
 def blocked(make_queue, consumer, start, recorder, gate):
-    """A worker of four slots whose event loop is blocked by the first of 200 async messages."""
+    """A worker of four slots; the first of 200 async messages blocks its event loop."""
     later, plain = make_queue("async"), make_queue("plain")
 
     @consumer.handler(later)
@@ -45,7 +45,7 @@ def test_async_messages_go_back_once_until_the_blocked_loop_runs_again(blocked, 
 
     assert len(recorder.ids(Claimed, queue="async")) == claimed
     times = Counter(recorder.ids(Released, queue="async"))
-    assert max(times.values(), default=0) <= 2  # once, and once more if the machine is so busy that nobody looked
+    assert max(times.values(), default=0) <= 2  # a second time only if the machine was too busy to check in time
     gate.open()
     recorder.wait_for(Acked, 200, queue="async")
     assert later.counts().totals.get("retried_lease", 0) == 0

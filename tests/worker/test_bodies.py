@@ -1,4 +1,4 @@
-"""How bodies are read: a bounded number of bytes in one reply, and what is there can start before the rest is read."""
+"""Bodies are read in replies of bounded size, and messages start before all bodies are read."""
 
 from types import SimpleNamespace
 
@@ -31,9 +31,9 @@ class NotingClient:
 @pytest.fixture
 def parts(caller):
     """
-    A reader with what was claimed of each queue, and a function that reads it all.
+    A reader with the claimed messages of each queue, and a function that reads all bodies.
 
-    What was read is noted as number of round trips, and messages.
+    `groups` records each batch of messages that became ready: round trips so far, and messages.
     """
 
     def make(consumer):
@@ -67,7 +67,7 @@ SEVERAL = ["ask 4, ask 4, ask 4", "read 4, read 3, read 1", "read 1, read 3"]
     ("queues", "amount", "size", "trips", "groups"),
     [
         pytest.param(1, 300, 1, ["ask 300"], [(1, 300)], id="small bodies"),
-        # With its header a body is a little more than 64 KiB. What is there starts before the rest is read.
+        # With its header a body is a little more than 64 KiB. The first messages start before the rest is read.
         pytest.param(1, 40, MIB // 16, LARGE, [(2, 15), (3, 15), (4, 10)], id="large bodies"),
         pytest.param(3, 4, MIB // 8, SEVERAL, [(2, 8), (3, 4)], id="large bodies of several queues"),
     ],

@@ -1,4 +1,4 @@
-"""A part of a worker that ended all the same, whatever ended it: the process says so, and is replaced."""
+"""If a part of a worker process ends unexpectedly, the process logs it and is replaced."""
 
 import asyncio
 import os

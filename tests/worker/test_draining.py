@@ -1,4 +1,4 @@
-"""A drain and a burst end when nothing is due, say what they wait for, and do not hide a failing handler."""
+"""Drains and bursts end when no message is due, log the reason of a wait, and report failing handlers."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ LATER = 3600
 
 @pytest.fixture
 def seen(queue, consumer):
-    """What a handler of the queue was called with; it raises for `bad`, and puts off what says so."""
+    """Return the bodies that a handler got; it raises for `bad` and `exit`, and postpones `nack` and `snooze`."""
     bodies = []
     raised = {
         "bad": BodyError("the gateway said no"),
@@ -40,7 +40,7 @@ def seen(queue, consumer):
 
 @pytest.fixture
 def drained(url, acking, inflight_of):
-    """What a drain of our consumer looks at."""
+    """Return the state that a drain of the test's consumer checks."""
     client, served = Client.to(Connection.to(url), LATER), ServedQueues(acking.handlers)
     served.read(client)
     return Drained(client, served, inflight_of())

@@ -1,4 +1,4 @@
-"""A failure can be seen: its traceback in the log, its place in the dead letter, and by whoever asked to be told."""
+"""Failures are visible: the traceback in the log, the place in the dead letter, and the hook's call."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ def records(caplog):
 
 @pytest.fixture
 def told(consumer):
-    """What a hook was called with: job, exception, final."""
+    """Return the calls of an error hook: job, exception, final."""
     heard = []
     consumer.on_error(lambda job, error, final: heard.append((job, error, final)))
     return heard

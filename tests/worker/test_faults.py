@@ -114,7 +114,7 @@ def test_cut_connections_leave_no_unknown_lease_and_no_answer_is_lost(queue, con
 
     eventually(lambda: not queue.counts().alive, "all have ended")
     counts = queue.counts()
-    # A lease nobody knew would last a minute; one known is delivered once.
+    # A lease that no worker knew of would expire after a minute; all other messages are delivered once.
     assert (counts.missing, counts.totals["acked"], counts.totals.get("retried_lease", 0)) == (0, published, 0)
     assert len(recorder.ids(Started)) == published * 3 // 2
     assert recorder.of(Lost) == []

@@ -64,7 +64,7 @@ def test_a_bare_body_like_an_envelope_is_never_written_to(make_queue, client):
 
 
 def test_messages_that_go_held_when_it_stopped_run_side_by_side(make_queue, consumer, work_until, client):
-    """Its leases run out in its buffer, and it nacks: neither says that a message killed its worker."""
+    """Leases that expired in a Go program's buffer, and its nacks, do not count as deaths of a worker."""
     queue, slots = make_queue("go", bytes, layout=Layout.hdt3213()), 8
     go, now = GoProgram(client, queue.keys), client.time()[0]
     ids = [go.publish(due=now - 60) for _ in range(2 * slots)]
@@ -82,7 +82,7 @@ def test_messages_that_go_held_when_it_stopped_run_side_by_side(make_queue, cons
 
 
 def write_as_reliq_does(client, queue, id, *, header='"d":1,"r":0', count="0", place="ready", score=0.0, word=None):
-    """What somebody with a publisher's rights can write: an envelope, a count, a place, a state word."""
+    """Write a message with the rights of a publisher: an envelope, a retry count, a place, a state word."""
     client.set(queue.keys.msg(id), f"RELIQ/1 {{{header}}}\nevil".encode(), px=60_000)
     client.hset(queue.keys.retries_left, id, count)
     if word is not None:

@@ -1,4 +1,4 @@
-"""Each worker process says in one record who it is and what runs; the record goes with it."""
+"""Each worker process publishes a record with its identity and its running messages, and removes it at its end."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ from reliq.worker.upkeep import BEAT_AGAIN_SECONDS, Heartbeat
 
 @pytest.fixture
 def records(caller):
-    """The records of those who are alive."""
+    """Return the records of living workers."""
 
     def look():
         ids = caller.run(calls.worker_ids())
@@ -31,7 +31,7 @@ def records(caller):
 
 @pytest.fixture
 def beat_of(caller, consumer, inflight_of):
-    """Make a heartbeat, beside an engine's own if one is given, whose steps the test makes."""
+    """Make a heartbeat, with an engine's own heartbeat if one is given; the test runs its steps."""
 
     def make(engine=None, client=caller):
         served, inflight = ServedQueues(consumer.handlers), inflight_of()

@@ -1,4 +1,4 @@
-"""A worker of a queue whose messages have keys: how it learns of them, what it claims, and what its limits become."""
+"""A worker of a queue with keys: how it detects the keys, how much it claims, and how limits apply."""
 
 import logging
 import threading
@@ -18,9 +18,9 @@ ROOM = Capacity(2, 10, suspects=Suspects(16, 0, 16))
 
 
 def test_the_first_message_with_a_key_is_claimed_like_any_other(queue, acking, fetcher_of, clock):
-    """Only Redis knows that the queue has keys from now on: the worker asks nothing more, and nothing later."""
+    """When a queue gets its first key, a worker that has not seen it makes no extra call and adds no delay."""
     fetcher = fetcher_of(acking)
-    fetcher.step()  # a claim: nobody said that there is work
+    fetcher.step()  # a claim: no wake-up announced a message
 
     queue.publish("x", key="a")
     clock.now += POLL_SECONDS / 2
@@ -41,7 +41,7 @@ def test_a_queue_with_keys_is_claimed_into_free_slots_alone_and_its_poll_takes_n
     claims.answered(ClaimAnswer(-1, -1, 5, [], keyed=True))
     again = claims.claim(ROOM, "")
 
-    assert limits_of(poll) == (12, 0)  # a poll leaves what a rate permits to the worker that is woken for it
+    assert limits_of(poll) == (12, 0)  # a poll leaves the permits of a rate to the worker that is woken for them
     assert (poll.args[1], number, again.args[1]) == (1, 1, 2)  # the poll has used no number
     assert limits_of(again) == (2, 2)  # also when nothing was passed over
     claims.answered(ClaimAnswer(-1, -1, 0, [], keyed=True))

@@ -12,7 +12,7 @@ DELAY, LATE = 600.0, 0.3
 
 @pytest.fixture
 def held_up(caller, clock, monkeypatch):
-    """A client whose answers come LATE by a clock that nothing else moves."""
+    """A client whose replies arrive LATE by a held clock."""
     monkeypatch.setattr("reliq.worker.upkeep.time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def run_all(requests):

@@ -159,7 +159,7 @@ def test_a_thread_that_overruns_keeps_its_slot_alone_and_loses_its_message(queue
     assert [e.outcome for e in recorder.of(Handled, id="hangs")] == ["timeout", "ack"]
     counts = queue.counts()
     assert (counts.totals["acked"], counts.missing, counts.alive) == (11, 0, 0)
-    eventually(lambda: engine.hung_slots == 0, "its slot is free")  # the thread may be told of it after us
+    eventually(lambda: engine.hung_slots == 0, "its slot is free")  # the thread may notice it later than this test
 
 
 @pytest.mark.parametrize("timeout", [CALM_TIMEOUT, None], ids=["extended", "without a timeout"])
@@ -254,7 +254,7 @@ def test_a_message_that_this_process_claims_again_keeps_its_new_lease(queue, con
 
 def test_a_renewal_that_redis_held_up_is_not_blamed_on_the_worker(own_server, own_queue, own_consumer, recorder, hold):
     engine = hold(own_consumer, own_queue, lease=0.9)
-    engine._scheduler._spared_at[own_queue.keys] = math.inf  # nobody takes the lease back meanwhile
+    engine._scheduler._spared_at[own_queue.keys] = math.inf  # no scheduler may reclaim the lease meanwhile
 
     with redis.Redis.from_url(own_server.url) as admin:
         admin.client_pause(1500, all=True)  # the renewal after a third of the lease is answered then
@@ -263,7 +263,7 @@ def test_a_renewal_that_redis_held_up_is_not_blamed_on_the_worker(own_server, ow
 
 
 def test_a_process_reclaims_no_lease_it_must_renew(queue, consumer, hold, gate, recorder, caller, client, monkeypatch):
-    """As when Redis hung, or this process, and both a renewal and a look at what is overdue are to be made."""
+    """After Redis or the process hung, a renewal and a reclaim are both due: the process renews its own lease first."""
     held_up = threading.Event()
     engine = hold(consumer, queue, lease=60)
     monkeypatch.setattr(engine._tasks, "watch", lambda now: held_up.wait(60) and [])

@@ -1,4 +1,4 @@
-"""What a process holds, as its supervisor finds it in Redis when the process says nothing."""
+"""The supervisor finds the messages of a dead process in Redis when the process left no report."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def recovery(acking):
 
 
 def give_back(consumer, tmp_path, *held):
-    """Have a supervisor give back what a process reports that it held: queue, nonce and retries left of each message."""
+    """Let a supervisor return the messages in the report of a process: queue, nonce and retries left of each."""
     child = Child(0, tmp_path, Pulse(), consumer.handlers)
     fields = ("queue", "nonce", "left")
     rows = [dict(zip(fields, one, strict=True)) | {"id": "x", "shard": 0} for one in held]
@@ -88,7 +88,7 @@ def test_messages_of_keys_go_back_to_the_heads_of_their_key_queues(recovery, que
 
 @pytest.fixture
 def held(consumer, queue, tmp_path):
-    """A child of one slot whose process holds one message that has not started, and the process's side of its board."""
+    """A child process of one slot that holds one message before its start, and the process's status page."""
     consumer.handler(queue, lease=10)(lambda body: None)
     child = Child(0, tmp_path, Pulse(), consumer.handlers)
     child.board = ProcessStatusView(tmp_path / "board", ["q"], 1)
@@ -210,7 +210,7 @@ def test_a_process_that_ends_at_its_start_is_started_ever_later(tmp_path):
 
 
 def test_a_process_that_its_first_message_ends_did_not_fail_to_start(held, consumer):
-    """Else a worker whose first messages kill it, one after another, is ended as one that cannot start."""
+    """Otherwise the supervisor would stop a worker whose first messages kill it, as if it failed to start."""
     child, board = held
     board.begins(begun(consumer.handlers[0], "x"))
 

@@ -128,7 +128,7 @@ def test_a_server_that_is_away_while_others_answer_is_reported_with_its_queues(r
     for keys in (*shards, Q):
         troubles.note(keys, RedisUnavailableError("gone"))
     assert recorder.of(RedisAway) == [RedisAway(name, "settler", "gone") for name in ("q", "q", "other", "q")]
-    assert caplog.records == []  # an observer says it
+    assert caplog.records == []  # an observer logs it instead
 
     troubles.over(Q)
     assert recorder.of(RedisBack) == []  # its other shard is away

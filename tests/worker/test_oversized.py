@@ -14,7 +14,7 @@ ENVELOPE = b'RELIQ/1 {"d":1700000000000,"r":%d,"h":{"from":"elsewhere"}}\n'
 
 @pytest.fixture
 def put_giant(client):
-    """Write a message with a giant body as a program does that knows no limit."""
+    """Write a message with a giant body, as a foreign program without a size limit does."""
 
     def put(queue, id, retries=0):
         value = (b"" if queue.keys.bare else ENVELOPE % retries) + b"x" * GIANT
@@ -27,7 +27,7 @@ def put_giant(client):
 
 @pytest.fixture
 def sent(client):
-    """The bytes that Redis has sent to anybody since its start."""
+    """Return the number of bytes that Redis has sent since its start."""
     return lambda: client.info("stats")["total_net_output_bytes"]
 
 

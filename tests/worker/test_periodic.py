@@ -1,4 +1,4 @@
-"""Periodic entries: what may be registered, which ticks are published, and what a look costs."""
+"""Periodic jobs: valid registrations, published runs, and the cost of each check."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Report:
 
 
 class Process(Ticker):
-    """The ticker of one process; its Redis has the time that the test says."""
+    """The ticker of one process; the test sets the time of its Redis."""
 
     def __init__(self, url, consumer, recorder, clock):
         client = Client(Connection.to(url).wire(), [recorder], lambda: int(clock.now * 1e6))
@@ -65,7 +65,7 @@ def process(url, recorder):
 
 @pytest.fixture
 def entry(make_queue):
-    """A consumer with one entry, `e`, at each full hour or as it is said."""
+    """A consumer with one periodic job, `e`, hourly or on the given schedule."""
 
     def make(expression="0 * * * *", **options):
         consumer = Consumer()
@@ -295,7 +295,7 @@ def test_a_tick_whose_schedule_was_replaced_since_the_look_is_not_made_and_not_d
     assert (ids(), recorder.of(Superseded)) == ([], [Superseded("q", "e")])
 
 
-# ---- what fails
+# ---- failures
 
 
 def test_a_body_that_fails_holds_up_its_own_entry_alone_and_its_tick_waits(entry, process, ids, caplog):
@@ -349,7 +349,7 @@ def test_a_queue_with_a_spoilt_key_holds_up_no_other(entry, make_queue, process,
     assert [(event.queue, event.outcome) for event in recorder.of(Ticked)] == [("sound", "published")]
 
 
-# ---- what it costs
+# ---- costs
 
 
 def test_a_look_is_one_round_trip_however_many_entries_there_are(process, make_queue, monkeypatch):

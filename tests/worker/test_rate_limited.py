@@ -1,4 +1,4 @@
-"""`RateLimited`: a handler whose other side takes no more puts its key to sleep, or its queue, and spends no retry."""
+"""`RateLimited`: when a service refuses more calls, the key or the queue sleeps, and no retry is spent."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ SLEEP_SECONDS = 0.3
 
 def test_a_rate_limited_key_sleeps_alone(make_queue, consumer, work_until, recorder, client, as_kind, give, caplog):
     caplog.set_level(logging.INFO, "reliq")
-    consumer.observers.insert(0, LogObserver())  # before the one that is waited for
+    consumer.observers.insert(0, LogObserver())  # before the observer that the test waits for
     queue, seen = make_queue(ordered=True), []
 
     def handle(body, job):

@@ -1,4 +1,4 @@
-"""Rates: nobody starts too soon, nobody looks in vain, and one process sleeps until the next start that is permitted."""
+"""Rate limits: no message starts early, no claim is useless, and one process sleeps until the next permitted start."""
 
 import time
 from contextlib import closing
@@ -31,7 +31,7 @@ def test_workers_keep_a_rate_together_and_claim_nothing_in_vain(make_queue, work
 
     lines = overheard.all()
     assert took >= (count - BURST) / RATE - 0.2  # as long as its start may have been before the clock was read
-    # A look may find a start that somebody else was just woken for.
+    # A poll may take a message for which another worker was just woken.
     assert len(claims_in(lines)) - len(recorder.of(Claimed)) <= count / 10
     assert len(tokens_in(lines, queue)) <= count + count / 10
 
@@ -41,7 +41,7 @@ def test_a_publish_while_the_rate_is_used_up_wakes_no_worker(make_queue, workers
     queue.publish("first")
     workers(2, queue)
     recorder.wait_for(Acked)
-    run_blocking(queue.known_shards.read(BLOCKING))  # as every minute: now it knows that there is a limit
+    run_blocking(queue.known_shards.read(BLOCKING))  # as every minute: now the queue has read its limit
     at = len(overheard.all())
 
     for _ in range(50):

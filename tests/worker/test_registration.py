@@ -1,4 +1,4 @@
-"""A consumer refuses what cannot work when it is written, not when it runs."""
+"""A consumer rejects invalid handlers at registration, before it runs."""
 
 import subprocess
 import sys
@@ -178,7 +178,7 @@ def test_a_failed_import_of_the_application_names_file_line_and_module(tmp_path,
 
 
 CANNOT = "cannot import 'broken_app': it raised"
-#: What is wrong with the application's module -> how the first line of the worker begins, and the last.
+#: Broken application module -> the beginning of the worker's first line, and of its last line.
 BROKEN = {
     "handlers": ("from reliq import Consumer\nconsumer = Consumer()", "this consumer has no handlers", ""),
     "syntax": ("one = (", f"{CANNOT} SyntaxError", "SyntaxError: '(' was never closed"),

@@ -1,4 +1,4 @@
-"""What is decided about a delivery right before its handler would begin."""
+"""The checks of a delivery right before its handler begins."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ def test_a_message_begins_only_under_its_lease_and_goes_back_otherwise(consumer,
 
 
 class Unbound:
-    """A proxy that stands for nothing, as those of web frameworks outside a request."""
+    """An unbound proxy, such as the proxies of web frameworks outside a request."""
 
     @property
     def __class__(self):
@@ -59,7 +59,7 @@ class Nameless(type):
 
 
 class MisnamedError(Exception, metaclass=Nameless):
-    """An error whose class raises when it is asked for its name."""
+    """An error whose class raises when its name is read."""
 
 
 def raising(error):
@@ -74,7 +74,7 @@ def endless():
     endless()
 
 
-#: What handlers raise that would end another thread or event loop.
+#: Exceptions of handlers that would end an unprotected thread or event loop.
 FATAL = {
     "no words": lambda: raising(WordlessError()),
     "no name": lambda: raising(MisnamedError()),
@@ -84,7 +84,7 @@ FATAL = {
     "a cancellation": lambda: raising(asyncio.CancelledError()),
     "too deep a recursion": endless,
 }
-#: What handlers answer that makes no sense: refused, delivered again, and no thread or slot is lost.
+#: Invalid answers of handlers: the attempt fails, the message is redelivered, and no thread or slot is lost.
 NONSENSE = {
     "a class": lambda: Reject,
     "an unbound proxy": Unbound,
@@ -105,7 +105,7 @@ def test_a_senseless_answer_fails_and_costs_no_slot(make_queue, consumer, start,
     def handle(body):
         return answers[body]() if body in answers else None
 
-    # What one message of a batch raises is raised for its neighbours too: another matter.
+    # An exception in a batch fails all messages of the batch; other tests cover this.
     answers = NONSENSE if batch else NONSENSE | FATAL
     chosen = (lambda bodies: list(map(handle, bodies))) if batch else handle
     consumer.handler(queue, batch=batch, backoff=wait_fixed(60))(as_kind(chosen))
@@ -138,7 +138,7 @@ def test_a_batch_with_another_number_of_answers_or_none_is_not_acked(queue, cons
 
 
 class Fragile:
-    """A body whose decoding runs foreign code, which raises what it likes."""
+    """A body whose decoding runs foreign code, which raises any exception."""
 
     @classmethod
     def model_json_schema(cls):

@@ -1,4 +1,4 @@
-"""What the settler tells Redis, and in which order."""
+"""The calls that the settler sends to Redis, and their order."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ from reliq.wire_format import FailureNote
 from reliq.worker.settler import MANY, Settler
 from reliq.worker.slots import deliveries_of
 
-#: A step that does not end by then waits for ever.
+#: A step that takes longer counts as hung.
 PATIENCE_SECONDS = 30.0
 
 
@@ -39,7 +39,7 @@ def deliveries(queue, acking):
 
 @pytest.fixture
 def settler(caller, inflight_of):
-    """Make a settler of deliveries, and what holds them."""
+    """Make a settler of deliveries, and the inflight list that holds them."""
 
     def make(deliveries, buried=lambda: None):
         inflight = inflight_of()
@@ -180,7 +180,7 @@ def test_answers_outlast_a_redis_that_refuses_the_user(queue, client, deliveries
     client.config_set("requirepass", "changed")
     client.client_kill_filter(_type="normal")
     try:
-        with suppress(ReliqError):  # or it is told as the answer to each call, by newer servers
+        with suppress(ReliqError):  # newer servers return the error as the reply of each call
             one.step()
         assert len(inflight.deliveries()) == 3
     finally:

@@ -1,4 +1,4 @@
-"""A worker of a sharded queue: it serves every shard, in turn, and looks at idle ones now and then."""
+"""A worker of a sharded queue serves all shards in turn, and polls idle shards now and then."""
 
 from operator import gt
 
@@ -97,7 +97,7 @@ def test_a_worker_serves_every_shard_after_redis_has_lost_the_map(
 
 
 def test_a_map_is_found_by_a_later_fence(quick_beats, queue, acking, work_until, recorder, put, client, monkeypatch):
-    """After Redis has lost everything, a publisher that knows the map writes it with the fences."""
+    """After Redis has lost all data, a publisher that still has the map writes the map together with the fences."""
     monkeypatch.setattr("reliq.worker.claims.FENCES_SECONDS", 0.0)
     queue.publish("one")
     work_until(Acked)
@@ -145,7 +145,7 @@ def capacity(messages, ahead=0, suspects=16):
 
 @pytest.fixture
 def claims(queue, acking):
-    """The claims of shards, of which so much is known to wait."""
+    """Return the claims of shards with backlogs of these sizes."""
     (handler,) = acking.handlers
 
     def make(*behind):

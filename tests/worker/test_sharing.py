@@ -1,4 +1,4 @@
-"""How slots go round: over queues, over processes, over what is new and what is tried again."""
+"""Slots are shared fairly: among queues, among processes, and between new messages and redeliveries."""
 
 import asyncio
 import threading
@@ -81,7 +81,7 @@ def test_a_queue_with_all_slots_is_logged_once(serve, make_queue, consumer, star
 
 @pytest.mark.parametrize("kind", ["plain", "coroutine", "last chance"])
 def test_a_fast_queue_held_ahead_leaves_slots_to_the_others(make_queue, consumer, start, recorder, gate, kind):
-    """What was held of the fast one took every slot that came free, until its backlog was gone."""
+    """Before the fix, prefetched messages of the fast queue took every free slot until its backlog was empty."""
     fast, other = make_queue("fast"), make_queue("other", retries=0 if kind == "last chance" else 3)
 
     @consumer.handler(fast)

@@ -1,4 +1,4 @@
-"""The slots of a process: what waits, what runs in which thread, and how much more may be claimed."""
+"""The slots of a process: waiting messages, the thread of each running message, and the room for claims."""
 
 import time
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from reliq.worker.slots import HOLD_SECONDS
 
 @pytest.fixture
 def slots_of(inflight_of, new_deliveries):
-    """Make the slots of a process that nobody serves."""
+    """Make the slots of a process without running threads."""
 
     def make(concurrency):
         inflight = inflight_of(concurrency)
@@ -41,7 +41,7 @@ def test_as_many_messages_are_prefetched_as_start_soon(acking, slots_of, monkeyp
     (handler,) = acking.handlers
     for seconds, ahead in ((HOLD_SECONDS / 10, 40), (HOLD_SECONDS / 1000, 1500), (HOLD_SECONDS, 0), (60, 0)):
         slots = slots_of(4)
-        assert slots.capacity(handler).ahead == 0  # nobody knows how long it takes
+        assert slots.capacity(handler).ahead == 0  # no duration is known yet
         slots.put(handler, 1)
         slots.run_one(seconds)
         assert slots.capacity(handler).ahead == pytest.approx(ahead, rel=0.1)

@@ -26,7 +26,7 @@ def admin(url):
 
 @pytest.fixture
 def running(quick_beats, queue, consumer, start, gate, admin):
-    """Run a handler until it stands at the gate; return its worker's stacks, as asked for through Redis."""
+    """Run a handler up to the gate; return its worker's stacks, as an operator requests them through Redis."""
 
     def run(handler):
         consumer.handler(queue)(handler)

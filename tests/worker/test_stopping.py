@@ -1,4 +1,4 @@
-"""A stop loses nothing, spends nothing, and lets what runs come to its end."""
+"""A graceful shutdown loses no message, spends no retry, and lets running handlers finish."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from reliq.lua.transitions import CallNumber
 def test_a_stop_lets_handlers_finish_and_logs_how_many_run(queue, consumer, hold, gate, recorder, monkeypatch, caplog):
     monkeypatch.setattr("reliq.worker.engine.STOP_REPORT_SECONDS", 0.05)
     caplog.set_level("INFO", "reliq")
-    consumer.observers.insert(0, LogObserver())  # before the one that is waited for
+    consumer.observers.insert(0, LogObserver())  # before the observer that the test waits for
     hold(consumer, queue)
     with ThreadPoolExecutor() as pool:
         pool.submit(consumer.stop, 7.0)
@@ -128,7 +128,7 @@ def test_an_idle_worker_ends_its_wait_and_its_watch_at_a_stop(queue, acking, sta
 
     acking.stop()
 
-    # Nobody waits for the threads of the handlers.
+    # No test waits for the threads of the handlers.
     eventually(lambda: not threads_since(before), "every thread of the worker ends")
     assert not engine.inflight.deliveries()
     assert not client.exists(queue.keys.watch)

@@ -1,4 +1,4 @@
-"""What is around a handler's call: its context, its middleware, the process's lifespan."""
+"""The surroundings of a handler's call: its context, its middleware, the process's lifespan."""
 
 import asyncio
 from contextlib import asynccontextmanager, contextmanager, suppress

@@ -1,4 +1,4 @@
-"""A message whose worker died with it is a suspect: it may be what killed it, so few such run beside each other."""
+"""A message whose worker died is a suspect: it may have killed the worker, so only few suspects run at a time."""
 
 import threading
 
@@ -11,7 +11,7 @@ from reliq.lua.transitions import CallNumber
 
 @pytest.fixture
 def suspects(make_queue):
-    """Make messages whose worker died: their leases have run out."""
+    """Make messages whose worker died and whose leases have expired."""
 
     def make(*names, amount=20):
         for name in names:
@@ -40,7 +40,7 @@ def test_suspects_run_in_half_of_the_slots_and_others_wait(no_looks, queue, cons
     gate.wait_for(4)
     queue.publish("innocent")
     gate.wait_for()
-    assert left == [11] * 4 + [12]  # twelve, less the one that the dead worker spent
+    assert left == [11] * 4 + [12]  # twelve, minus the retry that the dead worker spent
     assert (queue.counts().retry, queue.counts().unack) == (16, 5)
     gate.open()
     recorder.wait_for(Acked, 21)

@@ -22,7 +22,7 @@ from reliq.worker.upkeep import Scheduler
 
 @pytest.fixture
 def clock(clock, monkeypatch):
-    """A wait for a token takes a fifth of its second; whether a look is due, the held clock says."""
+    """Shorten the wait for a token to a fifth of a second; the held clock decides when a poll is due."""
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", POLL_SECONDS / 5)
     return clock
 
@@ -47,7 +47,7 @@ def test_an_idle_worker_polls_all_queues_once_a_second(serve, consumer, fetcher_
 
 
 def test_a_poll_finds_a_message_without_a_token(queue, acking, fetcher_of, client, clock):
-    """As a publish of the Go original, or one whose token went with the worker that took it."""
+    """A publish of the Go original sets no token, and a token can be lost with the worker that took it."""
     fetcher = fetcher_of(acking)
     fetcher.step()
     queue.publish("x")
@@ -127,7 +127,7 @@ def test_a_publish_wakes_one_idle_worker_of_several(no_looks, queue, workers, re
     queue.publish("x")
     recorder.wait_for(Acked)
 
-    # The one that was woken waits again; the others wait as before.
+    # The woken worker waits again; the other workers have waited all the time.
     assert ran()["blpop"] - before <= 2
 
 
@@ -157,7 +157,7 @@ def test_messages_of_a_dead_worker_return_or_end_when_leases_expire(no_looks, qu
 
     work_until(Acked)
 
-    assert recorder.wait_for(Reclaimed)[0].overdue == ("1",)  # told by another thread than the ack
+    assert recorder.wait_for(Reclaimed)[0].overdue == ("1",)  # the reclaim and the ack report from different threads
     recorder.wait_for(Collected)
     assert queue.counts().dead == 1
 
@@ -203,7 +203,7 @@ def test_a_worker_that_lost_redis_spares_the_leases_of_all_its_queues(own_server
 
 
 def test_a_sooner_due_time_of_a_claim_is_not_overruled_by_an_older_answer(queue, acking, url):
-    """The promote's answer says: in a day. Before it is taken over, a claim says: in an hour."""
+    """The reply to a promote contains a wait of a day; before it is applied, a claim returns a wait of an hour."""
     turns = (CallNumber("me", number) for number in count(1))
 
     def claim():
@@ -226,7 +226,7 @@ def test_a_sooner_due_time_of_a_claim_is_not_overruled_by_an_older_answer(queue,
 
 
 def test_a_token_says_which_queue_has_work_and_many_are_taken_together(serve, consumer, fetcher_of, ran, clock):
-    """One after the other they made the last of them late: a wait that is over at once says that there are more."""
+    """Taken singly, tokens made the last queue late: a wait that ends immediately is followed by a look for more."""
     queues = [serve(f"q{number}") for number in range(20)]
     fetcher = fetcher_of(consumer, concurrency=100)
     fetcher.step()

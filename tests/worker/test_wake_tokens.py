@@ -1,4 +1,4 @@
-"""A worker of queues in several slots of a Cluster: it is told of work at once, and a server that fails stops only its own."""
+"""A worker with queues in several slots of a Cluster wakes up immediately; a failing node stops only its own queues."""
 
 import threading
 import time

@@ -1,1 +1,1 @@
-"""A Jepsen-style run: producers, consumers, faults and a checker of what they wrote down. `python -m tests.harness.chaos`."""
+"""A Jepsen-style test: producers, consumers, faults and a checker of the histories. `python -m tests.harness.chaos`."""

@@ -1,4 +1,4 @@
-"""Break things for a while, then say whether anything was lost. Exit code 0: valid; 1: violated."""
+"""Inject faults for a while, then report whether a message was lost. Exit code 0: valid; 1: violated."""
 
 import argparse
 import secrets

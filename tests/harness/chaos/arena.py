@@ -20,7 +20,7 @@ STOP_SECONDS = 20.0
 
 
 class Member:
-    """A place for one process; whoever holds its lock may end it and start the next."""
+    """A numbered position for a process; the holder of its lock may end the process and start the next."""
 
     def __init__(self, arena: "Arena", role: str, number: int, arguments: tuple[object, ...]) -> None:
         self.lock = threading.Lock()
@@ -59,11 +59,11 @@ class Member:
             self._arena.journal.write("died", of=self._who, code=code)
 
     def has_ended(self) -> bool:
-        """Say whether the process ended."""
+        """Return whether the process has ended."""
         return self._process.poll() is not None
 
     def has_written(self) -> bool:
-        """Say whether the process has written anything into its history."""
+        """Return whether the process has written anything into its history."""
         return self._history.exists() and self._history.stat().st_size > 0
 
     def replace(self, how: signal.Signals) -> None:
@@ -95,9 +95,9 @@ class Arena:
     The processes of one run.
 
     Attributes:
-        folder: where every process writes its history.
-        ground: what they work on.
-        journal: ours.
+        folder: the folder of the processes' histories.
+        ground: the Redis server or Cluster of the run.
+        journal: the history that the arena writes.
     """
 
     def __init__(self, folder: Path, ground: Ground) -> None:

@@ -1,8 +1,8 @@
 """
-The counts of a run, each a pure function of its story.
+The checks of a run, each a pure function of its story.
 
-A count yields the messages that violate it, in words. Nothing here excuses by the
-schedule: what excuses a second delivery is what its first holder itself wrote down.
+A check yields the messages that violate it, as text. The fault schedule excuses nothing:
+a second delivery is excused only by an event that its first holder recorded itself.
 """
 
 from collections import Counter, defaultdict
@@ -18,13 +18,13 @@ TICK_SECONDS = 0.001
 
 
 def check(story: Story) -> dict[str, list[str]]:
-    """Return what violates each count; what a run that was not drained cannot tell is not counted."""
+    """Return the violations of each check; a run without a drain skips the checks that need one."""
     counts = ALWAYS if any(not_drained(story)) else ALWAYS + AFTER_THE_DRAIN
     return {name(count): list(count(story)) for count in counts}
 
 
 def name(count) -> str:
-    """Return what a report calls a count."""
+    """Return the name of a check in the report."""
     return count.__name__.replace("_", " ")
 
 
@@ -68,7 +68,7 @@ def leased_while_held(story: Story) -> Iterator[str]:
 
 
 def _still_held(story: Story, message: Message, one: Delivery, other: Delivery, spare: float) -> bool:
-    """Say whether `one` surely held the message when `other` was claimed, if `one` was claimed first."""
+    """Return whether `one`, if claimed first, surely held the message when `other` was claimed."""
     granted = [at for at, told in one.grants if at < other.claimed and not story.may_be_undone(message, at, told)]
     if not granted or other.claimed >= max(granted) + one.lease - spare:
         return False
@@ -127,7 +127,7 @@ def attempts(story: Story) -> Iterator[str]:
 
 
 def invariants(story: Story) -> Iterator[str]:
-    """What a look at Redis found in a place where it cannot be."""
+    """Invalid states that the arena found in Redis during the run."""
     for look in story.facts("look"):
         yield from (f"{look['queue']}: {one}" for one in look["broken"])
 
@@ -151,7 +151,7 @@ def over_the_limit(story: Story) -> Iterator[str]:
 
 
 def out_of_order(story: Story) -> Iterator[str]:
-    """Claimed before an earlier message of its key had its last delivery; what was snoozed or cancelled has no order."""
+    """Claims before the last delivery of an earlier message of their key; snoozed or cancelled messages are skipped."""
     (begun,) = story.facts("begun")
     by_key = defaultdict(list)
     for message in story.messages.values():
@@ -170,7 +170,7 @@ def out_of_order(story: Story) -> Iterator[str]:
 
 
 def not_drained(story: Story) -> Iterator[str]:
-    """Not everything was worked off in time: what stands still is as bad as what is lost."""
+    """Messages that were not processed in time: a stuck message is as bad as a lost message."""
     ended = [set(end["places"]) for end in story.facts("ended")]
     if not story.notes["drained"]:
         yield "something was still alive at the end"
@@ -183,9 +183,9 @@ def not_drained(story: Story) -> Iterator[str]:
 
 def lost(story: Story) -> Iterator[str]:
     """
-    Publish confirmed, and neither done nor cancelled nor dead nor alive at the end.
+    Confirmed publishes that are neither done, cancelled, dead nor alive at the end.
 
-    What a primary confirmed alone may be forgotten when its replica takes its place; what a replica confirmed may not.
+    A failover may lose a message that only the primary confirmed, but never a message that a replica confirmed.
     """
     left = story.left_at_the_end()
     for m in story.messages.values():
@@ -194,13 +194,13 @@ def lost(story: Story) -> Iterator[str]:
 
 
 def leaks(story: Story) -> Iterator[str]:
-    """What is left in Redis although nothing is alive."""
+    """Redis keys that remain although no message is alive."""
     for final in story.facts("final"):
         yield from (f"{final['queue']}: {size} in {place}" for place, size in final["left"].items())
 
 
 def conservation(story: Story) -> Iterator[str]:
-    """Redis' account of each queue against itself, and against what the processes wrote down."""
+    """Compare Redis' account of each queue with itself and with the histories of the processes."""
     for queue in story.facts("begun")[0]["retries"]:
         finals = [final for final in story.facts("final") if final["queue"].partition("#")[0] == queue]
         totals = Counter()
@@ -232,7 +232,7 @@ ALWAYS = (
 )
 AFTER_THE_DRAIN = (lost, leaks, conservation)
 
-# ---- what they share ------------------------------------------------------
+# ---- helpers ---------------------------------------------------------------
 
 
 def why_again(story: Story, message: Message, one: Delivery, until: float) -> str:
@@ -259,7 +259,7 @@ def _without_reason(story: Story) -> Iterator[tuple[Message, Delivery, Delivery]
 
 
 def _may_be_undone(story: Story, message: Message, one: Delivery) -> bool:
-    """Say whether Redis may have forgotten the claim, or how it was settled."""
+    """Return whether a failover may have lost the claim or its settlement."""
     calls = [(one.asked, one.claimed), *((s.asked, s.ended) for s in one.settlings if not s.late)]
     return any(story.may_be_undone(message, *call) for call in calls)
 

@@ -1,4 +1,4 @@
-"""One consumer process: reliq's own engine with handlers that behave as the seed says. Stops on SIGTERM."""
+"""One consumer process: reliq's engine with handlers whose behaviour the seed decides. Stops on SIGTERM."""
 
 import asyncio
 import random
@@ -24,14 +24,14 @@ from tests.harness.chaos.workload import GROWING, LEASE_SECONDS, QUEUES, SHARES,
 #: A thread that sleeps so long is expected back soon; when it is not, something held the process up.
 BEAT_SECONDS, STALL_SECONDS = 0.1, 0.5
 SNOOZE_SECONDS = 0.3
-#: What a handler raises that does not end well.
+#: Outcome of a handler -> the exception that it raises.
 ANSWERS = {
     "nack": lambda: Nack(delay=0.1),
     "raise": lambda: ValueError("as the seed says"),
     "snooze": lambda: Snooze(delay=SNOOZE_SECONDS),
     "reject": lambda: Reject(reason="as the seed says"),
 }
-#: The queues whose handlers are coroutines.
+#: Queues with coroutine handlers.
 OF_COROUTINES = ("frail", "spread")
 #: Between two calls with receipts that were used before, and what these calls are.
 PAUSE_SECONDS = 0.1

@@ -1,4 +1,4 @@
-"""What a run breaks: one Redis with a proxy before it, or a Cluster with a bus that can be cut."""
+"""The Redis of a run: a server behind a proxy, or a Cluster whose bus can be cut."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ class OneServer(ExitStack):
         self.kind = kind
         data = folder / "redis"
         data.mkdir()
-        # Redis takes the log's size at its start for that of a fresh one: with the usual 100 % each start reads more.
+        # Redis compares the log with its size at the start: with the usual 100 % each restart would read a longer log.
         rewrite = {"auto-aof-rewrite-min-size": "16mb", "auto-aof-rewrite-percentage": "10"}
         options = {"appendonly": "yes", "appendfsync": "always", **rewrite}
         said = subprocess.run([server, "--version"], capture_output=True, text=True, check=True).stdout
@@ -73,7 +73,7 @@ class ManyServers(ExitStack):
     Three primaries with a replica each, whose bus goes through proxies.
 
     Args:
-        shards: how many one of the queues gets, in two steps.
+        shards: the final number of shards of one queue, reached in two steps.
     """
 
     kind = "cluster"
@@ -112,7 +112,7 @@ class ManyServers(ExitStack):
         return found
 
     def queues_at(self, server: EmbeddedRedis) -> list[str]:
-        """Return the queues of which a primary has at least a shard."""
+        """Return the queues that have a shard on a primary."""
         there = [one for one in self.places() if self.cluster.primary_of(place_keys(one).ready) is server]
         return list(dict.fromkeys(one.partition("#")[0] for one in there))
 

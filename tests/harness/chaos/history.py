@@ -17,7 +17,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What the process `who` wrote at `t`; `facts` depend on the kind."""
+    """An event that process `who` wrote at time `t`; `facts` depend on the kind."""
 
     t: float
     who: str

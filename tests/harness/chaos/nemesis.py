@@ -109,7 +109,7 @@ def keys_asleep(arena: Arena, fault: Fault) -> None:
 
 
 def unleash(arena: Arena, faults: list[Fault], start: float) -> list[Future[None]]:
-    """Do the faults, each at its time after `start`, in two threads; return what tells their end, and what ended them."""
+    """Run the faults at their times after `start`, in two threads; return futures that end with them, or fail."""
     tracks = [[fault for fault in faults if (fault.kind in OF_PROCESSES) is each] for each in (True, False)]
     futures: list[Future[None]] = [Future() for _ in tracks]
     for track, future in zip(tracks, futures, strict=True):

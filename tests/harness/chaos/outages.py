@@ -1,9 +1,9 @@
 """
-The faults of a Cluster: each does its harm, waits until the Cluster is whole again, and notes what may be forgotten.
+The faults of a Cluster: each injects its fault, waits until the Cluster is whole, and records possible losses.
 
-When a replica takes its primary's place, what the primary wrote and the replica had not got is gone: from the last write
-that a replica confirmed until the old primary was dead, or knew that it is none any more. That span is noted as a
-`rewind` of the primary's queues; the checker excuses by it what no replica had confirmed, and nothing else.
+When a replica is promoted, writes of the old primary that it had not received are lost: from the last write that a
+replica confirmed until the old primary died or became a replica. This span is recorded as a `rewind` of the primary's
+queues. The checker excuses losses by it only for calls that no replica confirmed.
 """
 
 import time
@@ -21,13 +21,13 @@ from tests.waiting import eventually
 
 #: In a run this long a primary stands still for 20 s and a slot is held open for 3, in a shorter one for a part of it.
 LONG_RUN_SECONDS = 120.0
-#: A primary is cut off for so long at most: without a new one by then, the others still hear of it.
+#: Longest isolation of a primary: if no replica was promoted by then, the other nodes can reach it again.
 CUT_OFF_SECONDS = 60.0
 #: So long does a write wait for its replica before a fault.
 CONFIRM_MS = 1000
 #: When no write was confirmed: what may be forgotten began so long ago.
 LONG_AGO_SECONDS = 5.0
-#: More than the sockets between a primary and its replica hold: what is written after it does not get through.
+#: More than the socket buffers between a primary and its replica hold, so that later writes do not arrive.
 BLOCKAGE_BYTES = 32_000_000
 
 
@@ -44,9 +44,9 @@ class Victim:
         self.confirm()
 
     def confirm(self, ms: int = CONFIRM_MS) -> bool:
-        """Write something and wait for the replica; say whether it has it, and so everything before."""
+        """Write a key and wait for the replica; return whether it confirmed this write and all earlier writes."""
         began, client = time.monotonic(), self._cluster.client(self.server)
-        with suppress(redis.RedisError), client.client() as one:  # WAIT is for what its own connection wrote
+        with suppress(redis.RedisError), client.client() as one:  # WAIT covers the writes of its own connection only
             one.set(self._mark, "", px=10_000)
             if one.wait(1, ms):
                 self.confirmed = began
@@ -60,11 +60,11 @@ class Victim:
             self._cluster.client(self.server).set(self._mark, b"x" * BLOCKAGE_BYTES, px=10_000)
 
     def note(self, since: float, until: float) -> None:
-        """Note that what the primary wrote then may be forgotten."""
+        """Record that a failover may lose the writes of the primary between `since` and `until`."""
         self._arena.journal.write("rewind", queues=self.queues, since=since, until=until)
 
     def has_lost_its_place(self) -> bool:
-        """Say whether the replica is the primary now."""
+        """Return whether the replica is now the primary."""
         return self._cluster.client(self.replica).info("replication")["role"] == "master"
 
     def wait_for_its_successor(self) -> None:
@@ -72,7 +72,7 @@ class Victim:
         eventually(self.has_lost_its_place, "the replica takes the primary's place")
 
     def wait_until_it_knows(self, since: float) -> None:
-        """Wait until it has taken notice, and note what it wrote until then."""
+        """Wait until the old primary has become a replica; record its writes until then as possibly lost."""
         client = self._cluster.client(self.server)
         eventually(lambda: client.info("replication")["role"] == "slave", "the old primary hears of it")
         self.note(since, time.monotonic())
@@ -83,7 +83,7 @@ def primary_killed(arena: Arena, fault: Fault) -> None:
 
 
 def primary_killed_ahead(arena: Arena, fault: Fault) -> None:
-    """Kill a primary whose replica has not got what it wrote last."""
+    """Kill a primary before its replica has received the last writes."""
     victim = Victim(arena, fault)
     victim.hold_up_the_replica()
     time.sleep(fault.seconds / 2)
@@ -116,7 +116,7 @@ def primary_paused(arena: Arena, fault: Fault) -> None:
 
 
 def primary_cut_off(arena: Arena, fault: Fault) -> None:
-    """Have a primary, which clients reach, and the other nodes not hear of each other: two primaries for a moment."""
+    """Isolate a primary from the other nodes but not from clients: for a moment there are two primaries."""
     cluster, bus, victim = arena.ground.cluster, arena.ground.bus, Victim(arena, fault)
     bus.cut_off(victim.server)
     try:
@@ -187,7 +187,7 @@ def shards_added(arena: Arena, fault: Fault) -> None:
 
 
 def is_long(fault: Fault) -> bool:
-    """Say whether the run is one in which a fault may last longer."""
+    """Return whether the run is long enough for a longer fault."""
     return fault.length >= LONG_RUN_SECONDS
 
 

@@ -1,4 +1,4 @@
-"""One producer process: publishes at a steady rate until its time is over, and writes down what it was told."""
+"""One producer process: publishes at a steady rate until its time is over, and records every result."""
 
 import itertools
 import sys
@@ -19,17 +19,17 @@ INSIST_SECONDS = 3.0
 #: So many messages waiting are more than the consumers can be expected to work off in good time.
 BACKLOG_LIMIT = 3000
 LOOK_SECONDS = 1.0
-#: What a publish to a Cluster waits for, when it waits.
+#: The durability of those Cluster publishes that wait for a replica.
 WAIT = Durability.replicas(1, timeout=0.3)
 
 
 class Producer:
     """
-    Publishes what the seed says, step by step.
+    Publish the messages that the seed decides, step by step.
 
     Args:
-        shares: the queues to publish to, and how often each is meant.
-        calls: numbers that no other producer of the process gets.
+        shares: queue -> its share of the publishes.
+        calls: call numbers that no other producer of the process uses.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Producer:
         self._looked_at = time.monotonic()
 
     def work(self, rate: float, until: float) -> None:
-        """Publish `rate` messages a second until the monotonic clock says `until`."""
+        """Publish `rate` messages a second until the monotonic time `until`."""
         start, published, number = time.monotonic(), 0, 0
         while (now := time.monotonic()) < until:
             if now - self._looked_at > LOOK_SECONDS:
@@ -110,7 +110,7 @@ class Producer:
 
 def main(path: str, seed: str, rate: str, until: str, kind: str) -> int:
     name, shares, calls = Path(path).stem.replace("producer-", "p"), SHARES[kind], itertools.count(1)
-    # In a Cluster a thread for each queue, so that one whose node is away holds up none of the others.
+    # In a Cluster each queue has its own thread, so that an unreachable node does not block the other queues.
     parts = {name: shares} if kind != "cluster" else {f"{name}-{queue}": {queue: shares[queue]} for queue in shares}
     threads = []
     for part, own in parts.items():

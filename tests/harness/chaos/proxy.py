@@ -1,4 +1,4 @@
-"""A TCP proxy in front of Redis that loses or delays replies when it is told to."""
+"""A TCP proxy in front of Redis that drops or delays replies on request."""
 
 import asyncio
 from contextlib import closing, suppress
@@ -8,7 +8,7 @@ from tests.ports import free_port
 
 
 class Proxy(Proxies):
-    """Hands bytes on in both directions, unless it was told otherwise."""
+    """Forward bytes in both directions, with the faults that `order` sets."""
 
     def __init__(self, server_port: int) -> None:
         port = free_port()
@@ -17,7 +17,7 @@ class Proxy(Proxies):
         self.order()
 
     def order(self, swallow: int = 0, *, silent: bool = False, delay: float = 0.0) -> None:
-        """Lose so many replies, whose connections are closed, or stay `silent`; hand on others so many seconds late."""
+        """Drop `swallow` replies and close their connections, or stay `silent`; delay others by `delay` seconds."""
         self._to_swallow = swallow
         self._is_silent = silent
         self._delay = delay
@@ -38,7 +38,7 @@ class Proxy(Proxies):
                     self._to_swallow -= 1
                     is_silent = self._is_silent
                     while is_silent and await server.read(CHUNK):
-                        pass  # what follows would be taken for the reply that is missing
+                        pass  # the client would read later bytes as the missing reply
                     return
                 await asyncio.sleep(self._delay)
                 client.write(data)

@@ -10,7 +10,7 @@ EXAMPLES = 5
 
 
 def report(story: Story, violations: dict[str, list[str]], events: int) -> str:
-    """Return what a reader wants to know of the run, the verdict first."""
+    """Return the report of a run in Markdown, the verdict first."""
     word = "violated" if any(violations.values()) else "valid"
     (begun,) = story.facts("begun")
     drained = [f"drained in {one['seconds']:.1f} s" for one in story.facts("drained")] or ["not drained"]

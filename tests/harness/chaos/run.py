@@ -70,7 +70,7 @@ def _look(arena: Arena) -> bool:
 
 
 def _drain(arena: Arena, seconds: float) -> None:
-    """Have the consumers work off what is left."""
+    """Let the consumers process all remaining messages."""
     since = time.monotonic()
     while not _look(arena):
         if time.monotonic() > since + seconds:
@@ -79,7 +79,7 @@ def _drain(arena: Arena, seconds: float) -> None:
 
 
 def _sum_up(arena: Arena) -> None:
-    """Write down what is left: the totals, the dead, and what should not be there."""
+    """Record the final state: totals, dead letters, and leftovers."""
     places = arena.ground.places()
     for place in places:
         keys = place_keys(place)

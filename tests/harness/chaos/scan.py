@@ -72,7 +72,7 @@ def take(client: redis.Redis, keys: Keys) -> Snapshot:
 
 
 def broken(look: Snapshot) -> list[str]:
-    """Return what does not hold, in words with an example."""
+    """Return the violated invariants, each with an example."""
     twice = [id for id, times in Counter(look.alive).items() if times > 1]
     countable = {*look.alive} - {*look.garbage}
     words = {id: StateWord.parse(text) for id, text in look.words.items()}
@@ -101,7 +101,7 @@ def broken(look: Snapshot) -> list[str]:
 
 
 def _of_keys(look: Snapshot, held: set[str]) -> dict[str, Collection[str]]:
-    """Return what does not hold of keys, by words for it."""
+    """Return the violated invariants of keys: description -> offenders."""
     key_of = {id: key for id, count in look.counts.items() if (key := count.partition(" ")[2])}
     leased = {f"{key}\0{id}" for id, key in key_of.items() if id in held}
     taken = Counter(place.partition("\0")[0] for place in look.places)
@@ -115,7 +115,7 @@ def _of_keys(look: Snapshot, held: set[str]) -> dict[str, Collection[str]]:
 
 
 def balance(totals: Mapping[str, int], alive: int) -> int:
-    """Return published + redriven + what a vandal wrote - every end - alive."""
+    """Return published + redriven + hostile messages - all ends - alive."""
     came = sum(totals.get(kind, 0) for kind in ("published", "redriven", FOREIGN))
     return came - sum(totals.get(kind, 0) for kind in ENDS) - alive
 

@@ -20,7 +20,7 @@ OF_THE_SERVER = (
 )
 #: Where messages have keys: no strangers, but an operator.
 OF_KEYS = (*OF_THE_SERVER[:-1], "limits_changed", "keys_asleep")
-#: Each begins when the Cluster is whole again after the one before.
+#: Each fault begins when the Cluster has recovered from the fault before.
 OF_THE_CLUSTER = (
     "primary_killed",
     "primary_killed_ahead",
@@ -32,11 +32,11 @@ OF_THE_CLUSTER = (
     "shards_added",
     "nodes_disturbed",
 )
-#: What is broken -> the faults that it has, beside those of processes.
+#: Kind of run -> its faults, in addition to the faults of processes.
 OF_THE_GROUND = {"server": OF_THE_SERVER, "keys": OF_KEYS, "cluster": OF_THE_CLUSTER}
 
 CONSUMERS, PRODUCERS = 4, 2
-#: Seconds from the beginning of a fault to that of the next of its sort.
+#: Seconds from the start of a fault to the start of the next fault of its track.
 SPACING = (2.4, 4.0)
 #: Quiet seconds at either end of the run.
 FIRST, LAST = 2.0, 3.0

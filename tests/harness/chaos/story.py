@@ -1,4 +1,4 @@
-"""What became of each message, delivery by delivery, and of each process: what a teller makes of histories."""
+"""The deliveries of each message and the life of each process, as read from the histories."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from math import inf
 
 from tests.harness.chaos.history import Event
 
-#: Who writes down what holds up every process at once: the arena, which nothing kills or pauses.
+#: Records pauses of the whole machine: the arena, because no fault kills or pauses it.
 MACHINE = "arena"
 
 
@@ -16,10 +16,10 @@ class Settling:
     One use of a receipt.
 
     Attributes:
-        delivery: whose receipt it is, None when no claim of it was answered.
-        ended: when the answer was there, None when it never came.
-        result: `ok`; `lost`, the receipt no longer held; `no`, it cannot have run; `unknown`.
-        late: made on purpose with a receipt that had been used before.
+        delivery: the delivery of the receipt, None when no claim of it was answered.
+        ended: time of the reply, None when there was none.
+        result: `ok`; `lost`, the lease had expired; `no`, the call cannot have run; `unknown`.
+        late: made on purpose with a receipt that had already been used.
     """
 
     verb: str
@@ -72,14 +72,14 @@ class Message:
     One message.
 
     Attributes:
-        id: its name, unless Redis' client chose one; empty when the producer did not live to learn it.
-        asked, told: when it was published, and when that was answered.
-        outcome: `ok`; `unknown`; `refused`, nothing of it was written.
-        durable: whether a replica confirmed it, None when none was asked.
-        cancelled: when a cancel that answered `cancelled` was sent, and when it was answered.
-        called_off: whether a cancel may end it, now or when its handler does not end well.
-        key: as it was published, empty without one.
-        deliveries: by the time of their claims.
+        id: the chosen or generated id; empty when the producer died before it got the reply.
+        asked, told: times of the publish and of its reply.
+        outcome: `ok`; `unknown`; `refused`, nothing was written.
+        durable: whether a replica confirmed it, None when the publish did not wait for a replica.
+        cancelled: times of the call and the reply of a successful cancel.
+        called_off: whether a cancel may end it, now or after a failed attempt.
+        key: its message key, empty without a key.
+        deliveries: in the order of their claims.
     """
 
     name: str
@@ -100,8 +100,8 @@ class Message:
         """
         The deliveries whose handlers began, in the order of their claims.
 
-        One that was paused between the last look at its lease and the start of its handler begins late, even after
-        the next has begun; what explains that is in the claim that came first.
+        If a process pauses between the last lease check and the start of its handler, the handler begins late, even
+        after the next delivery has begun; the earlier claim explains the overlap.
         """
         return [one for one in self.deliveries if one.started is not None]
 
@@ -135,12 +135,12 @@ class Story:
     What happened in a run.
 
     Attributes:
-        strangers: names that were started and never published.
-        deaths: process -> when it was gone.
-        troubles: process, or MACHINE -> what explains that it could not keep a lease.
-        rewinds: queue -> when a primary of it wrote what its replica, which took its place, may not have got.
-        faults: kind, begin and end of each.
-        notes: kind -> what the arena wrote of it, such as its looks at Redis.
+        strangers: names of messages that were attempted and never published.
+        deaths: process -> time of its end.
+        troubles: process, or MACHINE -> events that explain why it could not renew a lease.
+        rewinds: queue -> spans of writes that a failover may have lost.
+        faults: kind, begin and end of each fault.
+        notes: kind -> records of the arena, such as its snapshots of Redis.
     """
 
     messages: dict[str, Message] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Story:
         return [event.facts for event in self.notes[kind]]
 
     def may_be_undone(self, message: Message, asked: float, told: float | None) -> bool:
-        """Whether a primary may have forgotten, when a replica took its place, what it did for a call about a message."""
+        """Return whether a failover may have undone a call about a message."""
         return any(rewind.meets(asked, told) for rewind in self.rewinds[message.queue])
 
     def is_forgotten(self, message: Message) -> bool:

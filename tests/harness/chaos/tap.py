@@ -1,4 +1,4 @@
-"""A wire that writes down every claim and every settling call, when it was made and what Redis answered."""
+"""A wire that records every claim and every settling call, with its time and Redis' reply."""
 
 import itertools
 import time
@@ -16,7 +16,7 @@ from reliq.redis.connection import NotSentError
 from tests.harness.chaos.history import Journal
 
 SETTLING = ("ack", "nack", "extend", "release", "snooze")
-#: What a claim answers before its messages.
+#: Number of fields before the messages in the reply of a claim.
 HEAD_OF_CLAIM = 5
 _TAPPED = [script(name) for name in ("claim", *SETTLING)]
 _BY_CODE = {code: one for one in _TAPPED for code in (one.sha, one.text)}
@@ -24,10 +24,10 @@ _BY_CODE = {code: one for one in _TAPPED for code in (one.sha, one.text)}
 
 class Tap:
     """
-    What `wire` does, written down.
+    Record the calls of `wire`.
 
     Attributes:
-        spent: the last receipts that were used in this process, by queue: what a late worker would still hold.
+        spent: the last receipts that this process used, by queue, for settling again late.
     """
 
     spent: ClassVar[deque[tuple[str, Claimed]]] = deque(maxlen=40)
@@ -84,7 +84,7 @@ class Tap:
 
 
 def _failure(error: BaseException) -> str:
-    """Return what is known of a call that failed: it was refused and is made again, it cannot have run, or it may."""
+    """Classify a failed call: `again`, it will be repeated; `no`, it cannot have run; `unknown`, it may have run."""
     if isinstance(error, NoScriptError):
         return "again"
     return "no" if isinstance(error, NotSentError | ResponseError) else "unknown"
@@ -106,7 +106,7 @@ class Spied:
         self.rows = [dict(zip(one.tail_args, tail[at : at + size], strict=False)) for at in range(0, len(tail), size)]
 
     def lost(self, ids: Sequence[bytes]) -> list[int]:
-        """Return the places of the receipts that no longer hold; of two of one message that of the earlier claim."""
+        """Return the positions of lost receipts; of two receipts of a message, the position of the earlier claim."""
         left = Counter(id_text(id) for id in ids)
         found = []
         for at, row in sorted(enumerate(self.rows), key=lambda one: _claim_number(one[1]["nonce"])):
@@ -126,7 +126,7 @@ def _spied(command: Sequence[Any]) -> Spied | None:
 
 
 class TappedConsumer(Consumer):
-    """A consumer whose worker's calls are written down."""
+    """A consumer whose worker's calls are recorded."""
 
     journal: Journal
 
@@ -135,7 +135,7 @@ class TappedConsumer(Consumer):
 
 
 class TappedConnection:
-    """A connection whose wires are tapped."""
+    """A connection whose calls are recorded."""
 
     def __init__(self, connection: Any, journal: Journal) -> None:
         self._connection, self._journal = connection, journal

@@ -19,7 +19,7 @@ class Teller:
         self._publishes: dict[tuple[str, int], list[Message]] = {}
         self._calls: dict[tuple[str, str], list[Settling]] = {}
         self._names: dict[str, str] = {}  # id -> name
-        self._cancels: dict[tuple[str, int], tuple[str, str, float, float]] = {}  # id, answer, when asked, when told
+        self._cancels: dict[tuple[str, int], tuple[str, str, float, float]] = {}  # id, answer, sent at, answered at
 
     def tell(self, events: Iterable[Event]) -> Story:
         """Return the story of `events`."""
@@ -136,8 +136,8 @@ class Teller:
                 message.deliveries.append(delivery)
         for id, answer, asked, at in self._cancels.values():
             if message := by_id.get(id):
-                # A cancel whose reply is lost is made again: by the second call a message that was held when the first
-                # one took its body may have ended, and the answer is `not_found`.
+                # A cancel is repeated after a lost reply. If the first call took the body of a message in flight, the
+                # message may have ended before the second call, which then returns `not_found`.
                 without_body = any(one.verb == "expired" and asked <= one.asked <= at for one in message.settlings)
                 message.called_off |= answer != "not_found" or without_body
                 if answer == "cancelled" and message.cancelled is None:

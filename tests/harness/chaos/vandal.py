@@ -1,4 +1,4 @@
-"""Somebody who knows the keys and nothing of the rules: hostile messages beside those of the run, accounted apart."""
+"""A vandal with write access to the Redis keys: adds hostile messages to a run, with an account of their own."""
 
 import random
 
@@ -10,10 +10,10 @@ from tests.security.worker_vandal import SCORES, Vandal
 
 #: So do the ids of hostile messages begin.
 MARK = "evil~"
-#: How many of them the queue's totals count under, since nobody published them.
+#: Name under which the queue's totals count hostile messages, which no producer published.
 FOREIGN = "foreign"
 MESSAGES, FAR = 20, 3
-#: What ends in time: with a retry left at most, or what is read as none.
+#: Retry counts that end a message soon: one retry at most, or text that reliq reads as no retry.
 COUNTS = ["0", "1", "2", "-1", "x", "", "-" + "9" * 4300, "1e300", "\u00b2"]
 TAILS = ["", " ", "\t", "*", "\u202e", "\x1b[2J", "{x}", "%s", "i" * 3000]
 
@@ -39,7 +39,7 @@ def write(client: redis.Redis, seed: int, victim: int) -> list[str]:
 
 
 def take_back(client: redis.Redis, victim: int, ids: list[str]) -> None:
-    """Remove what no worker would ever see."""
+    """Remove the messages that are never due."""
     keys = _keys(victim)
     with client.pipeline(transaction=True) as pipe:
         pipe.zrem(keys.pending, *ids).hdel(keys.retries_left, *ids).unlink(*keys.msgs(ids))

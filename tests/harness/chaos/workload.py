@@ -1,4 +1,4 @@
-"""What is published and what handlers do with it, all of it decided by the seed."""
+"""The published messages and the behaviour of their handlers, decided by the seed."""
 
 import random
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from reliq.keys import Keys
 LEASE_SECONDS = 2.0
 #: In most queues nothing may die of bad luck; in one, a second failure is the end.
 RETRIES = {"sturdy": 20, "frail": 1, "south": 20, "spread": 20, "inorder": 20, "narrow": 20}
-#: The queues whose messages have keys, and how many of each key may run at once.
+#: The queue with message keys, and how many messages of each key may run at once.
 ORDERED = "inorder"
 PER_KEY = {ORDERED: 1, "narrow": 2}
 _LIMITS = {ORDERED: {"ordered": True}, "narrow": {"per_key": PER_KEY["narrow"], "concurrency": 24}}
@@ -20,8 +20,8 @@ QUEUES: dict[str, Queue[dict[str, Any]]] = {
 }
 #: Keys of messages.
 KEYS = tuple(f"key-{number}" for number in range(16))
-#: What is broken -> the queues of such a run, and how much of what is published each gets. In a Cluster of three the
-#: first three queues lie at a node each, and the shards of the last at all.
+#: Kind of run -> its queues and each queue's share of the publishes. In a Cluster of three nodes, the first three
+#: queues are on one node each, and the shards of the last queue on all nodes.
 GROWING = "spread"
 SHARES = {
     "server": {"sturdy": 9, "frail": 1},
@@ -31,20 +31,20 @@ SHARES = {
 
 
 def place_keys(place: str) -> Keys:
-    """Return the keys of what histories call a queue, or a shard of it: `spread`, `spread#3`."""
+    """Return the Redis keys of a queue or a shard by its name in histories: `spread`, `spread#3`."""
     name, _, shard = place.partition("#")
     return QUEUES[name].keys.of_shard(int(shard or 0))
 
 
 def wish(seed: int, producer: str, number: int, shares: Mapping[str, int]) -> SimpleNamespace:
     """
-    Return the step `number` of `producer`; `shares` says how often each queue is meant.
+    Return the step `number` of `producer`; `shares` are the queues' shares of the publishes.
 
     Attributes:
-        names: of the messages; more than one are published by one call.
-        chosen: whether the names are also their ids.
+        names: of the messages; several are published by one call.
+        chosen: whether the names are also the ids.
         cancels: which of the last messages to cancel afterwards, 1 for the last; 0 for none.
-        waits: whether its publish waits for a replica, where there are some.
+        waits: whether the publish waits for a replica, if there are replicas.
         key: of the messages; empty in queues without keys.
     """
     chance = random.Random(f"{seed} {producer} {number}")

@@ -1,1 +1,1 @@
-"""Faults put into reliq on purpose, one at a time, and who notices. `python -m tests.harness.mutants`."""
+"""Mutation tests: put one fault at a time into reliq and see which tests fail. `python -m tests.harness.mutants`."""

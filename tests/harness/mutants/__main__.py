@@ -1,4 +1,4 @@
-"""Try the mutants, two at a time, and print who caught what. Exit code 1 when one survives."""
+"""Try the mutants, two at a time, and print which test caught which. Exit code 1 if a mutant survives."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""The mutants: what is written instead of what, and who is to notice."""
+"""The mutants: the replaced text, its replacement, and the tests that must fail."""
 
 from tests.harness.mutants.mutant import HARNESS, Mutant
 from tests.harness.mutants.of_keys import MUTANTS_OF_KEYS

@@ -1,4 +1,4 @@
-"""One mutant: a fault that is written into a copy of the package, and who is to notice it."""
+"""A mutant: a fault that is written into a copy of the package, and the tests that must fail."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ class Mutant:
 
     Attributes:
         file: below `reliq`.
-        old, new: the text that is replaced, which must be there exactly once.
-        by: who must notice: the model, that of queues with keys, or the harness.
-        examples: of the model, in which it must be found; 0 when that takes too long for a quick check.
+        old, new: the text to replace, which must occur exactly once, and its replacement.
+        by: the test that must fail: the model, the model of queues with keys, or the harness.
+        examples: number of examples in which the model must fail; 0 if that is too slow for a quick check.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One mutant on trial: a copy of the tree, the fault in it, and whoever is to notice."""
+"""The trial of a mutant: copy the tree, apply the fault, and run the tests that must fail."""
 
 import os
 import re
@@ -49,14 +49,14 @@ def _command(by: str, examples: int) -> list[str]:
 
 
 def _run(arguments: list[str], folder: Path) -> tuple[int, str]:
-    """Run Python in the copy; what takes too long is ended, with all that it started, and was noticed too."""
+    """Run Python in the copy; after the timeout kill it with its children, which counts as caught."""
     command = ["timeout", "--signal=KILL", TIMEOUT_SECONDS, sys.executable, *arguments]
     done = run(*command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, timeout=None)
     return done.returncode, done.stdout + done.stderr
 
 
 def _last_words(output: str) -> str:
-    """Return what was wrong: the harness's counts, or the first assertion that did not hold."""
+    """Return the failure: the harness's violated checks, or the first failed assertion."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     counts = re.findall(r"^\| (.+) \| ([1-9]\d*) \| 0 \|$", output, re.MULTILINE)
     if verdict := re.search(r"^# Chaos, seed \d+: (\w+)$", output, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""The model, or that of queues with keys, against the package of this folder, without looking for the shortest way to a failure."""
+"""Run a model against the package in this folder, without shrinking failing examples."""
 
 import sys
 import tempfile

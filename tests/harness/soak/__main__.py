@@ -25,7 +25,7 @@ LOOK_SECONDS = 5.0
 #: Between two publishes.
 TICK_SECONDS = 0.05
 DRAIN_SECONDS = 120.0
-#: What waits under full load: enough that the worker never has to.
+#: Backlog under full load: the worker never waits for messages.
 FULL_BACKLOG = 5000
 
 
@@ -95,7 +95,7 @@ def drain() -> None:
 
 
 def table(before: dict[str, float], samples: list[dict[str, float]], after: dict[str, float]) -> str:
-    """Return what a reader wants to know, as a Markdown table."""
+    """Return the results as a Markdown table."""
     rows = ["| figure | empty, before | 2nd fifth | last fifth | empty, after |", "| --- " * 5 + "|"]
     for name in (*ALLOWED, "keys", "alive"):
         cells = [before[name], fifth(samples, 2, name), fifth(samples, 5, name), after[name]]

@@ -1,4 +1,4 @@
-"""What is measured of a worker and of its Redis, and whether it grows. The first fifth is left out: caches and arenas fill."""
+"""Measure a worker and its Redis and detect growth. The first fifth is ignored: caches and arenas fill."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -7,7 +7,7 @@ import psutil
 import redis
 
 MIB = 1024 * 1024
-#: What a figure may grow by between the second and the last fifth, as a part of itself, and in its own unit.
+#: Figure -> allowed growth between the second and the last fifth: as a fraction, and in its own unit.
 ALLOWED = {
     "worker_mib": (0.05, 4.0),
     "supervisor_mib": (0.05, 2.0),
@@ -19,7 +19,7 @@ ALLOWED = {
 
 
 def look(at: float, supervisor: psutil.Process, client: redis.Redis, queue) -> dict[str, float]:
-    """Measure the resident memory, threads and open files of the processes, Redis, and what is in the queue."""
+    """Measure resident memory, threads and open files of the processes, Redis' memory, and the queue's length."""
     workers = supervisor.children()
     processes = [supervisor, *workers]
     counts = queue.counts()

@@ -1,4 +1,4 @@
-"""What the soaking worker runs: mostly quick work, some of it failing once, some put off."""
+"""Jobs of the soak test: mostly short, some fail once, some are snoozed."""
 
 from tenacity import wait_fixed
 
