@@ -1,1 +1,1 @@
-"""Makes a `Call`: one client for blocking code, one for asyncio, and what both share."""
+"""Calls to Redis: a client for blocking code, a client for asyncio, and their shared parts."""

@@ -1,4 +1,4 @@
-"""The clients that make the calls of a queue, and make them again until Redis has answered."""
+"""The clients that send a queue's calls to Redis and retry them until Redis has answered."""
 
 import asyncio
 import time
@@ -31,10 +31,10 @@ S = TypeVar("S")
 
 class AnyClient:
     """
-    Makes calls over one transport and notifies the observers; it waits as the driver of the transport does.
+    Makes calls over one transport and notifies the observers. Its methods wait as the transport's driver does.
 
     Args:
-        clock: what scripts take for the time; None is Redis' own clock.
+        clock: returns the current time for scripts, in unix microseconds; None means Redis' own clock.
     """
 
     def __init__(self, transport: Transport, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
@@ -44,19 +44,19 @@ class AnyClient:
 
     async def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
         """
-        Make `request` and return its answer; while Redis is away, try again until `for_seconds` are over.
+        Make `request` and return its answer. While Redis is unavailable, retry for `for_seconds`.
 
         Raises:
             RedisUnavailableError: Redis cannot be reached or cannot answer now.
-            RedisRefusedError: Redis refused, for good.
+            RedisRefusedError: Redis refused the request; a retry would not help.
         """
         return await self._try(self._one, request, for_seconds)
 
     async def run_once_sent(self, request: Request[T], *, for_seconds: float) -> T:
         """
-        Make `request` as `run` does; when it was not even sent, raise RedisUnavailableError without another try.
+        Make `request` as `run` does, but do not retry a request that could not be sent: raise RedisUnavailableError.
 
-        Another server may have what this one did not hear of.
+        The caller may then send the request to another server, because this server has not received it.
         """
         try:
             return await self.run(request)
@@ -73,29 +73,29 @@ class AnyClient:
         self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
     ) -> list[Any]:
         """
-        Make `requests` in one round trip; what Redis refused is an exception in its place.
+        Make `requests` in one round trip. A request that Redis refused has the exception as its answer.
 
-        They run in their order, but the scripts that Redis lacks run after the others.
+        The requests run in their order, except that scripts which Redis has not cached run after the others.
 
-        Where there are several servers, what one of them failed to answer is a RedisUnavailableError in its place. With
-        `once_sent`, a request that could not be sent is not tried again.
+        With several servers, the answer is a RedisUnavailableError where a server failed. With `once_sent`, a request
+        that could not be sent is not retried.
 
         Raises:
-            RedisUnavailableError: there is one server, and it cannot be reached.
+            RedisUnavailableError: the only server cannot be reached.
         """
         if not requests:
             return []
         if not for_seconds:
             return self._answers(requests, await self._exchange(requests))
-        replies: list[Any] = []  # empty until there was a round trip
-        left: Sequence[int] = range(len(requests))  # the places whose servers failed: a further try is for them alone
+        replies: list[Any] = []  # empty until the first round trip
+        left: Sequence[int] = range(len(requests))  # indexes of the failed requests, which are retried
 
         async def fill(requests: Sequence[Request[Any]]) -> None:
             nonlocal left
             made = await self._exchange([requests[at] for at in left])
             replies.extend([None] * (len(requests) - len(replies)))
             for at, reply in zip(left, made, strict=True):
-                # Whether a request ran is not known of its last try alone.
+                # An earlier try may have run the request, even if the last try was not sent.
                 if not (isinstance(reply, NotSentError) and is_failure(replies[at])):
                     replies[at] = reply
             done = (NotSentError,) if once_sent else ()
@@ -114,10 +114,10 @@ class AnyClient:
 
     async def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
         """
-        Make `requests` at every server at once; return the answers of each by its name, as `run_all` does.
+        Make `requests` at every server at the same time. Return each server's answers by its name, as `run_all` does.
 
         Raises:
-            RedisUnavailableError: no server is known, or there is one and it cannot be reached.
+            RedisUnavailableError: no server is known, or the only server cannot be reached.
         """
         try:
             found = await self._transport.everywhere([one.command for one in requests])
@@ -129,14 +129,14 @@ class AnyClient:
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
     ) -> tuple[T, Confirmed | Exception]:
         """
-        Make `request` and, on the same connection in the same round trip, `wait` for its confirmation.
+        Make `request` and `wait` for its confirmation, on the same connection in the same round trip.
 
         Returns:
-            both answers; a wait that Redis refused is an exception in its place, for the request has been made.
+            Both answers. If Redis refused the wait, its answer is the exception, because the request has been made.
 
         Raises:
             RedisUnavailableError: Redis cannot be reached or cannot answer now.
-            RedisRefusedError: Redis refused the request, for good.
+            RedisRefusedError: Redis refused the request; a retry would not help.
         """
         return await self._try(self._both, (request, wait), for_seconds)
 
@@ -161,11 +161,10 @@ class AnyClient:
 
     async def _try(self, make: Callable[[S], Awaitable[T]], asked: S, for_seconds: float) -> T:
         """
-        Return what `make(asked)` does, tried again until `for_seconds` are over while Redis is away, the first time at once.
+        Return the result of `make(asked)`. While Redis is unavailable, retry for `for_seconds`, first without a pause.
 
-        The last try is made at the end of that time, so that a server that is away for no longer fails nothing; where
-        tries take long, no further one is made that would not end in time. Whether a request ran is not known of its
-        last try alone: an earlier one may have been lost on its way back.
+        The last try is made at the end of that time, so a shorter outage fails no request. When tries are slow, no try
+        is started that would end too late. An earlier try may have run the request although its reply was lost.
         """
         began = time.monotonic()
         made = 0
@@ -182,7 +181,7 @@ class AnyClient:
                 if made == 1:
                     continue
                 since = time.monotonic() - began
-                left = for_seconds - since - (since - paused) / made  # a try takes as long as they did so far
+                left = for_seconds - since - (since - paused) / made  # a try takes the average time so far
                 if left <= 0:
                     raise
             pause = max(0.0, min(seconds_after(RECONNECT, made - 1), left))
@@ -191,10 +190,10 @@ class AnyClient:
 
     async def _exchange(self, requests: Sequence[Request[Any]], *, together: bool = False) -> list[Any]:
         """
-        Make `requests` in one round trip, and in a second one the scripts that Redis lacks, with their texts.
+        Make `requests` in one round trip. Send scripts that Redis has not cached again with their texts.
 
         Args:
-            together: make all of them again in the second one.
+            together: repeat all requests in the second round trip, not only the missing scripts.
         """
         if self._clock is not None:
             requests = [one.at(self._clock()) for one in requests]
@@ -210,12 +209,12 @@ class AnyClient:
         except (redis.RedisError, OSError) as error:
             failure = translated(requests[0], error)
             if replies and isinstance(failure, RedisUnavailableError):
-                failure.maybe_ran = True  # some have run in the first round trip
+                failure.maybe_ran = True  # some requests ran in the first round trip
             raise failure from None
         return replies
 
     def _answers(self, requests: Sequence[Request[Any]], replies: Sequence[Any]) -> list[Any]:
-        """Return the answers to requests, an exception in the place of a request that failed."""
+        """Return the answers to requests; a request that failed has the exception as its answer."""
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:
@@ -237,33 +236,33 @@ class AsyncClient(AnyClient):
     """
     Makes calls from the tasks of one event loop.
 
-    A caller that is cancelled does not cut off the exchange: its connection stays clean.
+    Cancelling a caller does not interrupt the exchange, so no connection is left with unread replies.
     """
 
     @classmethod
     def to(cls, connection: Connection, timeout_seconds: float, observers: Sequence[Observer] = ()) -> Self:
-        """As `Client.to`, for the running event loop."""
+        """Async version of `Client.to`, for the running event loop."""
         return cls(connection.async_wire(timeout_seconds), observers, connection.clock)
 
     async def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
-        """As `AnyClient.run`."""
+        """Run one request, see `AnyClient.run`."""
         return await _uncut(super().run(request, for_seconds=for_seconds))
 
     async def run_all(
         self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
     ) -> list[Any]:
-        """As `AnyClient.run_all`."""
+        """Run several requests, see `AnyClient.run_all`."""
         return await _uncut(super().run_all(requests, for_seconds=for_seconds, once_sent=once_sent))
 
     async def run_confirmed(
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
     ) -> tuple[T, Confirmed | Exception]:
-        """As `AnyClient.run_confirmed`."""
+        """Run a request and wait for its confirmation, see `AnyClient.run_confirmed`."""
         return await _uncut(super().run_confirmed(request, wait, for_seconds=for_seconds))
 
 
 async def _uncut(call: Coroutine[Any, Any, T]) -> T:
-    """Await a call that goes on when this caller is cancelled; asyncio logs no failure that comes after that."""
+    """Await a call that continues when this caller is cancelled; asyncio then logs no failure of the call."""
     task = asyncio.ensure_future(call)
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return await asyncio.shield(task)
@@ -274,10 +273,10 @@ class Client:
     Makes calls from blocking code.
 
     Args:
-        clock: what scripts take for the time; None is Redis' own clock.
+        clock: returns the current time for scripts, in unix microseconds; None means Redis' own clock.
 
     Attributes:
-        driven: makes the calls, for code that is written once for blocking and async callers.
+        driven: the client for code that is written once for blocking and async callers.
     """
 
     def __init__(self, transport: Transport, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
@@ -288,51 +287,51 @@ class Client:
 
     @classmethod
     def to(cls, connection: Connection, timeout_seconds: float, observers: Sequence[Observer] = ()) -> Self:
-        """Return a client of `connection`, by its clock, that awaits a reply for at most `timeout_seconds`."""
+        """Return a client of `connection`, with its clock, that waits at most `timeout_seconds` for a reply."""
         return cls(connection.wire(timeout_seconds), observers, connection.clock)
 
     def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
-        """As `AnyClient.run`."""
+        """Run one request, see `AnyClient.run`."""
         return run_blocking(self.driven.run(request, for_seconds=for_seconds))
 
     def run_all(
         self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
     ) -> list[Any]:
-        """As `AnyClient.run_all`."""
+        """Run several requests, see `AnyClient.run_all`."""
         return run_blocking(self.driven.run_all(requests, for_seconds=for_seconds, once_sent=once_sent))
 
     def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
-        """As `AnyClient.run_everywhere`."""
+        """Run requests at every server, see `AnyClient.run_everywhere`."""
         return run_blocking(self.driven.run_everywhere(requests))
 
     def run_confirmed(
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
     ) -> tuple[T, Confirmed | Exception]:
-        """As `AnyClient.run_confirmed`."""
+        """Run a request and wait for its confirmation, see `AnyClient.run_confirmed`."""
         return run_blocking(self.driven.run_confirmed(request, wait, for_seconds=for_seconds))
 
     def wake_tokens(self) -> WakeTokens:
-        """Return waits for wake tokens that go on beside the calls of this client."""
+        """Return waits for wake tokens, which run beside the calls of this client."""
         return WakeTokens(self, self._transport)
 
     @property
     def has_many(self) -> bool:
-        """Whether there are several servers, of which none speaks for all."""
+        """Whether there are several servers, each with a part of the data."""
         return isinstance(self._transport, ClusterTransport)
 
 
 class Clients:
     """
-    The clients of one queue: blocking ones, which are kept, and one for each call in async code.
+    The clients of one queue. Blocking clients are kept; each async call gets its own.
 
-    They are made anew in a forked process and when connections are redirected; where `target` is None, RELIQ_URL is read
-    again then.
+    New clients are made in a forked process and when connections are redirected. If `target` is None, RELIQ_URL is
+    read again then.
 
     Attributes:
-        observers: who hears of what the clients do.
-        epoch: of the connections that it has, as `reliq.redis.server` counts them.
-        named, maps: those of the connection that it had last.
-        waits: the `Listener` that waits over a thread's own connections, if any does.
+        observers: callables that get the events of these clients.
+        epoch: the epoch of the current connections, see `reliq.redis.server`.
+        named, maps: the attributes of the current connection with these names.
+        waits: the `Listener` that waits over a thread's own connections, if there is one.
     """
 
     waits: Any = None
@@ -352,7 +351,7 @@ class Clients:
         """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
         connection = self._connection
         if self.epoch is not transport.epoch:
-            # What belongs to another Redis, or to the process that this one was forked from, is forgotten.
+            # Drop everything that belongs to another Redis or to the parent process.
             self.epoch = transport.epoch
             connection = self._connection = None
             self._blocking = {}
@@ -364,16 +363,16 @@ class Clients:
         return connection
 
     def blocking(self, longer_seconds: float = 0.0) -> Client:
-        """Return the client that awaits a reply for a publish's time-out and `longer_seconds`."""
+        """Return the client that waits for a reply for a publish's timeout plus `longer_seconds`."""
         if self.epoch is transport.epoch and (known := self._blocking.get(longer_seconds)):
             return known
         connection = self.connection()
         timeout_seconds = PUBLISH_TIMEOUT_SECONDS + longer_seconds
-        # Threads that begin at once get the same one.
+        # Threads that start at the same time get the same client.
         return self._blocking.setdefault(longer_seconds, Client.to(connection, timeout_seconds, self.observers))
 
     def asynchronous(self, longer_seconds: float = 0.0) -> AsyncClient:
-        """As `blocking`, for the running event loop."""
+        """Return the client for the running event loop, see `blocking`."""
         return AsyncClient.to(self.connection(), PUBLISH_TIMEOUT_SECONDS + longer_seconds, self.observers)
 
     def driven(self, driver: Driver, longer_seconds: float = 0.0) -> AnyClient:
@@ -381,14 +380,14 @@ class Clients:
         return self.asynchronous(longer_seconds) if driver is ASYNCIO else self.blocking(longer_seconds).driven
 
     def close(self) -> None:
-        """End what waits, and close the blocking connections."""
+        """Stop waiting for wake-ups and close the blocking connections."""
         connection = self.connection()
         if self.waits:
             self.waits.close()
         connection.close()
 
     async def aclose(self) -> None:
-        """End what waits, and close the running event loop's connections."""
+        """Stop waiting for wake-ups and close the running event loop's connections."""
         connection = self.connection()
         if self.waits:
             await asyncio.to_thread(self.waits.close)

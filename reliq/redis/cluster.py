@@ -1,8 +1,8 @@
 """
-Commands to the nodes of a Cluster: which node has which slot, and one round trip to several nodes.
+Commands to the nodes of a Redis Cluster: the slots of each node, and one round trip to several nodes.
 
-The slots are read in a thread of their own. A node that does not answer in time fails at once until it does, so that
-commands for the other nodes do not wait for it.
+A separate thread reads the slots. Commands to a node that timed out fail immediately until the node answers again, so
+commands to the other nodes do not wait for it.
 """
 
 import logging
@@ -28,56 +28,56 @@ from reliq.redis.redis_py import redis
 
 logger = logging.getLogger(__name__)
 
-#: A server's first reply is awaited for this long, and for what its commands themselves wait; then it counts as away.
+#: A server counts as unavailable when its first reply takes longer than this, plus the time its commands block.
 SERVER_SECONDS = 0.9
-#: The first wait before a node is tried again, in seconds; each further one is twice as long.
+#: The pause before the first retry of a node, in seconds; each further pause is twice as long.
 FIRST_PAUSE_SECONDS = 0.1
-#: The longest wait.
+#: The longest pause between two retries, in seconds.
 LONGEST_PAUSE_SECONDS = 0.5
-#: Two readings of the slots are so far apart, in seconds: one reading serves all requests that come meanwhile.
+#: The shortest time between two reads of the slots, in seconds; one read serves all requests in that time.
 READ_PAUSE_SECONDS = 0.05
-#: The first reading of the slots is awaited for this long.
+#: The longest wait for the first read of the slots, in seconds.
 FIRST_READ_SECONDS = 2.0
 
-#: Commands whose first argument is no key: any server can run them.
+#: Commands whose first argument is not a key: any server can run them.
 _KEYLESS = {"ACL", "CLUSTER", "CONFIG", "INFO", "PING", "SCAN", "SCRIPT", "SLOWLOG", "TIME"}
 _WAITS = ("WAIT", "WAITAOF")
-#: Refusals that a node of a Cluster gives while another one takes, or has taken, its place.
+#: Errors of a Cluster node during or after a failover of that node.
 _CHANGING = {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY"}
-#: An application that seeds `random` keeps its numbers: this generator shares no state with it.
+#: A generator without a seed: an application that seeds `random` gets the same numbers with and without reliq.
 _random = random.SystemRandom()
 
-#: First and last slot, the node that has them, and its replicas, each as HOST:PORT.
+#: First and last slot, the primary of these slots, and its replicas, each as HOST:PORT.
 Ranges = list[tuple[int, int, str, list[str]]]
 Connect = Callable[[str, Sequence[Sequence[str]]], list[Any]]
 
 
 class CircuitBreakers:
     """
-    The nodes that did not answer in time: what is sent to them fails at once.
+    The nodes that timed out. Commands to these nodes fail immediately.
 
-    A thread for each of them connects to it and pings it, with a back-off, and ends when it is answered.
+    For each node, a thread connects and pings with a backoff, and ends when the node answers.
 
     Args:
-        probe: connects to a node and pings it; raises what redis-py does.
-        meanwhile: called after each try that failed.
+        probe: connects to a node and pings it; raises the exceptions of redis-py.
+        meanwhile: called after each failed ping.
     """
 
     def __init__(self, probe: Callable[[str], object], meanwhile: Callable[[], None]) -> None:
         self._probe = probe
         self._meanwhile = meanwhile
         self._lock = threading.Lock()
-        #: Node -> why it failed.
+        #: Node -> the exception of its failure.
         self._open: dict[str, Exception] = {}
 
     def check(self, node: str) -> str:
-        """Return `node`; raise NotSentError when it is known not to answer."""
+        """Return `node`; raise NotSentError while the node does not answer."""
         if self._open and (why := self._open.get(node)):
             raise NotSentError(f"{node} does not answer and is tried again in the background ({why})")
         return node
 
     def trip(self, node: str, why: Exception) -> None:
-        """Have everything for `node` fail until it answers again."""
+        """Make all commands to `node` fail until it answers again."""
         with self._lock:
             if node in self._open:
                 return
@@ -100,7 +100,7 @@ class CircuitBreakers:
             except broken():
                 self._meanwhile()
                 continue
-            except Exception as error:  # it answers, if only to refuse
+            except Exception as error:  # an error reply is an answer too
                 logger.debug("%s answers again: %s", node, error)
             with self._lock:
                 self._open.pop(node, None)
@@ -108,19 +108,19 @@ class CircuitBreakers:
 
 class Servers:
     """
-    The nodes of a Cluster: the slots of each, and which of them do not answer.
+    The nodes of a Cluster: the slots of each node, and which nodes do not answer.
 
     Args:
         seeds: the nodes to ask first, as HOST:PORT.
-        ask: connects to a node and returns its replies to commands; raises what redis-py does.
+        ask: connects to a node and returns its replies to commands; raises the exceptions of redis-py.
     """
 
     def __init__(self, seeds: Sequence[str], ask: Connect) -> None:
         self._seeds = seeds
         self._ask = ask
-        #: For each slot the node that has it, None where none has; None before the first reading.
+        #: The primary of each slot, None for an unassigned slot; None before the first read.
         self._slots: list[str | None] | None = None
-        #: The nodes that had slots at the last reading, and the replicas of each.
+        #: The primaries at the last read, each with its replicas.
         self._nodes: dict[str, list[str]] = {}
         self._favourite = ""
         self._failure: Exception | None = None
@@ -132,16 +132,16 @@ class Servers:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the slots are known, so that `server_of` answers without waiting."""
+        """Whether the slots have been read, so that `server_of` returns without waiting."""
         return self._slots is not None
 
     def server_of(self, command: Sequence[Arg]) -> str:
         """
-        Return the node that has the slot of a command's first key, any node for a command without a key.
+        Return the node with the slot of a command's first key, or any node for a command without a key.
 
         Raises:
-            NotSentError: no node has the slot, or it does not answer.
-            ConfigurationError: it is no Cluster.
+            NotSentError: no node has the slot, or the node does not answer.
+            ConfigurationError: the server is not a Cluster.
         """
         if self._slots is None:
             self._await_first_read()
@@ -156,30 +156,30 @@ class Servers:
         return self._breakers.check(node)
 
     def check(self, server: str) -> str:
-        """Return `server`; raise NotSentError when it is known not to answer."""
+        """Return `server`; raise NotSentError while it does not answer."""
         return self._breakers.check(server)
 
     def close(self) -> None:
-        """Ping no node any more; what is sent to one that did not answer goes there again."""
+        """Stop pinging; commands are sent again to nodes that did not answer."""
         self._breakers.keep(())
 
     def names(self) -> Collection[str]:
-        """Return the nodes that have slots."""
+        """Return the primaries, which have the slots."""
         return self._nodes
 
     def replicas(self) -> Collection[str]:
-        """Read the slots, if some node answers; return the replicas."""
+        """Read the slots, if a node answers, and return the replicas."""
         with suppress(*broken()):
             self._take(self._ask_around())
         return {replica for replicas in self._nodes.values() for replica in replicas}
 
     def note(self, server: str, error: Exception) -> str:
         """
-        Note that `server` failed, or refused with `error`; return the node to which it redirects, empty for none.
+        Note that `server` failed or replied with `error`; return the node of a redirection, else an empty text.
 
-        A node that does not answer fails at once from then on, and the slots are read again.
+        If the server did not answer, its commands fail immediately from then on, and the slots are read again.
         """
-        if isinstance(error, redis.exceptions.AskError):  # MovedError is one too
+        if isinstance(error, redis.exceptions.AskError):  # MovedError is a subclass
             node = f"{error.host or server.rpartition(':')[0]}:{error.port}"
             if isinstance(error, redis.exceptions.MovedError):
                 if self._slots is not None:
@@ -194,7 +194,7 @@ class Servers:
         return ""
 
     def read_again(self) -> None:
-        """Have the slots read again; return at once."""
+        """Request another read of the slots and return immediately."""
         with self._lock:
             if self._is_reading:
                 self._is_read_wanted = True
@@ -204,7 +204,7 @@ class Servers:
         threading.Thread(target=self._read_while_wanted, name="reliq-topology", daemon=True).start()
 
     def _any(self) -> str:
-        """Return a node that answers, as far as is known: always the same one while it does."""
+        """Return a node that answers, as far as is known; the same node as long as it answers."""
         for node in [self._favourite, *_random.sample(sorted(self._nodes), len(self._nodes))]:
             with suppress(NotSentError):
                 if node in self._nodes:
@@ -242,7 +242,7 @@ class Servers:
         self._breakers.keep(self._nodes)
 
     def _ask_around(self) -> Ranges:
-        """Return the slots as the first node has them that is in touch with most of the Cluster, else as any node has."""
+        """Return the slots from the first node that can reach most of the Cluster, else from any node."""
         ranges: Ranges | None = None
         why: Exception | None = None
         for node in dict.fromkeys([*_random.sample(sorted(self._nodes), len(self._nodes)), *self._seeds]):
@@ -269,13 +269,13 @@ class Servers:
 
 
 def key_slot(key: str) -> int:
-    """Return the slot that a key lies in: by its hash tag, if it has one."""
+    """Return the Cluster slot of a key, from its hash tag if it has one."""
     tag, closed, _ = key.partition("{")[2].partition("}")
     return slot_of(tag if closed and tag else key)
 
 
 def ranges_of(rows: Sequence[Sequence[Any]], asked: str) -> Ranges:
-    """Read CLUSTER SLOTS; a node that does not know its own host is at that of the node `asked`."""
+    """Parse CLUSTER SLOTS; a node without a host name gets the host of the node `asked`."""
 
     def node(row: Sequence[Any]) -> str:
         host = row[0].decode() if row[0] else asked.rpartition(":")[0]
@@ -285,7 +285,7 @@ def ranges_of(rows: Sequence[Sequence[Any]], asked: str) -> Ranges:
 
 
 def _key(command: Sequence[Arg]) -> str | None:
-    """Return the first key of a command, None when it has none."""
+    """Return the first key of a command, None for a command without keys."""
     if command[0] in _KEYLESS:
         return None
     at = 1
@@ -300,24 +300,24 @@ def _key(command: Sequence[Arg]) -> str | None:
 
 
 class Sent(NamedTuple):
-    """A command and the place of its reply, None for a reply that is not wanted."""
+    """A command and the index of its reply, None when the reply is ignored."""
 
     at: int | None
     command: Sequence[Arg]
 
 
-#: Server -> what is sent to it in one piece.
+#: Server -> the commands sent to it together.
 Shares = dict[str, list[Sent]]
 
 
 class Exchange:
     """
-    One round trip: the commands for each server, and the replies in their places.
+    One round trip: the commands for each server, and the replies in the order of the commands.
 
-    A server's failure is an exception in the places of its own commands. A WAIT goes with the command before it.
+    If a server fails, all its commands get the exception as reply. A WAIT goes to the server of the command before it.
 
     Args:
-        to: the server of each command; by default the one that has its key.
+        to: the server of each command; by default the server with the command's key.
     """
 
     def __init__(self, servers: Servers, commands: Sequence[Sequence[Arg]], to: Sequence[str] = ()) -> None:
@@ -340,18 +340,18 @@ class Exchange:
                 self.shares.setdefault(server, []).append(Sent(at, command))
 
     def put(self, share: Sequence[Sent], replies: Sequence[Any]) -> None:
-        """Put the replies to a share into their places."""
+        """Store the replies to the commands of one server."""
         for (at, _), reply in zip(share, replies, strict=True):
             if at is not None:
                 self.replies[at] = reply
 
     def fail(self, server: str, share: Sequence[Sent], error: Exception) -> None:
-        """Put the failure of a server into the places of its share."""
+        """Store the failure of a server as the reply to each of its commands."""
         self._servers.note(server, error)
         self.put(share, [error] * len(share))
 
     def redirected(self) -> Shares:
-        """Return what was refused because another server has it, by that server; learn from the other refusals."""
+        """Return the commands that were redirected, by their new server; note all other errors."""
         shares: Shares = {}
         share: list[Sent] | None = None
         for at, command in enumerate(self._commands):
@@ -373,12 +373,12 @@ class Exchange:
 
 class ClusterTransport:
     """
-    Commands to the nodes of a Cluster, each to the one that has its keys.
+    Sends commands to the nodes of a Cluster, each to the node with its keys.
 
-    Connections to a node are made when they are first used, and dropped when the node has left.
+    Connections to a node are opened at the first use and closed after the node has left the Cluster.
 
     Args:
-        connect: makes the connections to a node.
+        connect: creates the connections to a node.
     """
 
     def __init__(self, driver: Driver, servers: Servers, connect: Callable[[str], ServerConnections]) -> None:
@@ -389,7 +389,7 @@ class ClusterTransport:
         self._nodes: dict[str, ServerConnections] = {}
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Send `commands` at once and return the replies; what was refused, or failed, is an exception in its place."""
+        """Send `commands` at the same time and return the replies; a failed command has the exception as reply."""
         if self._servers.is_ready:
             exchange = Exchange(self._servers, commands)
         else:
@@ -405,8 +405,8 @@ class ClusterTransport:
         return exchange.replies
 
     async def everywhere(self, commands: Sequence[Sequence[Arg]]) -> dict[str, list[Any]]:
-        """Send `commands` to every server at once; return the replies of each, by its name."""
-        self._servers.server_of(("PING",))  # they are known then
+        """Send `commands` to every server at the same time; return each server's replies by its name."""
+        self._servers.server_of(("PING",))  # waits until the servers are known
         names = list(self._servers.names())
         exchange = Exchange(self._servers, [*commands] * len(names), [name for name in names for _ in commands])
         await self._make(exchange, exchange.shares)
@@ -414,26 +414,26 @@ class ClusterTransport:
         return {name: exchange.replies[at * count : (at + 1) * count] for at, name in enumerate(names)}
 
     async def close(self) -> None:
-        """Close every connection; they are opened again when they are used."""
+        """Close every connection; the next use opens them again."""
         for node in list(self._nodes.values()):
             await node.close()
 
     def place(self, key: str) -> Hashable:
-        """Return the slot of `key`: keys of one slot may stand in one command."""
+        """Return the slot of `key`: one command may name several keys of one slot."""
         return key_slot(key)
 
     def node_for(self, key: str) -> ServerConnections:
-        """Return the connections to the node that has `key`; raise NotSentError when none has, or it does not answer."""
+        """Return the connections to the node with `key`; raise NotSentError if there is none or it does not answer."""
         return self._node(self._servers.server_of(("GET", key)))
 
     def each(self, *, replicas: bool = False) -> dict[str, ServerConnections]:
-        """Return the connections to all nodes that there are now, and with `replicas` to those too; for operators."""
+        """Return the connections to all current primaries, and with `replicas` to the replicas too; for operators."""
         others = self._servers.replicas()
         names = [*self._servers.names(), *(others if replicas else ())]
         return {server: self._node(server) for server in names}
 
     def note(self, node: ServerConnections, error: Exception) -> None:
-        """Note that a server failed, or refused, outside of an exchange."""
+        """Note a failure or an error reply of a server outside of an exchange."""
         self._servers.note(node.server, error)
 
     def _node(self, server: str) -> ServerConnections:
@@ -447,7 +447,7 @@ class ClusterTransport:
     async def _make(self, exchange: Exchange, shares: Shares) -> None:
         waiting: list[tuple[ServerConnections, PooledConnection, list[Sent]]] = []
         try:
-            # In one order for all callers: no two wait for each other's connections.
+            # All callers use the same order, so two callers never wait for each other's connections.
             for server, share in sorted(shares.items()):
                 node = self._node(server)
                 try:
@@ -468,7 +468,7 @@ class ClusterTransport:
 
 
 def patience(share: Sequence[Sent]) -> float:
-    """Return for how many seconds the replies to a share are awaited."""
+    """Return for how many seconds to wait for the replies of one server."""
     seconds = SERVER_SECONDS
     for _, command in share:
         if command[0] == "BLPOP":

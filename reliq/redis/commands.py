@@ -28,12 +28,12 @@ Clock = Callable[[], int]
 
 
 def id_text(raw: bytes) -> str:
-    """Return an id as text; one of a foreign publisher may be any bytes, and goes back to Redis as it came."""
+    """Return an id as text; the id of a foreign publisher may be any bytes and is sent back unchanged."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def raise_first(answers: list[Any]) -> list[Any]:
-    """Return answers; raise the first that is an exception."""
+    """Return answers, or raise the first exception among them."""
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
@@ -41,7 +41,7 @@ def raise_first(answers: list[Any]) -> list[Any]:
 
 
 def answered(answers: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """Return the answers of a queue's shards, and the numbers of those that are away; raise when all are, or one refused."""
+    """Return the answers of the available shards and the numbers of the others; raise if all failed or one refused."""
     away = tuple(at for at, answer in enumerate(answers) if isinstance(answer, RedisUnavailableError))
     if len(away) == len(answers):
         raise_first([*answers])
@@ -49,7 +49,7 @@ def answered(answers: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
 
 
 def of_every_shard(queue: str, done: str, answers: Sequence[Any]) -> list[Any]:
-    """Return the answers of all shards; when some are away, raise RedisUnavailableError, which names them and the others."""
+    """Return the answers of all shards; raise RedisUnavailableError with the shard numbers if some are unavailable."""
     there, away = answered(answers)
     if away:
         others = ", ".join(str(at) for at in range(len(answers)) if at not in away)
@@ -62,25 +62,25 @@ def of_every_shard(queue: str, done: str, answers: Sequence[Any]) -> list[Any]:
 
 
 def no_events(_result: Any, /) -> Iterable[Event]:
-    """Return no events: nobody watches for this request."""
+    """Return no events; for requests that observers do not get."""
     return ()
 
 
-#: A parser raises one of these for a reply that is not its own.
+#: Exceptions of a parser for a reply with an unexpected format.
 _UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
     """
-    One script with its keys and arguments; nothing is sent before a client runs it.
+    One script with its keys and arguments; it is sent when a client runs it.
 
     Attributes:
         script: the Lua script.
-        keys: KEYS, as the script's header names them.
-        args: ARGV, as the script's header names them.
-        parse: reads the reply; any error that it raises means a reply that is not this script's.
-        events: the events that observers hear, made from the parsed reply.
+        keys: KEYS, in the order of the script's header.
+        args: ARGV, in the order of the script's header.
+        parse: parses the reply; any exception means an unexpected reply.
+        events: creates the events for observers from the parsed reply.
     """
 
     script: Script
@@ -91,20 +91,20 @@ class Call(Generic[T]):
 
     @property
     def command(self) -> tuple[Arg, ...]:
-        """The command by the script's digest."""
+        """The EVALSHA command, with the script's digest."""
         return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
 
     @property
     def command_in_full(self) -> tuple[Arg, ...]:
-        """The command with the script's text, for a server that does not know it yet."""
+        """The EVAL command, with the script's text, for a server that has not cached the script."""
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
 
     def at(self, us: int) -> Call[T]:
-        """Return the call at that moment, in unix microseconds, instead of Redis' own; one that names a moment keeps it."""
+        """Return the call with the time `us`, in unix microseconds, unless the call has a time already."""
         return replace(self, args=(us, *self.args[1:])) if self.args[0] == "" else self
 
     def read(self, reply: Any) -> T:
-        """Return the reply as `parse` reads it; raise ProtocolError for a reply that is not this script's."""
+        """Return the parsed reply; raise ProtocolError for an unexpected reply."""
         try:
             return self.parse(reply)
         except _UNREADABLE as error:
@@ -114,12 +114,12 @@ class Call(Generic[T]):
 @dataclass(frozen=True, slots=True)
 class Command(Generic[T]):
     """
-    One plain command, safe to repeat; nothing is sent before a client runs it.
+    One plain command that may be repeated safely; it is sent when a client runs it.
 
     Attributes:
-        command: its name and arguments.
-        parse: reads the reply.
-        events: the events that observers hear, made from the parsed reply.
+        command: the command's name and arguments.
+        parse: parses the reply.
+        events: creates the events for observers from the parsed reply.
     """
 
     command: Sequence[Arg]
@@ -128,15 +128,15 @@ class Command(Generic[T]):
 
     @property
     def command_in_full(self) -> Sequence[Arg]:
-        """The same: a command needs no text."""
+        """The same command; only scripts have a longer form."""
         return self.command
 
     def at(self, _us: int) -> Command[T]:
-        """Return the same: a command goes by Redis' own clock."""
+        """Return the same command: plain commands use Redis' own clock."""
         return self
 
     def read(self, reply: Any) -> T:
-        """Return the reply as `parse` reads it; raise ProtocolError for a reply that is not this command's."""
+        """Return the parsed reply; raise ProtocolError for an unexpected reply."""
         try:
             return self.parse(reply)
         except _UNREADABLE as error:
@@ -150,16 +150,16 @@ def _unreadable(name: str, error: Exception) -> ProtocolError:
     return ProtocolError(f"{name} answered something that is not its reply ({type(error).__name__})")
 
 
-#: Seconds between two writes of a record.
+#: Seconds between two writes of a worker's record.
 BEAT_SECONDS = 5.0
-#: A record expires this many ms after its worker was killed.
+#: A record expires this many ms after the last write, for example because its worker was killed.
 RECORD_MS = 15_000
-#: A worker that is silent for this many seconds leaves the index too.
+#: A worker leaves the index this many seconds after its last write.
 FORGET_SECONDS = 3600
-#: Running handlers that a record names at most.
+#: A record lists at most this many running handlers.
 SLOTS_LIMIT = 200
 
-#: A record with other numbers is none of ours.
+#: A record with larger numbers was written by another program.
 _Number = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 _Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
 
@@ -167,11 +167,11 @@ _Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
 @dataclass(frozen=True, slots=True)
 class RunningJob:
     """
-    A handler that runs.
+    A running handler.
 
     Attributes:
         attempt: 1 for the first delivery; None for a bare body.
-        started: when it began, in unix seconds by its worker's clock.
+        started: when it started, in unix seconds by its worker's clock.
     """
 
     queue: str
@@ -183,17 +183,17 @@ class RunningJob:
 @dataclass(frozen=True, slots=True)
 class Worker:
     """
-    The record of a worker process, at most BEAT_SECONDS old. Times are unix seconds by its clock.
+    The record of a worker process, at most BEAT_SECONDS old. Times are unix seconds by the worker's clock.
 
     Attributes:
-        version: of reliq.
-        queues: what it claims from.
-        slots: how many handlers it runs at once.
-        busy: how many run.
-        started: since when it works.
+        version: the version of reliq.
+        queues: the queues from which it claims messages.
+        slots: how many handlers it can run at the same time.
+        busy: how many handlers are running.
+        started: when it started.
         last_claim: when its last round of claims was completed.
-        seen: when it said this.
-        running: the handlers that run, the longest running first; at most SLOTS_LIMIT.
+        seen: when this record was written.
+        running: the running handlers, the longest running first; at most SLOTS_LIMIT.
     """
 
     id: str
@@ -209,52 +209,52 @@ class Worker:
     running: tuple[RunningJob, ...] = ()
 
 
-#: Characters that are read of a pause's reason which something else than reliq wrote.
+#: At most this many characters are read of a pause's reason that another program wrote.
 FOREIGN_REASON_LIMIT = 200
 
 _pause_decoder = msgspec.json.Decoder(Pause)
 
 
 def read_nothing(_reply: object) -> None:
-    """Read nothing from the reply."""
+    """Ignore the reply."""
 
 
 def read_bytes(reply: Any) -> bytes:
-    """Return a reply as it is; raise ValueError for one that is none: `bytes` would make any number into zeros."""
+    """Return a bytes reply; raise ValueError for any other type, because `bytes(n)` would return n zeros."""
     if not isinstance(reply, bytes):
-        raise ValueError  # noqa: TRY004  as of any reply that is none
+        raise ValueError  # noqa: TRY004  the same error as for other unexpected replies
     return reply
 
 
 def read_text(reply: bytes | None) -> str:
-    """Return a text; empty for nothing."""
+    """Return a reply as text; empty for None."""
     return "" if reply is None else reply.decode("utf-8", "replace")
 
 
 def read_ids(reply: Sequence[bytes]) -> list[str]:
-    """Return ids."""
+    """Return a reply as ids."""
     return [id_text(one) for one in reply]
 
 
 def read_scores(reply: Any) -> list[tuple[str, float]]:
-    """Return ids with their scores, as RESP 2 and RESP 3 tell them."""
+    """Return ids with their scores, from a reply in RESP 2 or RESP 3."""
     return [(id, clamp_time(score)) for id, score in read_raw_scores(reply)]
 
 
 def read_raw_scores(reply: Any) -> list[tuple[str, float]]:
-    """Return ids with their scores as Redis has them: any numbers."""
+    """Return ids with their scores as Redis has them, not limited to valid times."""
     pairs = reply if reply and isinstance(reply[0], list | tuple) else zip(reply[::2], reply[1::2], strict=True)
     return [(id_text(member), float(score)) for member, score in pairs]
 
 
 def read_facts(reply: bytes) -> dict[str, str]:
-    """Return the fields of INFO."""
+    """Return the fields of an INFO reply."""
     rows = (line.partition(":") for line in reply.decode("utf-8", "replace").splitlines())
     return {name: told for name, colon, told in rows if colon}
 
 
 def read_pause(reply: bytes) -> Pause:
-    """Return a pause; of a value that something else wrote the start of its text is the reason."""
+    """Return a pause; if another program wrote the value, its first characters are the reason."""
     try:
         return _pause_decoder.decode(reply)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -262,16 +262,16 @@ def read_pause(reply: bytes) -> Pause:
 
 
 def read_letter(row: Any, keys: Keys) -> Letter:
-    """Return the dead letter in an entry of the stream `dead` of a shard."""
+    """Return a dead letter from an entry of a shard's stream `dead`."""
     name = row[0].decode()
     pairs = row[1]
-    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # something else may have written others than ours
+    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # another program may have written other fields
     header, payload = open_envelope(fields.get(b"value", b""), bare=keys.bare)
     note = FailureNote.parse(fields.get(b"note"))
     attempts = note.attempt
     if attempts is None and header.retries is not None:
-        attempts = header.retries + 1  # only a message with no retry left ends by its lease
-    # One that came from another shard says when it died: its name here says when it came.
+        attempts = header.retries + 1  # only a message without retries left ends by an expired lease
+    # A letter that was moved from another shard has the time of death in a field; its name has the time of the move.
     death = fields.get(b"died", row[0]).split(b"-")[0]
     id = id_text(fields.get(b"id", b""))
     died = clamp_time((whole_number(death) or 0) / 1000)
@@ -287,14 +287,14 @@ SortedSet = Literal["pending", "unack"]
 
 
 def bodies(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
-    """Read the values of messages; None where there is none."""
+    """Read the values of messages; None for a message without a value."""
     return Command(
         ("MGET", *map(keys.msg, ids)), lambda reply: [one if isinstance(one, bytes) else None for one in reply]
     )
 
 
 def body_start(keys: Keys, id: str, length: int) -> Command[bytes]:
-    """Read the first bytes of a value; empty when it is gone."""
+    """Read the first bytes of a message's value; empty when it is gone."""
     return Command(("GETRANGE", keys.msg(id), 0, length - 1), read_bytes)
 
 
@@ -304,12 +304,12 @@ def state_words(keys: Keys, ids: Sequence[str]) -> Command[list[StateWord]]:
 
 
 def retries_left(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
-    """Read the retries left of messages, as Redis has them; None where there is none."""
+    """Read the retries left of messages, as stored; None for a message without a count."""
     return Command(("HMGET", keys.retries_left, *ids), list)
 
 
 def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
-    """Read the unix seconds at which the first message is due, or the first lease ends; None when there is none."""
+    """Read the earliest due time or lease deadline in unix seconds; None for an empty set."""
     return Command(
         ("ZRANGE", getattr(keys, place), 0, 0, "WITHSCORES"),
         lambda reply: next((score for _, score in read_scores(reply)), None),
@@ -317,39 +317,39 @@ def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
 
 
 def due_count(keys: Keys, now_seconds: float) -> Command[int]:
-    """Count the pending messages whose due time has come."""
+    """Count the pending messages that are due."""
     return Command(("ZCOUNT", keys.pending, "-inf", f"{now_seconds:.3f}"), int)
 
 
 def held(keys: Keys, at: int = 0) -> Command[list[tuple[str, float]]]:
-    """Read BATCH_LIMIT ids in unack from the place `at`, the first to end first, with when lease or backoff is over."""
+    """Read up to BATCH_LIMIT ids in unack from index `at`, by the end of their lease or backoff, earliest first."""
     return Command(("ZRANGE", keys.unack, at, at + BATCH_LIMIT - 1, "WITHSCORES"), read_scores)
 
 
 def held_sample(keys: Keys, count: int) -> Command[list[str]]:
-    """Draw up to `count` ids in unack."""
+    """Return up to `count` random ids in unack."""
     return Command(("ZRANDMEMBER", keys.unack, count), read_ids)
 
 
 def end_of(keys: Keys, place: List) -> Command[str]:
-    """Read the id of a list that is claimed next; empty when there is none."""
+    """Read the id that is claimed next from a list; empty for an empty list."""
     return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, -1), lambda reply: id_text(reply or b""))
 
 
 def garbage(keys: Keys, count: int) -> Command[list[str]]:
-    """Return up to `count` ids that wait to be collected."""
+    """Return up to `count` ids in garbage."""
     return Command(("SRANDMEMBER", keys.garbage, count), read_ids)
 
 
 def claims(keys: Keys) -> Command[int]:
-    """Return how many deliveries the queue has counted: a number that only grows."""
+    """Return the number of deliveries that the queue has counted; it only grows."""
     return Command(("HGET", keys.totals, "claimed"), lambda reply: int(reply or 0))
 
 
 def letters_between(
     keys: Keys, first: str, last: str, *, count: int, newest_first: bool = False
 ) -> Command[list[Letter]]:
-    """Return up to `count` dead letters from the place `first` to `last` of their stream, both included."""
+    """Return up to `count` dead letters between two entries of the stream, both included."""
     command, places = ("XREVRANGE", (last, first)) if newest_first else ("XRANGE", (first, last))
     return Command(
         (command, keys.dead, *places, "COUNT", count), lambda reply: [read_letter(row, keys) for row in reply]
@@ -361,11 +361,11 @@ def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
     return Command(("XDEL", keys.dead, *letters), int)
 
 
-# ---- waiting for work, waking who waits, and the pause
+# ---- wake tokens, pokes and pauses
 
 
 def wake_token(poke: str, queues: Sequence[Keys], for_seconds: float) -> Command[str | None]:
-    """Wait for a token of one of several queues, or for a `poke`; return the key it came by, None when none came."""
+    """Wait for a token of one of several queues, or for a `poke`; return the token's key, None after a timeout."""
     tokens = (keys.wake for keys in queues)
     return Command(
         ("BLPOP", poke, *tokens, f"{for_seconds:.3f}"), lambda reply: None if reply is None else id_text(reply[0])
@@ -373,33 +373,33 @@ def wake_token(poke: str, queues: Sequence[Keys], for_seconds: float) -> Command
 
 
 def wake_token_at_once(keys: Keys) -> Command[bool]:
-    """Take the token that says there is something to claim, without waiting; say whether there was one."""
+    """Take the queue's wake token without waiting; return whether there was one."""
     return Command(("LPOP", keys.wake), bool)
 
 
 def push_wake_token(keys: Keys) -> list[Command[Any]]:
-    """Leave the queue one token."""
+    """Add a wake token to the queue."""
     return [Command(("RPUSH", keys.wake, "1"), int), Command(("LTRIM", keys.wake, 0, 0), bool)]
 
 
 def poke(key: str, lasts_ms: int) -> list[Command[int]]:
-    """End the wait for `wake_token` by its `poke`; when nobody waits, it is forgotten after so many ms."""
+    """Interrupt a `wake_token` wait by its `poke`; Redis deletes an unused poke after `lasts_ms`."""
     return [Command(("RPUSH", key, "1"), int), Command(("PEXPIRE", key, lasts_ms), int)]
 
 
 def drop_watch(keys: Keys) -> Command[int]:
-    """Let another process watch for the next due time."""
+    """Allow another process to watch for the next due time."""
     return Command(("DEL", keys.watch), int)
 
 
 def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
-    """Have the queue not claimed: for so many ms, or until it is resumed."""
+    """Pause claims from the queue, for `for_ms` or until it is resumed."""
     limit = () if for_ms is None else ("PX", for_ms)
     return Command(("SET", keys.paused, msgspec.json.encode(pause), *limit), read_nothing)
 
 
 def resume_queue(keys: Keys) -> list[Command[Any]]:
-    """End the pause of a queue and the sleep of the whole queue: the first two answers are whether there was one."""
+    """End the pause and the sleep of the whole queue; the first two answers are whether there was one."""
     return [Command(("DEL", keys.paused), bool), Command(("ZREM", keys.asleep, ""), bool), *push_wake_token(keys)]
 
 
@@ -407,18 +407,18 @@ def resume_queue(keys: Keys) -> list[Command[Any]]:
 
 
 def register(entries: Sequence[str], now_seconds: int) -> Command[None]:
-    """Note in the registry that these queues are in use, each by its `Keys.entry`."""
+    """Write to the registry that these queues are in use, each by its `Keys.entry`."""
     pairs = [part for entry in entries for part in (entry, str(now_seconds))]
     return Command(("HSET", QUEUES_KEY, *pairs), read_nothing)
 
 
 def registry_size() -> Command[int]:
-    """Count the queues of the registry."""
+    """Count the queues in the registry."""
     return Command(("HLEN", QUEUES_KEY), int)
 
 
 def registry_page(cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Read about `count` entries of the registry; return where the next are (0: these were the last), and them."""
+    """Read about `count` entries of the registry; return the next cursor (0: no more) and the entries."""
     return Command(
         ("HSCAN", QUEUES_KEY, cursor, "COUNT", count), lambda reply: (int(reply[0]), read_ids(reply[1][::2]))
     )
@@ -428,7 +428,7 @@ def registry_page(cursor: int, count: int) -> Command[tuple[int, list[str]]]:
 
 
 def write_worker(worker: Worker) -> list[Command[None]]:
-    """Write a worker's record and its place in the index; drop from the index who was silent for an hour."""
+    """Write a worker's record and its index entry; drop workers from the index that were silent for an hour."""
     return [
         Command(("SET", worker_key(worker.id), msgspec.json.encode(worker), "PX", RECORD_MS), read_nothing),
         Command(("ZADD", WORKERS_KEY, round(worker.seen), worker.id), read_nothing),
@@ -437,12 +437,12 @@ def write_worker(worker: Worker) -> list[Command[None]]:
 
 
 def remove_worker(id: str) -> list[Command[None]]:
-    """Remove a worker's record and its place in the index."""
+    """Remove a worker's record and its index entry."""
     return [Command(("DEL", worker_key(id)), read_nothing), Command(("ZREM", WORKERS_KEY, id), read_nothing)]
 
 
 def workers_alive(now_seconds: float, counted: Callable[[int], Any]) -> Command[None]:
-    """Count the workers whose records have not expired; call `counted` with their number."""
+    """Count the workers with a record that has not expired; call `counted` with the number."""
     since = round(now_seconds - RECORD_MS / 1000)
     return Command(("ZCOUNT", WORKERS_KEY, since, "+inf"), lambda reply: counted(int(reply)))
 
@@ -461,7 +461,7 @@ def server_ms() -> Command[int]:
 
 
 def confirmation(durability: Durability) -> Command[Confirmed]:
-    """Wait until what came before on the same connection is confirmed; say what was."""
+    """Wait until earlier commands on the same connection are confirmed; return the confirmations."""
     count = durability.count
     timeout_ms = milliseconds(durability.timeout)
     if durability.kind == "replicas":
@@ -475,25 +475,25 @@ def confirmation(durability: Durability) -> Command[Confirmed]:
     return Command(("WAITAOF", int(durability.local), count, timeout_ms), on_disk)
 
 
-#: Minutes that are kept, and the ms of one.
+#: How many minutes of history are kept, and the length of a minute in ms.
 MINUTES_LIMIT = 180
 MINUTE_MS = 60_000
 
-#: Numbers in a value, the last one aside.
+#: How many numbers a value has, without the last number.
 _NUMBERS = 7
 
 
 class Totals(NamedTuple):
     """
-    A queue as a minute's note has it.
+    The totals of a queue at one minute.
 
     Attributes:
-        at_ms: when, in unix ms by Redis' clock.
-        arrived: published or redriven.
-        failed: deliveries that ended in an error, or by their lease.
-        dead, ended: messages that became dead letters; that ended in any way but by an ack, these included.
-        waiting: due, for a worker or for the turn of their key.
-        due_ms: since when the first of them has been due; None when nothing waits, or nobody knows.
+        at_ms: when they were read, in unix ms by Redis' clock.
+        arrived: messages published or redriven.
+        failed: deliveries that ended in an error or by an expired lease.
+        dead, ended: messages that became dead letters; messages that ended without an ack, dead letters included.
+        waiting: messages that are due and wait for a worker or for the turn of their key.
+        due_ms: since when the oldest of them has been due, in unix ms; None when no message waits or it is unknown.
     """
 
     at_ms: int
@@ -507,12 +507,12 @@ class Totals(NamedTuple):
 
     @property
     def sums_then(self) -> tuple[int, int, int, int, int]:
-        """The answer of `sums` then."""
+        """The result of `sums` at that time."""
         return self.arrived, self.acked, self.failed, self.dead, self.ended
 
     @staticmethod
     def sums(totals: Mapping[str, int]) -> tuple[int, int, int, int, int]:
-        """Return how many arrived, were acked, failed, died and ended in any way but by an ack, of a queue's totals."""
+        """Return the numbers of arrived, acked, failed, dead and otherwise ended messages from a queue's totals."""
         kinds = (
             ("published", "redriven"),
             ("acked",),
@@ -525,7 +525,7 @@ class Totals(NamedTuple):
 
 
 def noted(keys: Keys, minutes: Sequence[int]) -> Command[list[Totals]]:
-    """Read what the ring has in the places of these minutes, each by its number; it may be of the minutes before them."""
+    """Read the stored totals for minutes by their numbers; a slot may still have the totals of an earlier minute."""
     return Command(
         ("HMGET", keys.minutes, *(minute % MINUTES_LIMIT for minute in minutes)),
         lambda reply: sorted(found for one in reply if (found := _read(one)) is not None),
@@ -533,7 +533,7 @@ def noted(keys: Keys, minutes: Sequence[int]) -> Command[list[Totals]]:
 
 
 def note(keys: Keys, totals: Totals) -> list[Command[Any]]:
-    """Note a queue's totals of one minute; the notes are gone when none was written for as long as they last."""
+    """Store a queue's totals of one minute; all stored minutes expire when no more are written."""
     minute = totals.at_ms // MINUTE_MS
     text = " ".join("-" if number is None else str(number) for number in totals)
     return [
@@ -543,7 +543,7 @@ def note(keys: Keys, totals: Totals) -> list[Command[Any]]:
 
 
 def _read(value: bytes | None) -> Totals | None:
-    """Return what a value says; None for one that something else wrote."""
+    """Parse a stored value; None if another program wrote it."""
     *texts, due = (value or b"").split(b" ")
     numbers = [number for text in texts if (number := whole_number(text)) is not None and number >= 0]
     if len(numbers) != len(texts) or len(numbers) != _NUMBERS or numbers[0] > LAST_SECOND * 1000:
@@ -552,19 +552,19 @@ def _read(value: bytes | None) -> Totals | None:
     return Totals(at_ms, arrived, acked, failed, dead, ended, waiting, whole_number(due))
 
 
-#: The stacks are kept for ten minutes.
+#: A stack report is kept for ten minutes.
 REPORT_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerStack:
     """
-    Where one handler stands.
+    The stack of one running handler.
 
     Attributes:
-        queue: empty for the thread of the event loop, on which coroutines run.
-        id: the message, of a batch the first.
-        frames: `file:line function`, the innermost last.
+        queue: the queue's name; empty for the thread of the event loop, which runs coroutines.
+        id: the message id; for a batch the id of the first message.
+        frames: `file:line function`, the innermost frame last.
     """
 
     queue: str
@@ -575,12 +575,12 @@ class HandlerStack:
 @dataclass(frozen=True, slots=True)
 class StackReport:
     """
-    Where the handlers of a worker process stood.
+    The stacks of a worker process' handlers at one moment.
 
     Attributes:
-        at: when, in unix seconds by its clock.
-        stacks: of the handlers that had run the longest first.
-        left_out: how many more there were than a report has room for.
+        at: when the stacks were taken, in unix seconds by the worker's clock.
+        stacks: the stacks of the handlers that had run the longest, in that order.
+        left_out: how many more handlers were running.
     """
 
     at: Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
@@ -589,7 +589,7 @@ class StackReport:
 
 
 def take_request(id: str, asked: Callable[[], Any]) -> Command[None]:
-    """Take the request for the stacks of a worker; call `asked` when there was one."""
+    """Take the request for the stacks of a worker; call `asked` if there was a request."""
 
     def read(reply: bytes | None) -> None:
         if reply is not None:
@@ -599,5 +599,5 @@ def take_request(id: str, asked: Callable[[], Any]) -> Command[None]:
 
 
 def write_report(id: str, report: StackReport) -> Command[None]:
-    """Write the stacks of a worker, which somebody asked for."""
+    """Write the requested stacks of a worker."""
     return Command(("SET", stacks_key(id), msgspec.json.encode(report), "PX", REPORT_MS), read_nothing)

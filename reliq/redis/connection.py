@@ -1,12 +1,12 @@
 """
-Connections to one server: commands out, replies back, in one round trip and without a retry.
+Connections to one server: send commands and read replies, in one round trip and without retries.
 
-The server is a single one, on a Unix socket or not, whatever Sentinel calls the primary, or one node of a Cluster;
-`reliq.redis.cluster` sends to many. Nothing above knows the difference.
+The server is a single server, the primary of a Sentinel setup, or one node of a Cluster. `reliq.redis.cluster` sends to
+several servers. The modules above do not depend on the kind.
 
-Code that talks to Redis is written once for blocking and async callers: as coroutines whose every wait is an operation of a
-driver. The operations of `BLOCKING` have ended when they return, so `run_blocking` runs a coroutine of them in one step,
-without an event loop.
+Code for Redis is written once for blocking and async callers: as coroutines that wait only in the operations of a
+driver. The operations of `BLOCKING` block and never suspend, so `run_blocking` runs such a coroutine to its end without
+an event loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine whose operations are those of `BLOCKING`, and return its result."""
+    """Run a coroutine that waits only in operations of `BLOCKING`, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -54,34 +54,34 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 class Blocking:
     """Operations that block their thread, on the connections and pools of `redis`."""
 
-    #: Returns the socket of a connection, None while it is closed; `is_connected` came with redis-py 7.
+    #: Returns the socket of a connection, None while it is closed. `is_connected` needs redis-py 7.
     stream = staticmethod(attrgetter("_sock"))
 
     async def get_connection(self, pool: Any) -> Any:
-        """Return a connection of a pool, open and with nothing to read."""
+        """Return an open connection of a pool, without unread input."""
         return pool.get_connection()
 
     async def release(self, pool: Any, connection: Any) -> None:
-        """Give a connection back to its pool."""
+        """Return a connection to its pool."""
         pool.release(connection)
 
     async def connect(self, connection: Any) -> None:
         """Open a connection."""
         connection.connect()
 
-    async def disconnect(self, connection: Any, *, is_broken: bool = True) -> None:  # noqa: ARG002  it makes no difference
-        """Close a connection; it is opened again when it is used."""
+    async def disconnect(self, connection: Any, *, is_broken: bool = True) -> None:  # noqa: ARG002  no difference here
+        """Close a connection; the next use opens it again."""
         connection.disconnect()
 
     async def disconnect_pool(self, pool: Any) -> None:
-        """Close every connection of a pool, and those by which it asks Sentinel."""
+        """Close every connection of a pool, and its connections to Sentinel."""
         pool.disconnect()
         if hasattr(pool, "sentinel_manager"):
             for sentinel in pool.sentinel_manager.sentinels:
                 sentinel.close()
 
     def input_check(self, stream: Any) -> Callable[[], Any]:
-        """Return a function whose answer is true when a stream has input or is closed; `can_read` of redis-py is slow."""
+        """Return a function that checks whether a stream has input or is closed; `can_read` of redis-py is slow."""
         return partial(_poll_of(stream), 0)
 
     async def write(self, connection: Any, packed: list[bytes]) -> None:
@@ -90,10 +90,10 @@ class Blocking:
 
     async def read(self, connection: Any, count: int, within_seconds: float | None) -> tuple[list[Any], bool]:
         """
-        Read `count` replies; return them, each refusal as an exception in its place, and whether there is one.
+        Read `count` replies. Return them, with exceptions for errors, and whether there is an error among them.
 
         Raises:
-            redis.TimeoutError: none came within so many seconds, by default those of the connection.
+            redis.TimeoutError: no reply within `within_seconds`, by default the connection's timeout.
         """
         if within_seconds is not None and not _poll_of(connection._sock)(1000 * within_seconds):  # noqa: SLF001
             raise redis.TimeoutError("no reply came in time")
@@ -101,7 +101,7 @@ class Blocking:
         is_refused = False
         for _ in range(count):
             if within_seconds is not None and within_seconds > connection.socket_timeout:
-                connection.can_read(within_seconds)  # the reply to a WAIT comes later than those before it
+                connection.can_read(within_seconds)  # the reply to a WAIT comes later than earlier replies
             try:
                 replies.append(connection.read_response())
             except redis.ConnectionError:
@@ -112,8 +112,8 @@ class Blocking:
         return replies, is_refused
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(seconds)  # noqa: ASYNC251  no event loop runs this
+        """Sleep for `seconds`."""
+        time.sleep(seconds)  # noqa: ASYNC251  not run by an event loop
 
     async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that may block."""
@@ -121,8 +121,8 @@ class Blocking:
 
 
 def _poll_of(socket: Any) -> Callable[[float], Any]:
-    """Return a function whose answer is true when there is something to read from `socket` within so many ms."""
-    if not hasattr(select, "poll"):  # eventlet takes it away; Windows has none
+    """Return a function that waits up to a number of ms for input on `socket` and returns whether there is some."""
+    if not hasattr(select, "poll"):  # missing on Windows and with eventlet
         return lambda ms: select.select([socket], [], [], ms / 1000)[0]
     poll = select.poll()
     poll.register(socket, select.POLLIN)
@@ -130,17 +130,17 @@ def _poll_of(socket: Any) -> Callable[[float], Any]:
 
 
 class Asyncio:
-    """The same operations on an event loop, on the connections and pools of `redis.asyncio`."""
+    """The same operations for an event loop, on the connections and pools of `redis.asyncio`."""
 
     #: Returns the stream of a connection, None while it is closed.
     stream = staticmethod(attrgetter("_reader"))
 
     async def get_connection(self, pool: Any) -> Any:
-        """Return a connection of a pool, open and with nothing to read."""
+        """Return an open connection of a pool, without unread input."""
         return await pool.get_connection()
 
     async def release(self, pool: Any, connection: Any) -> None:
-        """Give a connection back to its pool."""
+        """Return a connection to its pool."""
         await pool.release(connection)
 
     async def connect(self, connection: Any) -> None:
@@ -148,19 +148,19 @@ class Asyncio:
         await connection.connect()
 
     async def disconnect(self, connection: Any, *, is_broken: bool = True) -> None:
-        """Close a connection, and wait for its end unless it is broken; it is opened again when it is used."""
+        """Close a connection and, unless it is broken, wait until it is closed; the next use opens it again."""
         await connection.disconnect(nowait=is_broken)
 
     async def disconnect_pool(self, pool: Any) -> None:
-        """Close every connection of a pool, and those by which it asks Sentinel."""
+        """Close every connection of a pool, and its connections to Sentinel."""
         await pool.disconnect()
         if hasattr(pool, "sentinel_manager"):
             for sentinel in pool.sentinel_manager.sentinels:
                 await sentinel.aclose()
 
     def input_check(self, stream: Any) -> Callable[[], Any]:
-        """Return a function whose answer is true when a stream has input or is closed."""
-        return lambda: stream._buffer or stream._eof or stream.exception()  # noqa: SLF001  a look takes no turn of the loop
+        """Return a function that checks whether a stream has input or is closed."""
+        return lambda: stream._buffer or stream._eof or stream.exception()  # noqa: SLF001  public methods would suspend
 
     async def write(self, connection: Any, packed: list[bytes]) -> None:
         """Send packed commands."""
@@ -168,10 +168,10 @@ class Asyncio:
 
     async def read(self, connection: Any, count: int, within_seconds: float | None) -> tuple[list[Any], bool]:
         """
-        Read `count` replies; return them, each refusal as an exception in its place, and whether there is one.
+        Read `count` replies. Return them, with exceptions for errors, and whether there is an error among them.
 
         Raises:
-            redis.TimeoutError: one did not come within so many seconds, by default those of the connection.
+            redis.TimeoutError: a reply did not come within `within_seconds`, by default the connection's timeout.
         """
         replies: list[Any] = []
         is_refused = False
@@ -180,7 +180,7 @@ class Asyncio:
             try:
                 reply = await connection.read_response(timeout=within_seconds)
                 if reply is None and late_at is not None and time.monotonic() >= late_at:
-                    raise redis.TimeoutError("no reply came in time")  # redis-py returns None then
+                    raise redis.TimeoutError("no reply came in time")  # redis-py returns None after a timeout
                 replies.append(reply)
             except redis.ConnectionError:
                 raise
@@ -190,7 +190,7 @@ class Asyncio:
         return replies, is_refused
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Sleep for `seconds`."""
         await asyncio.sleep(seconds)
 
     async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
@@ -203,14 +203,14 @@ BLOCKING = Blocking()
 ASYNCIO = Asyncio()
 
 
-#: This server refuses, and another one behind the same address may not.
+#: Error codes of a server that is not the right one now; another server behind the same address may be.
 ELSEWHERE = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
-#: The server refuses now, and may not in a moment.
+#: Error codes of a temporary condition.
 NOT_NOW = ELSEWHERE | {"BUSY", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "MOVED", "ASK"}
-#: The oldest server whose commands the scripts can do with.
+#: The oldest server version that has all commands of the scripts.
 OLDEST_SERVER = (6, 2)
 
-#: redis-py cuts the first word off some replies; their class stands for it.
+#: redis-py removes the error code from some replies; the exception class identifies the code.
 _CODES = {
     "ReadOnlyError": "READONLY",
     "BusyLoadingError": "LOADING",
@@ -220,30 +220,30 @@ _CODES = {
     "AskError": "ASK",
     "MovedError": "MOVED",
 }
-#: Redis before 7.0 wraps the refusal of a command inside a script in a text like this.
+#: Before 7.0, Redis wraps the error of a command inside a script in a text like this.
 _IN_SCRIPT = re.compile(r"^(?:ERR )?Error running script .*: -([A-Z]+) ")
-#: The scripts put this before the name of a key of the wrong type.
+#: The scripts write this before the name of a key with the wrong type.
 _KEY_MARK = " RELIQ_KEY "
 
 
 class NotSentError(ConnectionError):
     """
-    No connection could be had, so the command cannot have run.
+    No connection was available, so the command was not sent and has not run.
 
     Attributes:
-        is_crowded: whether all connections that there may be are in use: that says nothing of the server.
+        is_crowded: whether all connections of the pool are in use. The server itself may be available.
     """
 
     is_crowded = False
 
 
 def broken() -> tuple[type[Exception], ...]:
-    """Return the kinds of errors after which a connection cannot be used any more."""
+    """Return the exceptions after which a connection must be closed."""
     return redis.ConnectionError, redis.TimeoutError, OSError
 
 
 def is_failure(reply: Any) -> bool:
-    """Say whether a reply is none: its server did not answer, or could not be reached."""
+    """Return whether a reply is a connection failure: the server did not answer or could not be reached."""
     return (
         isinstance(reply, Exception)
         and isinstance(reply, broken())
@@ -252,10 +252,10 @@ def is_failure(reply: Any) -> bool:
 
 
 def connect_error(error: Exception, pool: Any) -> Exception:
-    """Return what to raise when a connection could not be made; a refused login stays what it is."""
+    """Return the exception for a failed connection attempt; a refused login is returned unchanged."""
     if isinstance(error, redis.AuthenticationError):
         return error
-    if isinstance(error, redis.ResponseError):  # to SELECT or AUTH
+    if isinstance(error, redis.ResponseError):  # from SELECT or AUTH
         return redis.AuthenticationError(str(error))
     text = str(error)
     if text.startswith("No connection available"):
@@ -266,13 +266,13 @@ def connect_error(error: Exception, pool: Any) -> Exception:
     is_secure = issubclass(kind, redis.SSLConnection | redis.asyncio.SSLConnection)
     if is_secure and ("Timeout connecting" in text or "WRONG_VERSION_NUMBER" in text):
         return NotSentError(f"{text}; if that port speaks no TLS, the URL begins with redis://")
-    if not is_secure and "connecting to" not in text:  # it was closed at the greeting
+    if not is_secure and "connecting to" not in text:  # the server closed the connection at the greeting
         return NotSentError(f"{text}; if that port speaks TLS, the URL begins with rediss://")
     return NotSentError(text)
 
 
 def error_code(error: Exception) -> str:
-    """Return the first word of an error reply, its code; a proxy may write ERR before it."""
+    """Return the code of an error reply, its first word; a proxy may write ERR before it."""
     if known := _CODES.get(type(error).__name__):
         return known
     text = str(error)
@@ -281,19 +281,19 @@ def error_code(error: Exception) -> str:
 
 
 def is_elsewhere(replies: Iterable[Any]) -> bool:
-    """Say whether one of `replies` sends us to another server."""
+    """Return whether one of `replies` means that another server must be used."""
     return any(isinstance(reply, redis.ResponseError) and error_code(reply) in ELSEWHERE for reply in replies)
 
 
 def is_unknown_script(reply: Any) -> bool:
-    """Say whether Redis does not know a script by its digest."""
+    """Return whether a reply means that Redis has not cached a script."""
     return isinstance(reply, redis.ResponseError) and (
         isinstance(reply, redis.exceptions.NoScriptError) or str(reply).startswith("NOSCRIPT")
     )
 
 
 def translated(request: Request[Any], error: Exception) -> ReliqError:
-    """Return `error` of redis-py as an error of ours."""
+    """Return an exception of redis-py as an exception of reliq."""
     name = request.script.name if isinstance(request, Call) else f"the command {request.command[0]!s}"
     text = str(error)
     if _KEY_MARK in text:
@@ -308,7 +308,7 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
     if isinstance(request, Call) and isinstance(error, redis.exceptions.NoPermissionError) and "'eval'" in text:
         return RedisRefusedError(f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq acl --load`")
     if (code := error_code(error)) in NOT_NOW:
-        answer = text if code in text else f"{code} {text}"  # redis-py cuts some codes off
+        answer = text if code in text else f"{code} {text}"  # redis-py removes some codes
         return RedisUnavailableError(f"{name}: Redis answered: {answer}", maybe_ran=False, refusal=code)
     if isinstance(error, NotSentError):
         return RedisUnavailableError(text, maybe_ran=False)
@@ -320,9 +320,9 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
 @dataclass(frozen=True, slots=True)
 class ServerVersion:
     """
-    Which release a server says it is, in its INFO; the numbers are empty when it hides that.
+    The release of a server, from its INFO. The numbers are empty if the server hides it.
 
-    Valkey says two: the release of Redis whose commands it has, and its own.
+    Valkey reports two releases: the Redis release that it is compatible with, and its own.
     """
 
     text: str
@@ -330,26 +330,26 @@ class ServerVersion:
 
     @classmethod
     def read(cls, facts: Mapping[str, str], product: str = "redis") -> ServerVersion:
-        """Return what the section `server` of INFO says of `product`, `redis` or `valkey`."""
+        """Return the version of `product`, `redis` or `valkey`, from the section `server` of INFO."""
         text = facts.get(f"{product}_version", "")
         return cls(text, tuple(int(part) for part in text.split(".") if part.isdigit()))
 
     def is_before(self, release: tuple[int, ...]) -> bool:
-        """Say whether the server is older than `release`; one that hides its version is not."""
+        """Return whether the server is older than `release`; False if the server hides its version."""
         return bool(self.numbers) and self.numbers < release
 
     def check(self) -> None:
-        """Raise ConfigurationError when the server is too old for reliq."""
+        """Raise ConfigurationError if the server is too old for reliq."""
         if self.is_before(OLDEST_SERVER):
             raise ConfigurationError(f"Redis must be 6.2 or newer, not {self.text}")
 
 
 class WrongKindError(ConfigurationError):
-    """A node of a Cluster was named as a single server, or a single server as a node of a Cluster."""
+    """A URL names a Cluster node as a single server, or a single server as a Cluster node."""
 
     @classmethod
     def single(cls, place: str) -> WrongKindError:
-        """Return the error for a single server that was named as a node of a Cluster."""
+        """Return the error for a single server that a URL names as a Cluster node."""
         return cls(
             f"{place} is a single server and no node of a Redis Cluster; write redis://HOST:PORT/0 "
             "(rediss:// for TLS) instead of redis+cluster://"
@@ -359,10 +359,10 @@ class WrongKindError(ConfigurationError):
 @dataclass(slots=True)
 class ServerFacts:
     """
-    What the replies of a server have shown to any of this process' connections.
+    Facts about a server, shared by all connections of this process to it.
 
     Attributes:
-        is_checked: its version and kind are right.
+        is_checked: whether its version and kind have been checked and are right.
     """
 
     is_checked: bool = False
@@ -370,12 +370,12 @@ class ServerFacts:
 
 class PooledConnection:
     """
-    A connection of redis-py as long as it is open.
+    A connection of redis-py while it is open.
 
     Attributes:
-        stream: its socket or stream: another one means that the server may be another too.
-        has_input: returns whether there is something to read from it, or it is closed.
-        failures: how many failures of its server there had been when it last worked.
+        stream: its socket or stream. A new object means a reconnect, possibly to another server.
+        has_input: returns whether there is unread input or the connection is closed.
+        failures: the server's failure count when this connection last worked.
     """
 
     __slots__ = ("failures", "has_input", "redis", "stream")
@@ -389,23 +389,23 @@ class PooledConnection:
 
 class ServerConnections:
     """
-    Commands to one server, over connections from a pool of redis-py.
+    Sends commands to one server, over connections from a pool of redis-py.
 
-    Idle connections are kept here: the bookkeeping of redis-py for each use takes as long as sending a command. They
-    count as in use there, so the limit of that pool holds; while a caller waits for a connection, those given back go to
-    that pool.
+    Idle connections are kept here, because the bookkeeping of redis-py for each use takes as long as sending a command.
+    For the pool they count as in use, so its limit holds. While a caller waits for a connection, connections go back
+    to the pool.
 
-    A balancer or a firewall drops idle connections silently, and a failover leaves every connection at the old server.
-    When one fails, those that have not worked since are stale: each is opened anew before it is used.
+    A load balancer or firewall drops idle connections silently, and after a failover every connection leads to the old
+    server. So after a failure, every connection that has not worked since then is reopened before its next use.
 
     Args:
-        place: where the server is, for error messages.
-        in_cluster: whether it was named as a node of a Cluster.
-        facts: of the server, shared by all connections of this process to it.
+        place: the server's address, for error messages.
+        in_cluster: whether the URL names it as a node of a Cluster.
+        facts: the server's facts, shared by all connections of this process to it.
 
     Attributes:
-        server: what the server is called among several.
-        pool: of redis-py.
+        server: the server's name in error messages and results when there are several.
+        pool: the pool of redis-py.
     """
 
     def __init__(self, driver: Driver, pool: Any, place: str, *, in_cluster: bool, facts: ServerFacts) -> None:
@@ -416,18 +416,18 @@ class ServerConnections:
         self._facts = facts
         self._lock = threading.Lock()
         self._idle: list[PooledConnection] = []
-        #: A pool that asks Sentinel gets every connection back: it closes those that are idle when the primary changes.
+        # A pool that uses Sentinel must get every connection back: it closes the idle ones when the primary changes.
         self._waiting = 1 if hasattr(pool, "sentinel_manager") else 0
-        #: Connection of redis-py -> what is known of it.
+        #: Connection of redis-py -> its `PooledConnection`.
         self._known: dict[Any, PooledConnection] = {}
         self._failures = 0
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Send `commands` at once and return the replies; one that Redis refused is an exception in its place."""
+        """Send `commands` together and return the replies; a refused command has the exception as reply."""
         return await self.receive(await self.send(commands), len(commands))
 
     async def send(self, commands: Sequence[Sequence[Arg]]) -> PooledConnection:
-        """Send `commands` at once; return the connection, which `receive` or `drop` takes back."""
+        """Send `commands` together; return the connection, which must be passed to `receive` or `drop`."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         if connection is None or connection.failures < self._failures or connection.has_input():
@@ -443,10 +443,10 @@ class ServerConnections:
 
     async def receive(self, connection: PooledConnection, count: int, within_seconds: float | None = None) -> list[Any]:
         """
-        Return the replies to `count` commands that were sent over `connection`; it is free then.
+        Return the replies to `count` commands that were sent over `connection`, and free the connection.
 
         Raises:
-            redis.TimeoutError: one did not come within so many seconds, by default those of the pool.
+            redis.TimeoutError: a reply did not come within `within_seconds`, by default the pool's timeout.
         """
         try:
             replies, is_refused = await self.driver.read(connection.redis, count, within_seconds)
@@ -466,7 +466,7 @@ class ServerConnections:
         return replies
 
     async def drop(self, connection: PooledConnection, error: BaseException | None = None) -> None:
-        """Close a connection whose replies were not read, so that the next command does not get them; it is free then."""
+        """Close and free a connection with unread replies, so that the next command does not read them."""
         if isinstance(error, broken()):
             self._failures += 1
         await self._close(connection)
@@ -481,39 +481,39 @@ class ServerConnections:
             await self.driver.release(self.pool, connection.redis)
 
     async def close(self) -> None:
-        """Close every connection; they are opened again when they are used."""
+        """Close every connection; the next use opens them again."""
         await self.close_idle()
         await self.driver.disconnect_pool(self.pool)
 
     def place(self, _key: str) -> Hashable:
-        """Return what keys have in common that may stand in one command: here all may."""
+        """Return a value that is equal for keys which one command may name: here the same for all keys."""
         return self.server
 
     def node_for(self, _key: str) -> ServerConnections:
-        """Return the connections to the server that has a key: these."""
+        """Return the connections to the server with a key: always this object."""
         return self
 
     async def everywhere(self, commands: Sequence[Sequence[Arg]]) -> dict[str, list[Any]]:
-        """Send `commands` to every server at once; return the replies of each, by its name."""
+        """Send `commands` to every server at the same time; return each server's replies by its name."""
         return {self.server: await self.exchange(commands)}
 
-    def each(self, *, replicas: bool = False) -> dict[str, ServerConnections]:  # noqa: ARG002  none is known
+    def each(self, *, replicas: bool = False) -> dict[str, ServerConnections]:  # noqa: ARG002  there are none here
         """Return the connections to all servers."""
         return {self.server: self}
 
     def note(self, node: ServerConnections, error: Exception) -> None:
-        """Take notice of a failure outside of an exchange: nothing follows from it where there is one server."""
+        """Do nothing: with one server, a failure outside of an exchange has no consequences."""
 
     def lone_connection(self) -> Any:
-        """Return a connection to the server, not made yet, that is not one of the pool's and does not count as one."""
+        """Return an unopened connection to the server that does not belong to the pool and its limit."""
         return self.pool.connection_class(**self.pool.connection_kwargs)
 
     async def _replacement(self, unusable: PooledConnection | None) -> PooledConnection:
-        """Close a connection that is stale, or that the server has closed; return another one that is ready to send."""
+        """Close a connection that is stale or closed by the server; return another connection that is ready to send."""
         while True:
             if unusable:
                 await self._close(unusable)
-            with self._lock:  # one hold: a connection that is given back between look and wait would be missed
+            with self._lock:  # one lock for both: a connection returned between check and wait would be missed
                 unusable = self._idle.pop() if self._idle else None
                 if unusable is None:
                     self._waiting += 1
@@ -542,7 +542,7 @@ class ServerConnections:
         return known
 
     async def _close(self, connection: PooledConnection) -> None:
-        """Close a connection, and give it back to its pool."""
+        """Close a connection and return it to its pool."""
         try:
             await self.driver.disconnect(connection.redis)
         finally:
@@ -550,9 +550,9 @@ class ServerConnections:
 
     async def _check_server(self, connection: PooledConnection) -> None:
         """
-        Let no command through before the server is known to be new enough and of the kind that was named.
+        Check once that the server is new enough and of the kind that the URL names, before the first command.
 
-        A server that hides what it is passes.
+        A server that hides its version or kind passes.
 
         Raises:
             ConfigurationError: the server is too old, or of the other kind.
@@ -564,7 +564,7 @@ class ServerConnections:
             raise connect_error(error, self.pool) from error
         facts = read_facts(reply) if isinstance(reply, bytes) else {}
         ServerVersion.read(facts).check()
-        mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey's word
+        mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey's name of the field
         if mode == "cluster" and not self.server:
             raise WrongKindError(
                 f"{self._place} is a node of a Redis Cluster; write redis+cluster://HOST:PORT, with one node or several "
@@ -576,8 +576,8 @@ class ServerConnections:
 
 
 def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
-    """Return `commands` as they are sent; ids of foreign publishers may be any bytes (see `commands.id_text`)."""
-    pack: Callable[[Any], bytes] = pack_command  # its stub knows tuples of one argument only
+    """Return `commands` in the wire format; foreign ids may be any bytes (see `commands.id_text`)."""
+    pack: Callable[[Any], bytes] = pack_command  # the type stub allows only tuples of one argument
     try:
         return [b"".join(map(pack, map(tuple, commands)))]
     except UnicodeEncodeError:

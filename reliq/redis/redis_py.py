@@ -1,4 +1,4 @@
-"""redis-py, imported at the first use: it takes longer to import than all of reliq, and only connections need it."""
+"""redis-py, imported at its first use: its import takes longer than all of reliq."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ else:
             import redis.asyncio  # noqa: PLC0415
 
             value = getattr(redis, name)
-            setattr(self, name, value)  # later uses find it without this function
+            setattr(self, name, value)  # later uses do not call this function
             return value
 
     redis = _RedisPy()

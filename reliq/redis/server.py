@@ -1,7 +1,7 @@
 """
-The connections of a process to each Redis that it uses, and the pools behind them.
+The connections of a process to each Redis that it uses, and their pools.
 
-A pool is bounded, has time-outs and no hidden retries, and returns replies as bytes.
+A pool is bounded, has timeouts and no hidden retries, and returns replies as bytes.
 """
 
 import asyncio
@@ -45,16 +45,16 @@ from reliq.redis.url import (
 
 URL_VARIABLE = "RELIQ_URL"
 CONNECT_SECONDS = 2.0
-#: A publish tries for this many seconds while Redis is away.
+#: A publish retries for this many seconds while Redis is unavailable.
 PUBLISH_SECONDS = 2.0
-#: A publish waits this many seconds for one reply: two tries that hang fit into PUBLISH_SECONDS.
+#: A publish waits this many seconds for one reply: two tries that time out fit into PUBLISH_SECONDS.
 PUBLISH_TIMEOUT_SECONDS = 0.9
-#: A worker waits at most this many seconds for one reply: it blocks in Redis for one, the others are for a slow server.
+#: A worker waits at most this many seconds for one reply: commands block for one second, the rest is for a slow server.
 WORKER_TIMEOUT_SECONDS = 5.0
 
 
 def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: str = "") -> Any:
-    """Return a pool of redis-py for `target`, or for one node of it, HOST:PORT: a blocking one, or one for asyncio."""
+    """Return a blocking or asyncio pool of redis-py for `target`, or for one node of it as HOST:PORT."""
     module: Any = redis.asyncio if asynchronous else redis
     theirs = settings(target)
     ours: dict[str, Any] = {
@@ -92,19 +92,19 @@ def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: st
 
 
 def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what connections of `kind` do not know: blocking and asyncio ones differ in a few TLS settings."""
+    """Return the settings that connections of `kind` accept: blocking and asyncio differ in a few TLS settings."""
     makers: list[Any] = [vars(base).get("__init__") for base in kind.__mro__]
     known = {name for maker in makers if maker for name in inspect.signature(maker).parameters}
     return {name: value for name, value in settings.items() if name in known or name == "max_connections"}
 
 
 class _LoopTransports:
-    """The transports of one event loop by their time-out, until the loop ends."""
+    """The transports of one event loop by their timeout, closed when the loop ends."""
 
     def __init__(self) -> None:
         self.by_timeout: dict[float, Transport] = {}
         self.end = self._until_the_loop_ends()
-        # An event loop ends its asynchronous generators before it closes: from its first step on it knows this one.
+        # An event loop closes its started asynchronous generators when it ends, so this generator is started now.
         with suppress(StopIteration):
             self.end.__anext__().send(None)
 
@@ -120,40 +120,40 @@ class _LoopTransports:
 
 class Connection:
     """
-    The transports to one Redis in this process, one for each time-out: blocking ones, and others for each event loop.
+    The transports to one Redis in this process, one for each timeout and kind: blocking, or one event loop.
 
     Attributes:
-        clock: what scripts take for the time there; None is Redis' own clock.
-        named: queue -> until when this process need not name it in the registry, by the monotonic clock.
-        maps: queue -> its `KnownMap`, for all that use this Redis.
+        clock: returns the time for scripts on this Redis, in unix microseconds; None means Redis' own clock.
+        named: queue -> until when this process need not write it to the registry again, by the monotonic clock.
+        maps: queue -> its `KnownMap`, shared by everything in this process that uses this Redis.
     """
 
     def __init__(self, target: Target, clock: Clock | None = None) -> None:
         self.clock = clock
         self._url = target if isinstance(target, str) else ""
-        # When the owner of a client drops it, the client and this connection are freed.
+        # A weak reference: when the owner drops the client, the client and this connection are freed.
         self._client = None if isinstance(target, str) else weakref.ref(target)
         self.named: dict[str, float] = {}
         self.maps: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._blocking: dict[float, Transport] = {}
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTransports] = weakref.WeakKeyDictionary()
-        #: Node, empty where there is one server -> what all of its transports share.
+        #: Node (empty for a single server) -> its facts, shared by all transports.
         self._facts: dict[str, ServerFacts] = {}
 
     @classmethod
     def to(cls, target: Target | None) -> "Connection":
         """
-        Return the connection to a URL or around a client; for each there is one in a process.
+        Return the connection to a URL or around a client; a process has one for each.
 
         Raises:
-            ConfigurationError: `target` is None and RELIQ_URL is not set, or it names no Redis that reliq can use.
+            ConfigurationError: `target` is None and RELIQ_URL is not set, or reliq cannot use `target`.
         """
         chosen = default_url() if target is None else target
         return _shared.connection(chosen)
 
     def anew(self) -> "Connection":
-        """Return another one to the same Redis, with transports of its own."""
+        """Return a new connection to the same Redis, with its own transports."""
         return Connection(self._target(), self.clock)
 
     @property
@@ -163,14 +163,14 @@ class Connection:
 
     @property
     def address(self) -> Address:
-        """The hosts, database and kind of the connection, as the URL or the client says."""
+        """The hosts, database and kind of the connection, from the URL or the client."""
         return address(self._target())
 
     def wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Transport:
         """
-        Return the transport for blocking code whose replies are awaited for at most `timeout_seconds`.
+        Return the transport for blocking code that waits at most `timeout_seconds` for a reply.
 
-        A Cluster has one, for all time-outs.
+        A Cluster has one transport for all timeouts.
         """
         if transport := self._blocking.get(timeout_seconds):
             return transport
@@ -178,21 +178,21 @@ class Connection:
             return self._transport(BLOCKING, self._blocking, timeout_seconds)
 
     def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Transport:
-        """As `wire`, for the running event loop; its connections are closed when the loop ends."""
+        """Return the transport for the running event loop, see `wire`; its connections close when the loop ends."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._loops:
-                # A loop that was closed before it ended its async generators is still here.
+                # A loop that was closed without closing its async generators is still here.
                 for closed in [known for known in self._loops if known.is_closed()]:
                     del self._loops[closed]
                 self._loops[loop] = _LoopTransports()
             return self._transport(ASYNCIO, self._loops[loop].by_timeout, timeout_seconds)
 
     def close(self) -> None:
-        """Close the blocking connections; they come back when they are used again."""
+        """Close the blocking connections; the next use opens them again."""
         with self._lock:
             transports = list(self._blocking.values())
-        if servers := self.__dict__.get("_servers"):  # if they were needed
+        if servers := self.__dict__.get("_servers"):  # only if they were used
             servers.close()
         for transport in transports:
             run_blocking(transport.close())
@@ -205,7 +205,7 @@ class Connection:
             await ours.end.aclose()
 
     def _transport(self, driver: Driver, known: dict[float, Transport], timeout_seconds: float) -> Transport:
-        """Return the transport of a time-out, made if there is none; the caller has the lock."""
+        """Return the transport for a timeout, creating it if necessary; the caller holds the lock."""
         if timeout_seconds not in known:
             if self._servers is None:
                 made: Transport = self._connections_to(driver, "", timeout_seconds)
@@ -224,12 +224,12 @@ class Connection:
 
     @cached_property
     def _servers(self) -> Servers | None:
-        """The nodes of a Cluster, with what is known of them; None where there is one server."""
+        """The nodes of a Cluster and their states; None for a single server."""
         nodes = seeds(self._target())
         return Servers(nodes, self._ask) if nodes else None
 
     def _ask(self, node: str, commands: Sequence[Sequence[str]]) -> list[Any]:
-        """Connect to a node and return the replies to `commands`, a refusal in its place."""
+        """Connect to a node and return the replies to `commands`; a refused command has the exception as reply."""
         made = pool(self._target(), SERVER_SECONDS, asynchronous=False, node=node)
         try:
             connection = made.get_connection()
@@ -258,7 +258,7 @@ class _Connections:
     The connections of this process.
 
     Attributes:
-        only: while connections are redirected, the one that every URL and client means.
+        only: while connections are redirected, the connection that every URL and client stands for.
     """
 
     def __init__(self, only: Connection | None = None) -> None:
@@ -268,11 +268,11 @@ class _Connections:
         self._by_client: weakref.WeakKeyDictionary[RedisClient, Connection] = weakref.WeakKeyDictionary()
 
     def anew(self) -> Self:
-        """Return the connections of a process that was forked from this one."""
+        """Return new connections for a process that was forked from this process."""
         return type(self)(self.only.anew() if self.only else None)
 
     def connection(self, target: Target) -> Connection:
-        """Return the connection to `target`, which is checked when it is met for the first time."""
+        """Return the connection to `target`; `target` is checked at the first call."""
         if self.only:
             return self.only
         if isinstance(target, str) and (connection := self._by_url.get(target)):
@@ -290,15 +290,15 @@ class _Connections:
 
 _shared = _Connections()
 _of_parents: list[_Connections] = []
-#: Another one after a fork, and when connections are redirected: a holder of a wire asks for a new one then.
+#: Replaced after a fork and when connections are redirected: holders of a transport must then get a new transport.
 epoch = object()
-#: Whether connections were redirected, and RELIQ_URL taken away.
+#: Whether connections were redirected and RELIQ_URL was removed.
 _is_withheld = False
 
 
 def _start_over() -> None:
-    """Leave the parent's connections to the parent; were they collected here, that would disturb them there."""
-    global _shared, epoch  # noqa: PLW0603  like the connections, it belongs to the process
+    """Keep the parent's connections referenced: collecting them here would disturb the parent's use of them."""
+    global _shared, epoch  # noqa: PLW0603  the epoch belongs to the process, like the connections
     _of_parents.append(_shared)
     _shared = _shared.anew()
     epoch = object()
@@ -310,11 +310,11 @@ os.register_at_fork(after_in_child=_start_over)
 @contextmanager
 def redirected(connection: Connection) -> Iterator[None]:
     """
-    Have every URL and client in this process, and in those forked from it, mean `connection`, RELIQ_URL included.
+    Make every URL and client in this process, and in its forks, mean `connection`, RELIQ_URL included.
 
-    Children that are spawned find its URL in RELIQ_URL. Afterwards that is gone: a thread may outlive the block.
+    Spawned children read its URL from RELIQ_URL. It is removed afterwards, because a thread may outlive the block.
     """
-    global _shared, _is_withheld, epoch  # noqa: PLW0603  like the connections, it belongs to the process
+    global _shared, _is_withheld, epoch  # noqa: PLW0603  the epoch belongs to the process, like the connections
     before = _shared
     _shared = _Connections(connection)
     epoch = object()
@@ -329,7 +329,7 @@ def redirected(connection: Connection) -> Iterator[None]:
 
 
 def default_url() -> str:
-    """Return RELIQ_URL, which must name one Redis; reliq never guesses a server."""
+    """Return RELIQ_URL, which must be set; there is no default server."""
     if _shared.only:
         return _shared.only.name
     url = os.environ.get(URL_VARIABLE)
@@ -343,7 +343,7 @@ def default_url() -> str:
 
 
 def check_slots(target: Target | None, layout: Layout) -> None:
-    """Raise ConfigurationError when `target` is a Cluster that would have a queue's keys in several of its slots."""
+    """Raise ConfigurationError if `target` is a Cluster and the layout would put a queue's keys in several slots."""
     if target is not None and seeds(target) and not layout.is_in_one_slot:
         raise ConfigurationError(
             f"in the layout {layout} a queue's keys lie in several slots, so that it cannot be used in a Redis Cluster; "

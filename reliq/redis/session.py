@@ -1,4 +1,4 @@
-"""Sessions with one Redis, for tools and maintenance: each request is retried for the same time."""
+"""Sessions with one Redis, for tools and maintenance; every request is retried for the same time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from reliq.redis.cluster import Transport
     from reliq.redis.commands import Clock, Request, T
 
-#: A request is retried for this many seconds before Redis counts as away.
+#: A request is retried for this many seconds while Redis is unavailable.
 PATIENCE_SECONDS = 2.0
 
 
 class Session:
     """
-    One Redis, as an operator asks it.
+    One Redis, for operators' commands.
 
     Attributes:
-        client: makes the requests.
+        client: the client that makes the requests.
     """
 
     def __init__(self, wire: Transport, clock: Clock | None = None) -> None:
@@ -34,33 +34,33 @@ class Session:
         self._clock = clock
 
     def each(self, *, replicas: bool = False) -> dict[str, Session]:
-        """Return a session with each server, by its name, and with `replicas` with those too: none speaks for all."""
-        [answer] = self.try_all([commands.server_ms()])  # the servers are known then
+        """Return a session for each server by its name, and with `replicas` for each replica too."""
+        [answer] = self.try_all([commands.server_ms()])  # the servers are known after it
         if isinstance(answer, RedisUnavailableError | LoginError):
             raise answer
         return {name: Session(wire, self._clock) for name, wire in self._wire.each(replicas=replicas).items()}
 
     def server_of(self, key: str) -> str:
-        """Return the name of the server that has a key; empty when it does not answer."""
+        """Return the name of the server with a key; empty if it does not answer."""
         try:
             return self._wire.node_for(key).server
         except NotSentError:
             return ""
 
     def run(self, request: Request[T]) -> T:
-        """Make a request; raise what Redis refused, or that it is away."""
+        """Make a request; raise the error if Redis refuses it or is unavailable."""
         return self.client.run(request, for_seconds=PATIENCE_SECONDS)
 
     def run_all(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        """Make requests in one round trip; raise the first refusal."""
+        """Make requests in one round trip; raise the first error."""
         return raise_first(self.try_all(requests))
 
     def try_all(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        """Make requests in one round trip; a refused one has its exception as answer."""
+        """Make requests in one round trip; a refused request has the exception as its answer."""
         return self.client.run_all(requests, for_seconds=PATIENCE_SECONDS)
 
     def read_each(self, requests: Sequence[Request[T]], instead: T) -> list[T]:
-        """Make requests in one round trip; a key of another type, which a foreign program wrote, gives `instead`."""
+        """Make requests in one round trip; a key of the wrong type, from another program, is answered by `instead`."""
         answers = self.try_all(requests)
         for at, answer in enumerate(answers):
             if isinstance(answer, WrongKeyTypeError):
@@ -70,14 +70,14 @@ class Session:
         return answers
 
     def scan(self, step: Callable[[int], Request[tuple[int, T]]]) -> Iterator[T]:
-        """Yield what each step of a walk finds; `step` makes the request that goes on at a place: 0 is start and end."""
+        """Yield the results of a SCAN-like walk; `step` returns the request for a cursor; 0 is start and end."""
         at = -1
         while at:
             at, found = self.run(step(max(0, at)))
             yield found
 
     def version(self) -> ServerVersion:
-        """Return the version of the server; one that hides it counts as new."""
+        """Return the version of the server; a server that hides its version counts as new."""
         try:
             facts = self.run(commands.server_facts("server"))
         except RedisRefusedError:

@@ -1,19 +1,20 @@
-"""The map of a queue's shards, the string `map` of its shard 0.
+"""
+The map of a queue's shards: the string `map` of shard 0.
 
 It is a JSON object, `{"epoch":3,"n":16,"was":8,"state":"growing","most":16}`:
 
-    epoch   of this map; each change of it raises it
-    n       how many shards there are
-    was     how many there were; the same as `n` once nothing is left where only the earlier number looks for it
-    state   steady, growing or shrinking
-    most    how many there ever were: those that are no more keep their totals
+        epoch   the number of this map; each change of the map increases it
+        n       how many shards there are
+        was     how many shards there were before the change; equal to `n` when the change is finished
+        state   steady, growing or shrinking
+        most    how many shards there ever were at most; removed shards keep their totals
 
-Without a map a queue has one shard, and the epoch is 0. The string `epoch` of a shard is its fence, `EPOCH N WAS` or
-`EPOCH N WAS closed`, for example `3 16 8`. A publish or redrive by a map of an earlier epoch is refused there, a later
-map raises it, and into a closed shard nothing is published.
+A queue without a map has one shard, and its epoch is 0. Each shard stores a fence, the string `epoch`: `EPOCH N WAS` or
+`EPOCH N WAS closed`, for example `3 16 8`. A shard refuses a publish or redrive by a map with an earlier epoch. A later
+map raises the fence. A closed shard accepts no messages.
 
 A map is written before the first fence of its epoch. So a fence with a later epoch than the map means that Redis has
-lost the map; the fence has all of it but `most`. Shards that are no more keep the fence that closed them, which has `most`.
+lost the map. The fence has all its fields except `most`. Removed shards keep the fence that closed them, for `most`.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ logger = logging.getLogger(__name__)
 
 MapState = Literal["steady", "growing", "shrinking", "lost"]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=SHARDS_LIMIT)]
-#: Every later epoch is corrupt data. The Lua prelude has the same limit.
+#: A later epoch is corrupt data. The Lua prelude has the same limit.
 LATEST_EPOCH = 10**9
-#: The fences of so many shards are read with a map. In a Cluster they are a quarter of all slots apart.
+#: How many fences are read with a map. In a Cluster their shards are a quarter of all slots apart.
 WITNESSES = 4
-#: Redis has something as the map that is none.
+#: Errors that mean that the stored map is not a valid map.
 UNREADABLE = (ProtocolError, WrongKeyTypeError)
 _FENCE = re.compile(rb"(\d{1,10}) (\d{1,3}) (\d{1,3})( closed)?")
 
@@ -60,11 +61,11 @@ class ShardMap:
     How many shards a queue has.
 
     Attributes:
-        epoch: of this map; 0 of a queue that never was sharded.
-        n: how many there are.
-        was: how many there were before; the same as `n` when nothing is on its way any more.
-        state: `steady`, `growing` or `shrinking`; `lost` when Redis has no map of this epoch any more.
-        most: the highest number there ever was.
+        epoch: the number of this map; 0 for a queue that was never sharded.
+        n: how many shards there are.
+        was: how many shards there were before the change; equal to `n` when no messages have to move.
+        state: `steady`, `growing` or `shrinking`; `lost` when Redis no longer has a map of this epoch.
+        most: how many shards there ever were at most.
     """
 
     epoch: Annotated[int, msgspec.Meta(ge=0, le=LATEST_EPOCH)] = 0
@@ -75,31 +76,31 @@ class ShardMap:
 
     @property
     def served(self) -> int:
-        """How many shards may hold messages: while there are to be fewer, as many as there were."""
+        """How many shards may hold messages; while the queue shrinks, the earlier number."""
         return max(self.n, self.was)
 
     @property
     def is_lost(self) -> bool:
-        """Whether Redis has lost this map: it is known from a fence, or was read earlier."""
+        """Whether Redis has lost this map: it comes from a fence or from an earlier read."""
         return self.state == "lost"
 
     @property
     def fence(self) -> str:
-        """The fence that a shard stores of this map."""
+        """The fence of this map, as a shard stores it."""
         return f"{self.epoch} {self.n} {self.was}"
 
     @property
     def ever(self) -> int:
-        """How many shards have totals: those that are no more keep theirs."""
+        """How many shards have totals: removed shards keep theirs."""
         return max(self.served, self.most)
 
     @property
     def text(self) -> bytes:
-        """The map as Redis keeps it."""
+        """The map as Redis stores it."""
         return msgspec.json.encode(self)
 
     def check_is_one(self, name: str) -> None:
-        """Raise ConfigurationError when queue `name`, which declares limits, has several shards."""
+        """Raise ConfigurationError if queue `name`, which declares limits, has several shards."""
         if self.served > 1:
             raise ConfigurationError(
                 f"queue {name!r} has {self.served} shards, and limits hold for a queue of one: leave the limits out, or "
@@ -108,20 +109,20 @@ class ShardMap:
 
     @classmethod
     def of(cls, epoch: int, n: int, was: int) -> ShardMap:
-        """Return the map with the state that its numbers say."""
+        """Return the map with these numbers; they determine its state."""
         return cls(epoch, n, was, "steady" if n == was else "growing" if n > was else "shrinking")
 
     def unless(self, found: ShardMap) -> ShardMap:
-        """Return the map `found` in Redis, or this map as a lost one when `found` has an earlier epoch."""
+        """Return `found`, the map in Redis; or this map as a lost map if `found` has an earlier epoch."""
         return found if found.epoch >= self.epoch else replace(self, state="lost")
 
     def or_later(self, answers: Iterable[object]) -> ShardMap:
-        """Return this map, or the map of a later epoch that is among the answers to `witnesses`."""
+        """Return this map, or the map of a later epoch among the answers to `witnesses`."""
         return max((self, *(one for one in answers if isinstance(one, ShardMap))), key=lambda one: one.epoch)
 
     @staticmethod
     def or_fenced(found: Any, answers: Iterable[object]) -> Any:
-        """Return the answer to `shard_map`; if `witnesses` have a map, that while Redis is away, and none for a corrupt one."""
+        """Return the answer to `shard_map`, or a map from `witnesses` if Redis is unavailable or the map corrupt."""
         latest = UNSHARDED.or_later(answers)
         if latest.epoch and isinstance(found, UNREADABLE):
             return UNSHARDED
@@ -129,16 +130,16 @@ class ShardMap:
 
     @classmethod
     def parse(cls, text: bytes) -> ShardMap:
-        """Return the map that Redis keeps, that of one shard for an empty text; raise ValueError for what is none."""
+        """Parse a stored map, empty for one shard; raise ValueError for an invalid map."""
         return msgspec.json.decode(text, type=cls) if text else UNSHARDED
 
     @staticmethod
     def wanted(number: object, layout: Layout) -> int:
         """
-        Return how many shards a queue of `layout` is to have.
+        Check the wanted number of shards for a queue with `layout`, and return it.
 
         Raises:
-            ConfigurationError: it is no power of two up to 256, or the queue is one of the Go original.
+            ConfigurationError: it is not a power of two up to 256, or the queue has the layout of the Go original.
         """
         if layout.bare and number != 1:
             raise ConfigurationError(
@@ -151,25 +152,25 @@ class ShardMap:
         return number
 
 
-#: The map of a queue that has none.
+#: The map of a queue without a stored map.
 UNSHARDED = ShardMap()
-#: A corrupt map of which no fence is known.
+#: A corrupt map without a known fence.
 CORRUPT = ShardMap(state="lost")
 
 
 def map_text(keys: Keys) -> Command[bytes]:
-    """Read the map of a queue as Redis has it; empty without one."""
+    """Read the stored map of a queue; empty if there is none."""
     return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), read_bytes)
 
 
 def shard_map(keys: Keys) -> Command[ShardMap]:
-    """Read how many shards the queue of `keys` has: one, while there is no map."""
-    # On Redis 6.2, which binds no command to keys, a right to GET would let an exporter read bodies.
+    """Read how many shards the queue of `keys` has: one if there is no map."""
+    # Redis 6.2 cannot limit a command to certain keys: with a right to GET, a metrics exporter could read bodies.
     return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), ShardMap.parse)
 
 
 def fence(keys: Keys) -> Command[ShardMap | None]:
-    """Read the map of which a shard has the fence; UNSHARDED without a fence, None when the fence is corrupt."""
+    """Read the map from a shard's fence; UNSHARDED without a fence, None if the fence is corrupt."""
     return Command(("GETRANGE", keys.epoch, 0, -1), _fenced)
 
 
@@ -183,7 +184,7 @@ def _fenced(reply: bytes) -> ShardMap | None:
 
 
 def declaration(keys: Keys) -> Command[str | None]:
-    """Read which limits were declared of a queue, as `Limits.declared` says them; None while it has neither keys nor limits."""
+    """Read the declared limits of a queue, as in `Limits.declared`; None for a queue without keys and limits."""
     return Command(("HMGET", keys.limits, "on", "declared"), _read_declaration)
 
 
@@ -193,24 +194,24 @@ def _read_declaration(reply: list[bytes | None]) -> str | None:
 
 
 def witnesses(keys: Keys) -> list[Command[Any]]:
-    """Return the commands that read the fences which show whether Redis has lost the map of a queue."""
+    """Return the commands that read the fences which show whether Redis has lost a queue's map."""
     return [] if keys.bare else [fence(keys.of_shard(shard)) for shard in range(WITNESSES)]
 
 
-#: A map is believed for this many seconds; whoever acts on an older one is told so where it matters.
+#: A map is used for this many seconds before it is read again; shards refuse calls by an outdated map.
 MAP_SECONDS = 60.0
-#: After a read that failed, the map that is known is believed for this many seconds.
+#: After a failed read, the known map is used for this many more seconds.
 MAP_AGAIN_SECONDS = 1.0
-#: The first read of a map tries for this many seconds while Redis is away.
+#: The first read of a map is retried for this many seconds while Redis is unavailable.
 FIRST_MAP_SECONDS = 2.0
 
 
 def believed(name: str, known: ShardMap, found: ShardMap, told: Sequence[object] = ()) -> ShardMap:
     """
-    Return the map that Redis has, or the map of a later epoch, as a lost one, that is `known` or that fences have.
+    Return the map in Redis, or a later map that is `known` or in a fence, as a lost map.
 
     Args:
-        told: the answers to `shardmap.fences`.
+        told: the answers to `witnesses`.
     """
     map = known.or_later(told).unless(found)
     if map.is_lost and not known.is_lost:
@@ -223,25 +224,25 @@ def believed(name: str, known: ShardMap, found: ShardMap, told: Sequence[object]
 
 
 class KnownMap(NamedTuple):
-    """The map of a queue in one Redis as this process knows it, and until when it is believed, by the monotonic clock."""
+    """The map of a queue in one Redis as last read, and until when it is used, by the monotonic clock."""
 
     map: ShardMap = UNSHARDED
     until: float = 0.0
 
 
-#: Of a queue whose map was never read.
+#: The value before the first read of a queue's map.
 UNREAD = KnownMap()
 
 
 class Shards:
     """
-    The shards of the queue of `keys`; all of its objects in a process that have one Redis share what they read.
+    The shards of a queue; all objects for the same queue and Redis in a process share the map.
 
     Attributes:
         first: the keys of shard 0.
         entry: the queue's name in the registry.
-        clients: of the queue.
-        wanted: how many shards there must be, if that matters.
+        clients: the clients of the queue.
+        wanted: how many shards the queue must have; None for any number.
     """
 
     def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None) -> None:
@@ -250,7 +251,7 @@ class Shards:
         self._keys = [keys]
         self.clients = clients
         self.wanted = wanted
-        # Neither a loop nor its task is kept alive from here: a closed loop's connections would be too.
+        # Weak references: a strong one would keep a closed loop and its connections alive.
         self._reads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[asyncio.Task[None]]]
         self._reads = weakref.WeakKeyDictionary()
         self._turns = count(SystemRandom().randrange(1 << 16))
@@ -268,36 +269,36 @@ class Shards:
 
     @property
     def ever(self) -> tuple[Keys, ...]:
-        """The keys of every shard that there ever was."""
+        """The keys of every shard that ever existed."""
         return tuple(self.keys(shard) for shard in range(self.map.ever))
 
     @property
     def known(self) -> KnownMap:
-        """The map as any object of this queue has read it last."""
+        """The map as last read by any object of this queue."""
         known: KnownMap = self.clients.maps.get(self.entry, UNREAD)
         return known
 
     @property
     def map(self) -> ShardMap:
-        """The map as it was read last."""
+        """The map as last read."""
         return self.known.map
 
     @property
     def is_due(self) -> bool:
-        """Whether the map is to be read before it is gone by."""
-        self.clients.connection()  # which forgets what another Redis has said
+        """Whether the map must be read before its next use."""
+        self.clients.connection()  # drops the maps of another Redis
         return time.monotonic() >= self.known.until
 
     def turn(self) -> int:
-        """Return the shard for the next messages with generated ids: one after another; of as many as are wanted at least."""
-        shards = max(self.map.n, self.wanted or 1)  # who publishes in a transaction has not asked Redis for the map
+        """Return the shard for the next messages with generated ids, in rotation over at least the wanted shards."""
+        shards = max(self.map.n, self.wanted or 1)  # a publish in a transaction has not read the map
         return 0 if shards == 1 else next(self._turns) % shards
 
     def homes(self, id: str) -> Sequence[Keys]:
         """
-        Return the shards to be asked for a message of this id, one after another.
+        Return the shards to search for a message with this id, in order.
 
-        It is its home; while that changes also where it was, and the home again: the message may move meanwhile.
+        That is its home shard. During a change: also its earlier home, then the home again, because a message may move.
         """
         now = self.keys(home(id, self.map.n))
         before = self.keys(home(id, self.map.was))
@@ -305,23 +306,23 @@ class Shards:
 
     async def refresh(self, driver: Driver, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
         """
-        Read the map again when that is due. When that fails, or is not allowed, what is known stays.
+        Read the map if it is due. If the read fails, keep the known map.
 
-        Tasks of one event loop that want it at a time share one read.
+        Tasks of one event loop share one read.
 
         Args:
-            for_seconds: for how long the first read is tried while Redis is away.
+            for_seconds: for how long the first read is retried while Redis is unavailable.
 
         Raises:
-            ConfigurationError: there are not as many shards as are wanted.
-            RedisUnavailableError: Redis is away, and nothing is known of it yet.
-            WrongKeyTypeError, ProtocolError: something else wrote the map.
+            ConfigurationError: the queue does not have the wanted number of shards.
+            RedisUnavailableError: Redis is unavailable, and no map is known yet.
+            WrongKeyTypeError, ProtocolError: another program wrote the map.
         """
         if not self.is_due:
             self.check(self.map)
             return
         if self.known is not UNREAD:
-            for_seconds = 0.0  # nothing waits for a read that only looks again
+            for_seconds = 0.0  # no caller waits for a repeated read
         if driver is not ASYNCIO:
             await self._read_or_stay(driver, for_seconds)
             return
@@ -330,17 +331,17 @@ class Shards:
         reading = known() if known is not None else None
         if reading is None or reading.done():
             reading = loop.create_task(self._read_or_stay(driver, for_seconds))
-            # All who want it may have gone before it fails.
+            # All waiting callers may be cancelled before the read fails.
             reading.add_done_callback(lambda read: read.cancelled() or read.exception())
             self._reads[loop] = weakref.ref(reading)
-        await asyncio.wait([reading])  # who is cancelled here cancels it for nobody else
+        await asyncio.wait([reading])  # cancelling one caller does not cancel the read of the others
         reading.result()
 
     async def _read_or_stay(self, driver: Driver, for_seconds: float) -> None:
         try:
             await self.read(driver, for_seconds=for_seconds)
         except (RedisRefusedError, RedisUnavailableError) as error:
-            # The map that is known is kept for a while.
+            # Use the known map for a while.
             unknown = isinstance(error, RedisUnavailableError) and self.known is UNREAD
             if unknown or isinstance(error, WrongKeyTypeError):
                 raise
@@ -349,12 +350,12 @@ class Shards:
 
     async def read(self, driver: Driver, *, for_seconds: float = 0.0) -> None:
         """
-        Read the map now, and try so long while Redis is away; where shard 0 is away, take it from the fences of the others.
+        Read the map now. If shard 0 is unavailable, take the map from the fences of other shards.
 
         Raises:
-            ConfigurationError: there are not as many shards as are wanted.
-            RedisUnavailableError: shard 0 is away or has no map, and no fence says whether there was a map.
-            RedisRefusedError: it cannot be read.
+            ConfigurationError: the queue does not have the wanted number of shards.
+            RedisUnavailableError: shard 0 is unavailable or has no map, and no fence shows whether there was a map.
+            RedisRefusedError: the map cannot be read.
         """
         client = self.clients.driven(driver)
         questions = [] if self.first.bare else [shard_map(self.first)]
@@ -373,7 +374,7 @@ class Shards:
         self.clients.maps[self.entry] = KnownMap(found, time.monotonic() + MAP_SECONDS)
 
     def check(self, found: ShardMap) -> None:
-        """Raise ConfigurationError when there are not as many shards as are wanted."""
+        """Raise ConfigurationError if the queue does not have the wanted number of shards."""
         if self.wanted not in (None, found.n):
             name = self.first.name
             raise ConfigurationError(

@@ -1,8 +1,9 @@
-"""Redis URLs: read and checked before anything is connected, and shown without their password.
+"""
+Redis URLs: parsed and checked before any connection, and displayed without their password.
 
-`redis://`, `rediss://` (TLS) and `unix://` as redis-py has them; `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB` and
-`rediss+sentinel://` ask Sentinel for the primary; `redis+cluster://HOST:PORT,HOST:PORT` and `rediss+cluster://` name nodes
-of a Cluster.
+`redis://`, `rediss://` (TLS) and `unix://` mean the same as in redis-py.
+`redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB` and `rediss+sentinel://` get the primary from Sentinel.
+`redis+cluster://HOST:PORT,HOST:PORT` and `rediss+cluster://` name nodes of a Cluster.
 """
 
 import re
@@ -21,7 +22,7 @@ REDIS_PORT = 6379
 HIGHEST_PORT = 65_535
 
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
-#: Greedy up to the last @, as a password may have one that is not encoded.
+#: Greedy up to the last @, because a password may contain an @ that is not encoded.
 _FORM = re.compile(
     r"(?P<scheme>[a-z+]+)://(?:(?P<rights>[^/?#]*)@)?(?P<places>[^@/?#]*)(?P<path>/[^?#]*)?(?:\?(?P<query>[^#]*))?(?:#.*)?",
     re.DOTALL,
@@ -35,7 +36,7 @@ _OPTIONS |= {"username", "password", "max_connections", "socket_keepalive", "ins
 _OPTIONS |= {f"ssl_{name}" for name in ("ca_certs", "ca_path", "certfile", "keyfile", "cert_reqs", "password")}
 _OPTIONS |= {"ssl_check_hostname", "ssl_min_version", "ssl_ciphers"}
 
-#: Versions of TLS, and what redis-py calls them; older ones are broken.
+#: TLS versions and their numbers in redis-py; older versions are insecure.
 _TLS_VERSIONS = {"1.2": "771", "1.3": "772"}
 _NO = ("0", "f", "false", "n", "no", "")
 
@@ -43,16 +44,16 @@ _NO = ("0", "f", "false", "n", "no", "")
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
     """
-    A URL that may be used.
+    A valid Redis URL.
 
     Attributes:
-        plain: what redis-py reads: of a URL for Sentinel or a Cluster the rights and options alone.
+        plain: the URL for redis-py; for Sentinel and Cluster only the credentials and options.
         shown: the URL without its password and options.
-        is_exposed: whether a password crosses a network in the clear.
-        sentinels: host and port of each.
-        service: how Sentinel calls the primary.
-        sentinel_rights: user and password for the sentinels themselves.
-        nodes: host and port of each node of a Cluster that is named.
+        is_exposed: whether a password crosses a network unencrypted.
+        sentinels: host and port of each sentinel.
+        service: Sentinel's name for the primary.
+        sentinel_rights: user and password for the sentinels.
+        nodes: host and port of each Cluster node in the URL.
     """
 
     plain: str = field(repr=False)
@@ -65,7 +66,7 @@ class RedisUrl:
 
 
 def check_url(url: str) -> RedisUrl:
-    """Return what `url` says; raise ConfigurationError, which shows no piece that may be its password."""
+    """Parse `url`; raise ConfigurationError without any part of the URL that may be its password."""
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in _SCHEMES:
         raise ConfigurationError(
@@ -103,7 +104,7 @@ def masked(url: str) -> str:
 
 
 def is_near(host: str) -> bool:
-    """Say whether `host` is this machine, so that nothing crosses a network."""
+    """Return whether `host` is this machine, so that no data crosses a network."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -126,7 +127,7 @@ def _parts(url: str) -> tuple[dict[str, str], list[tuple[str, int | None]]]:
 def _check_place(
     scheme: str, hosts: list[tuple[str, int | None]], path: str, options: dict[str, str]
 ) -> tuple[str, str]:
-    """Return Sentinel's name for the primary, and the path for redis-py: the database, or the socket."""
+    """Return Sentinel's name for the primary, and the path for redis-py: the database or the socket."""
     if scheme == "unix":
         if not path:
             raise ConfigurationError("Redis URL unix:// needs the socket's path, such as unix:///run/redis.sock")
@@ -157,8 +158,8 @@ def _check_place(
 
 
 def _check_options(options: dict[str, str], known: set[str]) -> None:
-    """Refuse what is not known, and what would switch TLS' checks off without being called insecure."""
-    if set(options) - known:  # which is not told: it is a piece of the password, where a ? in that is not encoded
+    """Refuse unknown options, and options that turn off TLS checks without `insecure` in the URL."""
+    if set(options) - known:  # not shown: with an unencoded ? in the password it is a part of it
         raise ConfigurationError(
             f"Redis URL has an unknown option after its ? (one in a password is written %3F); "
             f"known: {', '.join(sorted(known))}"
@@ -176,7 +177,7 @@ def _check_options(options: dict[str, str], known: set[str]) -> None:
 
 
 def _for_redis_py(query: str) -> str:
-    """Return the options that redis-py knows, as they were written."""
+    """Return the options for redis-py, unchanged."""
     kept = []
     for pair in query.split("&"):
         name, _, value = pair.partition("=")
@@ -200,13 +201,13 @@ EXPOSED = (
 )
 UNCHECKED = "this redis-py client takes anybody's certificate (ssl_cert_reqs='none'): name the authority instead"
 
-#: Settings of a foreign client that are an address or a right; those that begin with `ssl_` are too.
+#: Settings of a foreign client that are its address or credentials, like all that begin with `ssl_`.
 _KEPT = {"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"}
 _KEPT |= {"socket_type", "socket_keepalive_options", "health_check_interval", "max_connections"}
 
 
 class Primary(NamedTuple):
-    """The sentinels to ask for the primary, its name there, and the rights to ask."""
+    """The sentinels, their name for the primary, and the credentials for the sentinels."""
 
     service: str
     sentinels: Sequence[tuple[str, int]]
@@ -217,12 +218,12 @@ class Primary(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Address:
     """
-    Where a Redis is and how it is reached, as a URL or a client says.
+    The address and kind of a Redis, from a URL or a client.
 
     Attributes:
-        hosts: names or addresses; none for a Unix socket.
-        database: 0 unless it names another.
-        is_secure: whether it speaks TLS.
+        hosts: host names or addresses; none for a Unix socket.
+        database: the database number, 0 by default.
+        is_secure: whether the connection uses TLS.
         is_cluster: whether it is a Cluster.
     """
 
@@ -233,7 +234,7 @@ class Address:
 
 
 def check_target(target: Target) -> None:
-    """Raise ConfigurationError when `target` is neither a URL nor a client that reliq can use."""
+    """Raise ConfigurationError if `target` is neither a URL nor a client that reliq can use."""
     if isinstance(target, str):
         check_url(target)
     elif not isinstance(target, redis.Redis | redis.asyncio.Redis | redis.RedisCluster):
@@ -246,7 +247,7 @@ def shown(target: Target) -> str:
 
 
 def address(target: Target) -> Address:
-    """Return where a target is, without a connection."""
+    """Return the address of a target, without connecting."""
     given = _given(target)
     hosts = [given["host"]] if given.get("host") else []
     at = seeds(target)
@@ -261,7 +262,7 @@ def address(target: Target) -> Address:
 
 
 def seeds(target: Target) -> list[str]:
-    """Return the nodes of a Cluster that a target names, as HOST:PORT; none when it is no Cluster."""
+    """Return the Cluster nodes that a target names, as HOST:PORT; none if it is not a Cluster."""
     if isinstance(target, str):
         return [f"{host}:{port}" for host, port in check_url(target).nodes]
     if not isinstance(target, redis.RedisCluster):
@@ -271,7 +272,7 @@ def seeds(target: Target) -> list[str]:
 
 
 def weakness(target: Target) -> str:
-    """Return why others could read what is sent to `target`; empty when they cannot, or the URL says `insecure`."""
+    """Return why data sent to `target` can be read by others; empty if it cannot, or the URL has `insecure`."""
     if isinstance(target, str):
         return EXPOSED if check_url(target).is_exposed else ""
     given = _given(target)
@@ -281,7 +282,7 @@ def weakness(target: Target) -> str:
 
 
 def _hosts(client: RedisClient) -> list[str]:
-    """Return the hosts that a client talks to first; none for a Unix socket."""
+    """Return the hosts that a client connects to first; none for a Unix socket."""
     if isinstance(client, redis.RedisCluster):
         return [node.rpartition(":")[0] for node in seeds(client)]
     if sentinel := primary(client):
@@ -291,7 +292,7 @@ def _hosts(client: RedisClient) -> list[str]:
 
 
 def settings(target: Target) -> dict[str, Any]:
-    """Return what a target says of address and rights, as redis-py calls it."""
+    """Return a target's address and credentials, as settings of redis-py."""
     given = _given(target)
     kept = {name: value for name, value in given.items() if name in _KEPT or name.startswith("ssl_")}
     if is_secure(target):
@@ -313,7 +314,7 @@ def _given(target: Target) -> dict[str, Any]:
 
 
 def is_secure(target: Target) -> bool:
-    """Say whether a target speaks TLS."""
+    """Return whether a target uses TLS."""
     if isinstance(target, str):
         return target.startswith("rediss")
     if isinstance(target, redis.RedisCluster):
@@ -327,7 +328,7 @@ def _is_ssl(kind: Any) -> bool:
 
 
 def primary(target: Target) -> Primary | None:
-    """Return the sentinels to ask for the primary, None when `target` does not use Sentinel."""
+    """Return the sentinels of a target, None if it does not use Sentinel."""
     if isinstance(target, str):
         url = check_url(target)
         rights: dict[str, Any] = dict(url.sentinel_rights)

@@ -1,4 +1,4 @@
-"""The waits of a process for wake tokens, each over a connection of its own, and one poll over all of them."""
+"""The blocking waits of a process for wake tokens, each on its own connection, and one poll over all of them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A wait that no token ends is begun anew after this time.
+#: A wait without a token ends after this time and is started again.
 STAND_SECONDS = 180.0
-#: A wait that fails is begun anew after this time from its beginning on; meanwhile looks find what comes.
+#: A failed wait is started again this long after its start; until then messages are found by regular checks.
 STAND_AGAIN_SECONDS = 1.0
-#: A wait whose answer is so much later than it asked for has lost its connection, or its server.
+#: If a reply is this much later than the timeout of its wait, the connection or the server is lost.
 LATE_ANSWER_SECONDS = 5.0
-#: Waits at a server that has failed, or that has their keys no more, are ended this often.
+#: How often to end waits on servers that have failed or no longer have the keys.
 LOST_SECONDS = 1.0
-#: Redis deletes a poke that nobody waits for after this time.
+#: Redis deletes an unused poke after this time.
 POKE_MS = 5000
 
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """A connection for one place, with its socket, which redis-py forgets at an error, and the shards that wait on it."""
+    """A connection for one place, its socket (redis-py drops it after an error), and the shards that wait on it."""
 
     place: Hashable
     node: ServerConnections
@@ -51,14 +51,14 @@ class _Wait:
 
 class WakeTokens:
     """
-    Waits in Redis for the tokens of shards, which go on while the caller does something else.
+    Waits for the wake tokens of shards, which run in Redis while the caller does other work.
 
-    Shards lie at one place when one command may name keys of all of them: in a Cluster each lies alone. The shards of a
-    place share a wait. One thread uses this object; `poke` is for others. Its connections are not of the wire's pool,
-    which could be too small.
+    A place is a group of shards that one command may name together, so they share one wait. In a Cluster, each shard is
+    a place. One thread uses this object; other threads may call only `poke`. The connections do not come from the
+    transport's pool, which could be too small.
 
     Attributes:
-        standing: the places whose waits stand.
+        standing: the places with a running wait.
     """
 
     def __init__(self, client: Client, wire: Transport) -> None:
@@ -77,7 +77,7 @@ class WakeTokens:
         self._checked_at = 0.0
 
     def serve(self, shards: Iterable[Keys]) -> dict[Hashable, list[Keys]]:
-        """Return shards by their places; end the waits of places that have others by now."""
+        """Group shards by place; end the waits of places that have other shards now."""
         places: dict[Hashable, list[Keys]] = {}
         for keys in shards:
             places.setdefault(self._wire.place(keys.wake), []).append(keys)
@@ -88,17 +88,17 @@ class WakeTokens:
         return places
 
     def expect(self, place: Hashable, shards: Sequence[Keys]) -> None:
-        """Have a wait stand for the tokens of `shards`, which lie at one place; after a failure not at once."""
+        """Start a wait for the tokens of `shards`, all at one place, unless one runs; delay it after a failure."""
         wait = self._waits.get(place)
         if wait is not None and place in self.standing:
-            if not set(shards) <= set(wait.shards):  # it ends, and the next is for them too
+            if not set(shards) <= set(wait.shards):  # the running wait ends, and the next includes the new shards
                 with suppress(ReliqError):
                     self._client.run_all(commands.poke(self._poke_key(wait.shards), POKE_MS))
             return
         now = time.monotonic()
         if now < self._again_at.get(place, 0.0):
             return
-        # The first wait after a good one may begin anew at once; each later one waits, until one ends well.
+        # The first failure after a good wait allows an immediate restart; further restarts are delayed.
         self._again_at[place] = now + STAND_AGAIN_SECONDS if place in self._again_at else now
         try:
             node = self._wire.node_for(shards[0].wake)
@@ -118,7 +118,7 @@ class WakeTokens:
             self._note_failure(place, shards, error)
 
     def came(self, seconds: float) -> tuple[list[Keys], list[Keys]]:
-        """Wait so long for tokens or a poke; return the shards whose tokens have come, and those whose waits have failed."""
+        """Wait for tokens or a poke; return the shards with a token, and the shards with a failed wait."""
         came: list[Keys] = []
         failed: list[Keys] = []
         for ready, _ in self._selector.select(seconds):
@@ -142,27 +142,27 @@ class WakeTokens:
         return came, failed
 
     def poke(self) -> None:
-        """End a wait of `came`; other threads call this."""
+        """Interrupt `came`; for other threads."""
         try:
             self._poker.send(b"1")
         except OSError:
-            return  # there are pokes enough, or nobody waits any more
+            return  # there are enough pokes, or no thread is waiting
 
     def pass_on(self, shards: Iterable[Keys]) -> None:
-        """Give tokens that cannot be used here to other processes."""
+        """Give tokens that this process cannot use to other processes."""
         if requests := [request for keys in shards for request in commands.push_wake_token(keys)]:
             with suppress(ReliqError):
                 self._client.run_all(requests)
 
     def restart(self) -> None:
-        """End the waits, because their server was away: of a connection that hangs nothing else is heard for long."""
+        """End the waits after a server was unavailable: a dead connection would not be noticed for long."""
         for place in list(self._waits):
             self._end(place)
 
     def close(self) -> None:
-        """Wait for nothing more, and pass on what has come meanwhile."""
+        """Stop waiting, and pass on the tokens that have come meanwhile."""
         if self._selector.get_map() is None:
-            return  # it was closed before
+            return  # closed already
         came, _ = self.came(0.0)
         self.restart()
         self._selector.close()
@@ -185,13 +185,13 @@ class WakeTokens:
         except (redis.RedisError, OSError):
             connection.disconnect()
             raise
-        wait = _Wait(place, node, connection, connection._sock)  # noqa: SLF001  it has no other name
+        wait = _Wait(place, node, connection, connection._sock)  # noqa: SLF001  no public name
         self._selector.register(wait.socket, selectors.EVENT_READ, wait)
         self._waits[place] = wait
         return wait
 
     def _lost(self) -> list[Keys]:
-        """End the waits at servers that have failed, and those that another server has now; return the shards of the former."""
+        """End waits on servers that failed or no longer have the keys; return the shards of the failed servers."""
         failed: list[Keys] = []
         for place in [*self.standing]:
             wait = self._waits[place]
@@ -215,7 +215,7 @@ class WakeTokens:
         logger.debug("queue %s: the wait for a token failed: %s", shards[0].name, error)
 
     def _end(self, place: Hashable) -> None:
-        """End the wait at a place, if it waits; what has come for it is lost."""
+        """End the wait at a place, if there is one; a token that has come for it is lost."""
         self.standing.discard(place)
         if wait := self._waits.pop(place, None):
             self._selector.unregister(wait.socket)
