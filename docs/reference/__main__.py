@@ -70,7 +70,7 @@ def _spelling(option: Any) -> str:
         return name if option.required else f"[{name}]"
     value = option.metavar or ("N" if isinstance(option.default, int | float) else option.name.upper())
     names = ", ".join(option.opts + option.secondary_opts)
-    return names if option.is_flag else f"{names}{value}" if value.startswith("[") else f"{names} {value}"
+    return names if option.is_flag else f"{names} {value}"
 
 
 def _default(option: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack
 
 import msgspec
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from reliq.message import PublishOptions, Receipt
 
 OnError = Literal["stop", "skip"]
-#: Called with how many bytes of the file are done.
-OnBytes = Callable[[int], None]
 
 #: Redis remembers the id of a line for this many seconds after its message ended, for the case that the file is published again.
 DEDUP_SECONDS = DAY_SECONDS
@@ -61,6 +59,10 @@ class FilePublished:
         return ", ".join(parts)
 
 
+#: Called with how many bytes of the file one step has published, and the result so far.
+OnLines = Callable[[int, FilePublished], None]
+
+
 class PublishActions(AdminBase):
     """Publish messages."""
 
@@ -78,7 +80,7 @@ class PublishActions(AdminBase):
         *,
         raw: bool = False,
         on_error: OnError = "stop",
-        on_step: OnBytes = ignore,
+        on_step: OnLines = ignore,
         **options: Unpack[PublishOptions],
     ) -> FilePublished:
         """
@@ -90,7 +92,7 @@ class PublishActions(AdminBase):
         Args:
             raw: accept lines that are not JSON.
             on_error: at a malformed line, `stop` publishes nothing, `skip` publishes the other lines.
-            on_step: called with how many bytes of the file are done.
+            on_step: called after each step with its bytes of the file, and the result so far.
             options: options of `Queue.publish`, for every line.
 
         Raises:
@@ -101,7 +103,8 @@ class PublishActions(AdminBase):
         target = self._redis.publisher(queue)
         if options.get("dedup") is None:
             options["dedup"] = DEDUP_SECONDS
-        lines = published = before = cancelled = 0
+        at = 0
+        result = FilePublished()
         try:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()[:20]
@@ -114,15 +117,18 @@ class PublishActions(AdminBase):
                     for number, body, _ in chunk:
                         options["id"] = f"{digest}-{number}"
                         messages.append(Outgoing(body=body, **options))
-                    result = target.publish_many(messages)
-                    lines += len(chunk)
-                    published += result.published
-                    before += len(result.duplicates)
-                    cancelled += len(result.tombstoned)
-                    on_step(chunk[-1][2])
+                    sent = target.publish_many(messages)
+                    result = FilePublished(
+                        result.lines + len(chunk),
+                        result.published + sent.published,
+                        result.before + len(sent.duplicates),
+                        result.cancelled + len(sent.tombstoned),
+                    )
+                    on_step(chunk[-1][2] - at, result)
+                    at = chunk[-1][2]
         except OSError as error:
             raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
-        return FilePublished(lines, published, before, cancelled, malformed)
+        return replace(result, malformed=malformed)
 
 
 def is_json(body: bytes) -> bool:

@@ -66,9 +66,8 @@ SUMMARIES = {
 MODULES = {
     "checks": "check doctor acl",
     "init": "init demo",
-    "keys": "limits keys shards",
     "messages": "list show cancel purge move redrive publish",
-    "queues": "queues pause resume forget workers",
+    "queues": "queues pause resume forget limits keys shards cron workers",
     "serve": "relay outbox exporter health web",
 }
 #: Commands with a function of another name.
@@ -113,11 +112,6 @@ def root(
         ctx.default_map = {WORKER: {name: setting.value for name, setting in settings.items() if name != URL}}
 
 
-def _with_values(words: list[str]) -> list[str]:
-    """Return the words with a value for --burst of `reliq worker`: options of Typer have no optional values."""
-    return ["--burst=true" if word == "--burst" else word for word in words] if words[:1] == [WORKER] else words
-
-
 def _describe_wrong_usage(error: Any) -> str:
     """Return a usage error as text: the wrong word, and where its value came from or where to read the help."""
     what = " ".join(error.format_message().split()).rstrip(".")
@@ -136,7 +130,7 @@ def main() -> None:
         complain(wrong)
         sys.exit(EXIT_CONFIG)
     try:
-        sys.exit(app(_with_values(sys.argv[1:]), prog_name="reliq", standalone_mode=False))
+        sys.exit(app(sys.argv[1:], prog_name="reliq", standalone_mode=False))
     except UsageError as error:
         if "NoArgs" in type(error).__name__:
             error.show()

@@ -13,7 +13,7 @@ import typer
 
 from reliq.cli.lazy import with_options
 from reliq.cli.options import DryRun, Json, Yes
-from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_json, print_table, say, show_progress
+from reliq.cli.output import EXIT_USAGE, complain, confirm, print_json, print_table, say, show_progress
 from reliq.errors import ConfigurationError
 
 
@@ -38,14 +38,12 @@ class Answer(NamedTuple):
         value: its JSON.
         lines: lines and tables for a person, in place of the text of the value.
         code: the exit code.
-        note: a line about both; beside JSON it goes to standard error.
-        complaints: problems, each a line of standard error.
+        complaints: problems, each printed as a line on standard error.
     """
 
     value: Any
     lines: Iterable[object] | None = None
     code: int = 0
-    note: str = ""
     complaints: Sequence[str] = ()
 
 
@@ -61,7 +59,6 @@ class Bulk:
         total: how many there are to look at, if that is known.
         asks: the question before the work; empty for none.
         most: at most this many are meant.
-        summary: returns a sum in one line.
         complaints: about ids that the work does not find; they end it with exit code 2.
     """
 
@@ -71,7 +68,6 @@ class Bulk:
     total: int | None = None
     asks: str = ""
     most: int | None = None
-    summary: Callable[[Any], object] = str
     complaints: Sequence[str] = ()
 
 
@@ -109,20 +105,20 @@ def _framed(function: Callable[..., Any], flags: dict[str, Any]) -> Callable[...
 def _work(bulk: Bulk, *, dry_run: bool, yes: bool) -> Answer:
     if dry_run:
         if bulk.count is None:
-            raise ConfigurationError("--dry-run counts the messages of a state: leave it out, or say --state")
-        with show_progress(bulk.total, lambda _sum: f"nothing was {bulk.done}") as step:
-            found = bulk.count(on_step=step)
+            raise ConfigurationError("--dry-run counts the messages of a state: leave it out, or give --state")
+        with show_progress(bulk.total, bulk.done) as step:
+            found = bulk.count(on_step=lambda looked, _found: step(looked))
         found = found if bulk.most is None else min(found, bulk.most)
         return Answer({"found": found}, [f"{found} would be {bulk.done}"])
     if bulk.asks:
         confirm(bulk.asks, yes=yes)
-    with show_progress(
-        bulk.total, lambda done: f"nothing was {bulk.done}" if done is None else bulk.summary(done)
-    ) as step:
+    with show_progress(bulk.total, bulk.done) as step:
         done = bulk.run(on_step=step)
-    if isinstance(done, Answer):
-        return done
-    return Answer(done, [bulk.summary(done)], EXIT_UNKNOWN_ID if bulk.complaints else 0, complaints=bulk.complaints)
+    return (
+        done
+        if isinstance(done, Answer)
+        else Answer(done, code=EXIT_USAGE if bulk.complaints else 0, complaints=bulk.complaints)
+    )
 
 
 def _print(answer: Answer, *, json: bool) -> None:
@@ -131,8 +127,6 @@ def _print(answer: Answer, *, json: bool) -> None:
     else:
         for line in [answer.value] if answer.lines is None else answer.lines:
             print_table(*line) if isinstance(line, Table) else say(line)
-    if answer.note:
-        say(answer.note, stderr=json)
     for problem in answer.complaints:
         complain(problem)
     if answer.code:

@@ -6,9 +6,9 @@ Redis is imported within functions: `--help` and a shell that completes a word d
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,17 +16,14 @@ import reliq.admin
 from reliq.admin import Filter
 from reliq.admin.filters import duration, headers_of
 from reliq.cli.lazy import SHARED, OptionsOf
-from reliq.cli.output import complain
 from reliq.cli.settings import take_url
+from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout
 from reliq.message import DEATH_REASONS
 
 if TYPE_CHECKING:
     from reliq.admin import Admin
-    from reliq.outbox.store import Database as DatabaseConnection
 
-#: The environment variable that names the database of an outbox.
-DATABASE_VARIABLE = "RELIQ_DATABASE"
 #: A shell waits at most this many seconds for the names of queues.
 COMPLETION_SECONDS = 0.5
 #: The most names that a shell completes.
@@ -38,9 +35,26 @@ _COMPLETABLE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 DEFAULT_LAYOUT = str(Layout.RELIQ)
 
 
-def words(known: Sequence[str]) -> Callable[[], list[str]]:
-    """Return a function that completes an option's value from these words."""
-    return lambda: list(known)
+def choice(known: Sequence[str], about: str = "") -> Any:
+    """Return an option whose values a shell completes."""
+    return typer.Option(help=f"{about}{', '.join(known[:-1])} or {known[-1]}.", autocompletion=lambda: list(known))
+
+
+def parsed(parse: Callable[[str], Any], about: str, *names: str, **more: Any) -> Any:
+    """Return an option with a function that reads its text; an error of the function names the option."""
+
+    def read(text: object) -> Any:
+        try:
+            return parse(str(text))
+        except ConfigurationError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return typer.Option(*names, parser=read, help=about, **more)
+
+
+def time_span(about: str, *names: str, **more: Any) -> Any:
+    """Return an option that takes a duration; the command gets its seconds."""
+    return parsed(duration, about, *names, metavar="TIME", **more)
 
 
 def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -71,14 +85,6 @@ Url = Annotated[str | None, typer.Option(help=SHARED["url"][1], callback=take_ur
 Json = Annotated[bool, typer.Option("--json", help=SHARED["json"][1])]
 LayoutText = Annotated[str, typer.Option("--layout", help=SHARED["layout"][1])]
 Shard = Annotated[int | None, typer.Option("--shard", metavar="K", help=SHARED["shard"][1])]
-Database = Annotated[
-    str,
-    typer.Option(
-        envvar=DATABASE_VARIABLE,
-        help="The URL of PostgreSQL or SQLite. Others see a command line: set the variable.",
-    ),
-]
-Prefix = Annotated[str, typer.Option(help="The beginning of the tables' names; SCHEMA.PREFIX names a schema too.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count the chosen messages.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", autocompletion=queue_names)]
@@ -86,26 +92,22 @@ QueueNames = Annotated[
     list[str] | None, typer.Argument(metavar="QUEUE", help="Only these queues.", autocompletion=queue_names)
 ]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Message ids, for example order-42.")]
-Headers = Annotated[
-    list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="Only with this header; may be given again.")
-]
-Match = Annotated[str, typer.Option(metavar="TEXT", help="Only with this text in the body.")]
+Headers = Annotated[list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="May be given again.")]
+Match = Annotated[str, typer.Option(metavar="TEXT", help="Only messages with this text in the body.")]
 Key = Annotated[str, typer.Option("--key", metavar="KEY", help="Only messages of this key.")]
-Reason = Annotated[
-    str,
-    typer.Option(help=f"Only dead for this reason: {', '.join(DEATH_REASONS)}.", autocompletion=words(DEATH_REASONS)),
-]
+Reason = Annotated[str, choice(DEATH_REASONS, "Only dead letters of this reason: ")]
 Raised = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PLACE", help="Only dead by this exception and place, as `list --group` prints it; '' for none."
-    ),
+    str | None, typer.Option(metavar="PLACE", help="Only this exception and place, as `list --group` prints it.")
 ]
-ErrorText = Annotated[str, typer.Option(metavar="TEXT", help="Only dead with this text in the last error.")]
-OlderThan = Annotated[str | None, typer.Option(metavar="TIME", help="Only ended longer ago: 30s, 10m, 2h, 1d.")]
-NewerThan = Annotated[str | None, typer.Option(metavar="TIME", help="Only ended within: 30s, 10m, 2h, 1d.")]
+ErrorText = Annotated[str, typer.Option(metavar="TEXT", help="Only messages with this text in the last error.")]
+OlderThan = Annotated[float | None, time_span("Only messages that ended longer ago, for example 30s, 10m, 2h or 1d.")]
+NewerThan = Annotated[float | None, time_span("Only messages that ended within this time.")]
+Delay = Annotated[float | None, time_span("Due after this time, for example 30s, 10m, 2h or 1d.")]
+Retries = Annotated[int | None, typer.Option(help="Deliveries after the first.", show_default=False)]
+Limit = Annotated[int | None, typer.Option(help="At most this many messages.")]
+Cron = Annotated[str, typer.Option("--cron", metavar="NAME", help="Only this periodic job of `reliq cron list`.")]
 MetricsPort = Annotated[int | None, typer.Option(help="Serve /metrics, /live and /ready on this port.")]
-MetricsHost = Annotated[str, typer.Option(help="The address to serve them on.")]
+MetricsHost = Annotated[str, typer.Option(help="The address of this port.")]
 
 
 def open_admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None) -> "Admin":
@@ -143,8 +145,8 @@ def _filter_of_any_state(
         reason=reason,
         raised=raised,
         error=error,
-        older_than=None if older_than is None else duration(older_than),
-        newer_than=None if newer_than is None else duration(newer_than),
+        older_than=older_than,
+        newer_than=newer_than,
     )
 
 
@@ -153,16 +155,3 @@ AdminOption = Annotated["Admin", OptionsOf(open_admin)]
 WholeQueueAdmin = Annotated["Admin", OptionsOf(open_whole_queue_admin)]
 Which = Annotated[Filter, OptionsOf(_filter)]
 WhichOfAny = Annotated[Filter, OptionsOf(_filter_of_any_state)]
-
-
-@contextmanager
-def report_database_errors(database: "DatabaseConnection") -> Iterator[None]:
-    """End the command with exit code 1 when the database is unreachable or refuses a statement."""
-    try:
-        yield
-    except database.away as error:
-        complain(
-            f"the database failed: {error}; see that it runs, that --database or {DATABASE_VARIABLE} names it, and that "
-            "this role may change the tables"
-        )
-        raise typer.Exit(1) from None

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -23,20 +26,17 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-#: Exit code of a command that was used wrongly.
+#: Exit code of a command that was used wrongly, or that names a message or a queue that does not exist.
 EXIT_USAGE = 2
-#: Exit code of a command that named a message that is not there.
-EXIT_UNKNOWN_ID = 2
-#: Exit code of a command that left work undone.
+#: Exit code of a command that published nothing, or left work undone.
 EXIT_UNFINISHED = 3
 #: Exit code of a command that Ctrl-C ended.
 EXIT_INTERRUPTED = 130
 
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
-_PADDING = re.compile(" +$", re.MULTILINE)
 #: Spaces between the columns of a table.
 _GAP = 2
-#: A long text keeps at least this many columns of a terminal.
+#: A column of a table keeps at least this width on a narrow terminal.
 _LEAST_WIDTH = 10
 
 
@@ -70,8 +70,21 @@ def print_json(value: Any) -> None:
 
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return names and values, one of each in a line; nothing is cut off."""
-    return [f"{name:>12}  {value}" for name, value in pairs]
+    """Return a line for each name and value; pairs without a value are left out, and nothing is cut off."""
+    return [f"{name:>12}  {value}" for name, value in pairs if value not in (None, "")]
+
+
+def format_time(at: float | None) -> str:
+    """Return a time in UTC, for example `2026-11-21 03:00:00 UTC`; nothing for None."""
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def format_when(at: float | None) -> str:
+    """Return a time relative to now, for example `in 5m` or `3s ago`; nothing for None."""
+    if at is None:
+        return ""
+    seconds = at - time.time()
+    return f"in {format_duration(seconds)}" if seconds > 0 else f"{format_duration(-seconds)} ago"
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -94,63 +107,66 @@ def print_table(
     """
     Print rows under their columns on standard output, or with `stderr` on standard error; nothing is cut off.
 
-    A pipe gets each row in one line. On a narrow terminal the cells of the columns `long` take several lines, and the other
+    A column without a text is left out. A pipe gets each row in one line. On a narrow terminal the cells of the columns `long` take several lines, and the other
     cells only where that is not enough.
     """
-    from rich.cells import cell_len  # noqa: PLC0415
-    from rich.table import Column, Table  # noqa: PLC0415
+    from rich.cells import cell_len, chop_cells, set_cell_size  # noqa: PLC0415
 
-    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
-    terminal = console(stderr=stderr)
-    if not terminal.is_terminal:
-        terminal.width = sum(widths) + _GAP * len(widths)
-    least = [_LEAST_WIDTH if name in long else width for name, width in zip(columns, widths, strict=True)]
-    has_room = sum(least) + _GAP * (len(least) - 1) <= terminal.width
-    heads = [Column(name, overflow="fold", no_wrap=has_room and name not in long) for name in columns]
-    table = Table(*heads, box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
-    for row in cells:
-        table.add_row(*row)
     if title:
         say(title, stderr=stderr)
-    with terminal.capture() as captured:
-        terminal.print(table)
-    print(_PADDING.sub("", captured.get()), end="", file=sys.stderr if stderr else sys.stdout, flush=True)
-
-
-def age_of(times: Iterable[float]) -> list[str]:
-    """Return the age of the oldest record, written at one of `times` in unix seconds, when it is over a second."""
-    age = max((time.time() - at for at in times), default=0.0)
-    return [f"as of {format_duration(age)} ago"] if age > 1 else []
+    texts = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    filled = [column for column in zip(columns, *texts, strict=True) if any(column[1:])]
+    widths = [max(map(cell_len, column)) for column in filled]
+    terminal = console(stderr=stderr)
+    room = terminal.width - _GAP * (len(widths) - 1) if terminal.is_terminal else sum(widths)
+    while sum(widths) > room and max(widths) > _LEAST_WIDTH:
+        foldable = [at for at, column in enumerate(filled) if column[0] in long and widths[at] > _LEAST_WIDTH]
+        widths[max(foldable or range(len(widths)), key=widths.__getitem__)] -= 1
+    for row in zip(*filled, strict=True):
+        folded = [chop_cells(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for cells in zip_longest(*folded, fillvalue=""):
+            say((" " * _GAP).join(map(set_cell_size, cells, widths)).rstrip(), stderr=stderr)
 
 
 @contextmanager
-def show_progress(total: int | None, describe: Callable[[Any], object]) -> Iterator[Callable[[int, Any], None]]:
+def show_progress(total: int | None, done: str) -> Iterator[Callable[..., None]]:
     """
-    Show on stderr, when that is a terminal, how much was looked at; yield a function that a long command calls after each step.
+    Show a bar on stderr when that is a terminal; yield a function that a long command calls after each step.
 
-    On Ctrl-C, print the sum of the steps so far and exit with code 130.
+    The first Ctrl-C lets the running step end, then prints the result of all steps; the second does not wait for the step.
+    Both times the exit code is 130.
 
     Args:
-        total: how many there are to look at, if that is known.
-        describe: returns the sum of the steps in one line; it gets None before the first step.
+        total: how many messages the command will look at, if that is known.
+        done: how each of them ends, for example `deleted`.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
-    done: Any = None
+    result: Any = None
+    is_interrupted = False
     terminal = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
     task = bar.add_task("looked at", total=total)
 
-    def step(looked: int, sum_of: Any = None) -> None:
-        nonlocal done
-        done = sum_of
+    def step(looked: int, so_far: Any = None) -> None:
+        nonlocal result
+        result = so_far
         bar.advance(task, looked)
+        if is_interrupted:
+            raise KeyboardInterrupt
 
+    def interrupt(*_: object) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    handler = signal.signal(signal.SIGINT, interrupt)
     try:
         with bar:
             yield step
     except KeyboardInterrupt:
-        complain(f"interrupted: {describe(done)}; run it again to go on")
+        complain(f"interrupted: {f'nothing was {done}' if result is None else result}; run it again to go on")
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGINT, handler)

@@ -1,124 +1,136 @@
-"""Commands on queues: `queues`, `pause`, `resume`, `forget` and `workers`."""
+"""Commands on queues and their workers, keys, limits, shards and periodic jobs."""
 
+import re
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reliq.admin.filters import duration
 from reliq.admin.screens import account, format_missing, format_number, format_rate
 from reliq.cli.frame import Answer, Table, command
 from reliq.cli.options import (
     AdminOption,
+    Cron,
     QueueName,
     QueueNames,
     WholeQueueAdmin,
     Yes,
+    choice,
+    parsed,
     queue_names,
+    time_span,
 )
-from reliq.cli.output import age_of, confirm
+from reliq.cli.output import EXIT_UNFINISHED, EXIT_USAGE, confirm, facts, format_time, format_when
 from reliq.errors import ConfigurationError
-from reliq.message import Pause
-from reliq.settings import seconds
+from reliq.message import PRIORITY_LINES, Pause
+from reliq.metrics.crons import TICK_LATE_SECONDS
 from reliq.text import format_duration, pluralize, shell_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from reliq.admin import Admin, MessageEvent, Overview, QueueSnapshot, Running, StackReport
+    from reliq.admin import Admin, CronState, KeyQueue, MessageEvent, Overview, QueueSnapshot, Running, StackReport
 
-COUNT_COLUMNS = ("ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
-RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
-#: Exit code of `forget` when a queue was refused.
-EXIT_REFUSED = 2
-#: Exit code of `queues --check` when an account does not add up.
-EXIT_UNBALANCED = 1
 #: `workers --stacks` waits this long for the stacks: workers read the request at most 5 s after it.
 STACK_SECONDS = 10.0
+#: The limits that `limits --clear` takes, as the options spell them.
+LIMITS = ("ordered", "per-key", "rate", "burst", "key-rate", "key-burst", "concurrency", "weights")
+RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
+KEY_COLUMNS = ("key", "waiting", "in flight", "weight", "why it waits")
+#: Key queues that stand for priorities.
+PRIORITY_NAMES = {line: f"(priority {priority})" for priority, line in PRIORITY_LINES.items()}
 
-Cron = Annotated[
-    str, typer.Option("--cron", metavar="NAME", help="Only this periodic entry, as `cron list` prints it.")
-]
+cron = typer.Typer(help="Periodic entries: list them, run one.", no_args_is_help=True, add_completion=False)
 
 
-def format_time(at: float) -> str:
-    """Return a time as a person reads it, in UTC."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+# ---- texts ------------------------------------------------------------------
 
 
 def describe_end(end: "MessageEvent") -> str:
-    """Return the reason of an end in one line, as far as it is known."""
+    """Return the reason of an end, as far as it is known."""
     if end.took is not None:
         return f"after {format_duration(end.took)}"
     attempt = f" (delivery {end.attempt})" if end.attempt is not None else ""
     return f"{end.reason}{attempt}" + (f": {end.error}" if end.error else "") if end.reason else ""
 
 
-def describe_sleep(queue: str, until: float) -> str:
-    """Return until when a queue sleeps, why, and what wakes it."""
+def describe_pause(pause: Pause, now: float) -> str:
+    """Return the author, age, end and reason of a pause."""
+    text = "paused" + (f" by {pause.by}" if pause.by else "")
+    if pause.at is not None:
+        text += f" {format_duration(max(0.0, now - pause.at))} ago"
+    if pause.until is not None:
+        text += f", for {format_duration(max(0.0, pause.until - now))} more"
+    return text + (f": {pause.reason}" if pause.reason else "")
+
+
+def describe_wait(key_queue: "KeyQueue") -> str:
+    """Return the reason why the messages of a key wait."""
+    if key_queue.state == "asleep" and key_queue.asleep_until is not None:
+        return f"asleep until {format_time(key_queue.asleep_until)}"
+    return {
+        "in turn": "in turn for a worker",
+        "paused": "paused until `reliq resume --key`",
+        "saturated": "saturated: all its places are taken",
+        "standing": "standing for no reason: `reliq check --repair` mends it",
+    }.get(key_queue.state, "")
+
+
+def _describe_sleep(queue: str, until: float) -> str:
     return (
-        f"{queue} sleeps until {format_time(until)} UTC: a handler raised RateLimited for a message without a key; "
+        f"{queue} sleeps until {format_time(until)}: a handler raised RateLimited for a message without a key; "
         f"`{shell_command('resume', queue)}` wakes it"
     )
+
+
+def _age_of(times: "Iterable[float]") -> list[str]:
+    """Return the age of the oldest worker record when it is over a second."""
+    age = max((time.time() - at for at in times), default=0.0)
+    return [f"as of {format_duration(age)} ago"] if age > 1 else []
+
+
+# ---- whole queues -----------------------------------------------------------
 
 
 @command
 def queues(
     queues: QueueNames = None,
-    scan: Annotated[
-        bool, typer.Option("--scan", help="Also find queues that are in no registry, by a walk over all keys.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Print the account of each queue instead; exit 1 when one does not add up.")
-    ] = False,
+    scan: Annotated[bool, typer.Option("--scan", help="Also search all Redis keys for unregistered queues.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Show accounts; exit 1 when one does not add up.")] = False,
     *,
     admin: AdminOption,
 ) -> Answer:
     """
     Show every queue: its messages by state, the age of the oldest, its rates of the last minute, its workers.
 
-    `reliq watch` shows the rates between two refreshes.
-
-    With --check it is the account of each: how many messages came in, how they ended, what is alive, and whether that adds
-    up. In a layout of the Go original, whose programs count nothing, it need not. Exit codes: 0 done, 1 Redis is away or
-    refuses, or with --check an account does not add up; 2 wrong usage or an unknown queue.
+    `reliq watch` shows the rates between two refreshes. --check shows the account of each queue: how many messages came in,
+    how they ended, how many are alive, and whether that adds up. In a layout of the Go original, whose programs count
+    nothing, it need not. Exit codes: 0 done, 1 Redis is away or refuses, or with --check an account does not add up; 2 wrong
+    usage or an unknown queue.
 
     Example: reliq queues orders mails --check
     """
     overview = admin.queues(queues or (), scan=scan)
     accounts = [account(view, view.layout) for view in overview.queues]
-    is_unbalanced = any(numbers["missing"] for numbers in accounts)
+    pairs = list(zip(overview.queues, accounts, strict=True))
     value = {
-        "queues": [
-            asdict(view) | {"account": numbers} for view, numbers in zip(overview.queues, accounts, strict=True)
-        ],
+        "queues": [asdict(view) | {"account": numbers} for view, numbers in pairs],
         "unreadable": overview.unreadable,
         "left_out": overview.left_out,
     }
-    lines = _describe_accounts(overview, accounts) if check else _describe_queues(overview)
-    return Answer(value, lines, EXIT_UNBALANCED if check and (is_unbalanced or overview.unreadable) else 0)
-
-
-def _describe_accounts(overview: "Overview", accounts: "Sequence[Mapping[str, int | None]]") -> "Iterator[str]":
-    for view, numbers in zip(overview.queues, accounts, strict=True):
-        if len(accounts) > 1:
-            yield f"{view.queue}:"
-        yield from _describe_account(view, numbers)
-    for name, error in overview.unreadable.items():
-        yield f"{name} cannot be read: {error}"
-
-
-def _describe_queues(overview: "Overview") -> "Iterator[object]":
-    """Yield a table of the queues, then what the table cannot show."""
-    views = overview.queues
-    if views:
-        yield _table(views)
-    elif not overview.unreadable:
-        yield "There is no queue in the registry; --scan looks for others."
-    yield from describe_overview(overview)
+    if check:
+        unreadable = [f"{name} cannot be read: {error}" for name, error in overview.unreadable.items()]
+        lines = [line for view, numbers in pairs for line in _describe_account(view, numbers)]
+        is_unbalanced = bool(unreadable) or any(numbers["missing"] for numbers in accounts)
+        return Answer(value, lines + unreadable, int(is_unbalanced))
+    counts = ("ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
+    columns = ("queue", "late", *counts, *RATE_COLUMNS, "workers", "waiting", "shards", "layout")
+    table = Table(columns, map(_queue_row, overview.queues))
+    is_empty = not overview.queues and not overview.unreadable
+    nothing = ["There is no queue in the registry; --scan looks for others."] if is_empty else []
+    return Answer(value, [table, *nothing, *describe_overview(overview)])
 
 
 def describe_overview(overview: "Overview") -> "Iterator[str]":
@@ -129,7 +141,7 @@ def describe_overview(overview: "Overview") -> "Iterator[str]":
         if view.away:
             yield f"{view.queue} is {format_missing(view.away)}"
         if view.lines and view.lines.asleep_until:
-            yield describe_sleep(view.queue, view.lines.asleep_until)
+            yield _describe_sleep(view.queue, view.lines.asleep_until)
     if overview.workers is None:
         yield "The workers are unknown: the Redis of their registry is away."
     for name, error in overview.unreadable.items():
@@ -137,65 +149,41 @@ def describe_overview(overview: "Overview") -> "Iterator[str]":
     if overview.left_out:
         yield (
             f"The registry has {overview.left_out} more, which are not shown: name them, such as `reliq queues orders`; "
-            f"`reliq forget` removes those that are no more."
+            "`reliq forget` removes those that are no more."
         )
 
 
-def _table(views: "Sequence[QueueSnapshot]") -> Table:
-    """Return a row for each queue; columns that say something of few queues are left out when they say it of none."""
-    columns = ["queue", "late", *COUNT_COLUMNS]
-    has_rates = any(view.rates is not None for view in views)
-    columns += RATE_COLUMNS if has_rates else ()
-    columns.append("workers")
-    more = ["waiting"] if any(view.lines for view in views) else []
-    more += ["shards"] if any(view.shards > 1 for view in views) else []
-    more += ["layout"] if any(view.layout != "reliq" for view in views) else []
-    rows = []
-    for view in views:
-        row = [view.queue, "-" if view.late is None else format_duration(view.late)]
-        leased = view.unack - view.backoff
-        counts = (view.ready, view.pending, leased, view.backoff, view.retry, view.garbage, view.dead)
-        row += map(format_number, counts)
-        if has_rates:
-            rates = (view.rates.arrived, view.rates.acked, view.rates.failed) if view.rates else ()
-            row += map(format_rate, rates) if rates else [""] * len(RATE_COLUMNS)
-        row.append("?" if view.workers is None else str(view.workers))
-        rows.append(row + [str(getattr(view, name)) for name in more])
-    return Table([*columns, *more], rows)
+def _queue_row(view: "QueueSnapshot") -> tuple[Any, ...]:
+    leased = view.unack - view.backoff
+    counts = (view.ready, view.pending, leased, view.backoff, view.retry, view.garbage, view.dead)
+    rates = (view.rates.arrived, view.rates.acked, view.rates.failed) if view.rates else ()
+    return (
+        view.queue,
+        "-" if view.late is None else format_duration(view.late),
+        *map(format_number, counts),
+        *(map(format_rate, rates) if rates else ("", "", "")),
+        "?" if view.workers is None else view.workers,
+        view.waiting if view.lines else "",
+        view.shards if view.shards > 1 else "",
+        view.layout if view.layout != "reliq" else "",
+    )
 
 
-def _describe_account(view: "QueueSnapshot", numbers: "Mapping[str, int | None]") -> "Iterator[str]":
-    """Yield the totals of a queue, and whether all that came in has ended or is alive."""
-    shown = {kind: number for kind, number in numbers.items() if kind != "missing" and number is not None}
-    width = len(f"{max(shown.values()):,}")
-    for kind, number in shown.items():
-        yield f"{kind:>10} {number:>{width},}"
-        if kind == "redriven":  # before it the messages that came in
-            yield " " * 11 + "="
+def _describe_account(view: "QueueSnapshot", numbers: "Mapping[str, int | None]") -> list[str]:
+    """Return the totals of a queue, and whether the messages that came in have ended or are alive."""
     missing = numbers["missing"]
+    totals = [(kind, f"{number:,}") for kind, number in numbers.items() if kind != "missing"]
     if missing is None:
-        yield "Above `alive` is what reliq itself did. A program in Go that shares the queue counts nothing,"
-        yield "so that this need not add up."
+        verdict = "It need not add up: programs in Go that share the queue count nothing."
     elif missing == 0:
-        yield "It adds up."
-    elif missing > 0:
-        yield f"It does not add up: what came in is {missing:,} more than what has ended or is alive."
-        yield "Something else than reliq took them out, such as a deleted key, or a lost write."
+        verdict = "It adds up."
     else:
-        yield f"It does not add up: what has ended or is alive is {-missing:,} more than what came in."
-        yield "Something else than reliq put them in, such as a script of yours, or the totals were lost."
-    if view.away:
-        yield f"The account is {format_missing(view.away)}."
-
-
-def describe_pause(pause: Pause, now: float) -> str:
-    """Return who paused a queue, when, why and until when."""
-    text = "paused" + (f" by {pause.by}" if pause.by else "")
-    if pause.at is not None:
-        text += f" {format_duration(max(0.0, now - pause.at))} ago"
-    if pause.until is not None:
-        text += f", for {format_duration(max(0.0, pause.until - now))} more"
-    return text + (f": {pause.reason}" if pause.reason else "")
+        verdict = (
+            f"It does not add up: {abs(missing):,} {'more' if missing > 0 else 'fewer'} came in than ended or are alive. "
+            "Redis lost a write, or something else than reliq changed its keys."
+        )
+    partial = [f"The account is {format_missing(view.away)}."] if view.away else []
+    return [f"{view.queue}:", *facts(totals), verdict, *partial]
 
 
 @command
@@ -204,7 +192,7 @@ def pause(
     key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only messages of this key: it sleeps.")] = "",
     cron: Cron = "",
     reason: Annotated[str, typer.Option(help="Why; shown by `queues`, `watch` and `cron list`.")] = "",
-    for_: Annotated[str | None, typer.Option("--for", metavar="TIME", help="Until it resumes by itself: 30m.")] = None,
+    for_: Annotated[float | None, time_span("Resume by itself after this time, for example 30m.", "--for")] = None,
     *,
     admin: AdminOption,
 ) -> Answer:
@@ -217,13 +205,12 @@ def pause(
     periodic entry are skipped and counted: reliq pause reports --cron daily. Exit codes: 0 done, 1 Redis did not answer, 2
     an unknown queue or entry, or a wrong option.
     """
-    _check_one(key, cron)
-    lasts = None if for_ is None else seconds("--for", duration(for_), least=0.001)
+    subject = _subject(queue, key, cron)
     value: Any
     if key:
         if reason:
             raise ConfigurationError("a reason is kept of a queue's pause alone; leave --reason or --key out")
-        admin.pause_key(queue, key, for_=lasts)
+        admin.pause_key(queue, key, for_=for_)
         value = admin.key(queue, key)
     elif cron:
         if for_:
@@ -231,12 +218,11 @@ def pause(
         admin.pause_cron(queue, cron, reason=reason)
         value = {"paused": True, "queue": queue}
     else:
-        admin.pause(queue, reason=reason, for_=lasts)
+        admin.pause(queue, reason=reason, for_=for_)
         value = admin.paused(queue)
     options = ["--key", key] if key else ["--cron", cron] if cron else []
-    ending = shell_command("resume", queue, options=options, layout=admin.redis_keys(queue).layout)
-    subject = _subject(queue, key, cron)
-    return Answer(value, [f"{subject} is paused" + (f" for {for_}" if for_ else f"; `{ending}` ends it")])
+    end = shell_command("resume", queue, options=options, layout=admin.redis_keys(queue).layout)
+    return Answer(value, [f"{subject} is paused" + (f" for {format_duration(for_)}" if for_ else f"; `{end}` ends it")])
 
 
 @command
@@ -256,7 +242,6 @@ def resume(
     the next tick on. Exit codes: 0 done, also when nothing was paused; 1 Redis did not answer; 2 an unknown queue or
     entry, or a wrong key.
     """
-    _check_one(key, cron)
     subject = _subject(queue, key, cron)
     if key:
         was_paused = admin.resume_key(queue, key)
@@ -265,12 +250,9 @@ def resume(
     return Answer({"was_paused": was_paused}, [f"{subject} is resumed" if was_paused else f"{subject} was not paused"])
 
 
-def _check_one(key: str, cron: str) -> None:
+def _subject(queue: str, key: str = "", cron: str = "") -> str:
     if key and cron:
         raise ConfigurationError("say --key or --cron, not both")
-
-
-def _subject(queue: str, key: str, cron: str) -> str:
     return f"key {key} of {queue}" if key else f"{cron} of {queue}" if cron else queue
 
 
@@ -281,7 +263,7 @@ def forget(
     ],
     *,
     cron: Cron = "",
-    letters: Annotated[bool, typer.Option("--letters", help="Their dead letters go too.")] = False,
+    letters: Annotated[bool, typer.Option("--letters", help="Delete their dead letters too.")] = False,
     yes: Yes = False,
     admin: WholeQueueAdmin,
 ) -> Answer:
@@ -296,37 +278,236 @@ def forget(
 
     Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or entry, or one in use.
     """
-    subjects = [_subject(queue, "", cron) for queue in queues]
-    confirm(f"Forget {', '.join(subjects)}?", yes=yes)
-    deleted: dict[str, int] = {}  # subject -> its dead letters
+    confirm(f"Forget {', '.join(_subject(queue, cron=cron) for queue in queues)}?", yes=yes)
+    forgotten: dict[str, int] = {}  # subject -> its dead letters
     refused = []
-    for queue, subject in zip(queues, subjects, strict=True):
+    for queue in queues:
         try:
             if cron:
                 admin.forget_cron(queue, cron)
-            deleted[subject] = 0 if cron else admin.forget(queue, letters=letters)
+            forgotten[_subject(queue, cron=cron)] = 0 if cron else admin.forget(queue, letters=letters)
         except ConfigurationError as error:
             refused.append(str(error))
-    lines = [
-        f"{subject} is forgotten" + (f", with {pluralize(count, 'dead letter')}" if count else "")
-        for subject, count in deleted.items()
+    with_letters = [f", with {pluralize(count, 'dead letter')}" if count else "" for count in forgotten.values()]
+    lines = [f"{subject} is forgotten{more}" for subject, more in zip(forgotten, with_letters, strict=True)]
+    value = {"forgotten": list(forgotten), "letters": sum(forgotten.values())}
+    return Answer(value, lines, EXIT_USAGE if refused else 0, refused)
+
+
+# ---- periodic jobs ----------------------------------------------------------
+
+
+@cron.command("list")
+@command
+def list_crons(queues: QueueNames = None, *, admin: WholeQueueAdmin) -> Answer:
+    """
+    List periodic entries: when each ticks next and did last, and how many ticks were missed or skipped, and why.
+
+    Example: reliq cron list reports
+
+    Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue.
+    """
+    entries = admin.crons(queues or ())
+    if not entries:
+        return Answer([], ["There is no periodic entry; @consumer.cron(…) makes one, and a worker brings it here."])
+    columns = ("name", "queue", "schedule", "next", "last", "missed", "paused", "overlap", "last message")
+    table = Table(columns, map(_cron_row, entries), ("schedule", "last message"))
+    return Answer(entries, [table, *(line for entry in entries for line in describe_problems(entry))])
+
+
+def _cron_row(entry: "CronState") -> tuple[Any, ...]:
+    coming, last = format_when(entry.next) or "?", format_when(entry.ticked) or "never"
+    skipped = (entry.skipped["paused"], entry.skipped["overlap"])
+    message = entry.last_id + (" (alive)" if entry.is_alive else "")
+    return entry.name, entry.queue, entry.schedule, coming, last, entry.missed, *skipped, message
+
+
+def describe_problems(entry: "CronState") -> "Iterator[str]":
+    """Yield a line for the pause of a periodic job and for each of its problems."""
+    if entry.pause:
+        yield f"{entry.name}: {describe_pause(entry.pause, time.time())}"
+    if not entry.is_served:
+        forget = shell_command("forget", entry.queue, options=["--cron", entry.name], layout=entry.layout)
+        yield f"{entry.name}: no worker has it: none of them runs, or it is no more in the code (`{forget}`)"
+    elif entry.late > TICK_LATE_SECONDS:
+        yield f"{entry.name}: its tick is {format_duration(entry.late)} late: the logs of its workers say why"
+    if entry.next is None:
+        yield f"{entry.name}: its schedule cannot be read here"
+
+
+@cron.command()
+@command
+def run(
+    queue: QueueName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The entry's name, as `cron list` prints it.")],
+    *,
+    admin: WholeQueueAdmin,
+) -> Answer:
+    """
+    Have a worker publish the message of an entry at once, in its pause too; its ticks go on as they are.
+
+    Example: reliq cron run reports daily-report
+
+    Exit codes: 0 published, 1 Redis did not answer, 2 there is no such entry, or no worker that has it.
+    """
+    id = admin.run_cron(queue, name)
+    return Answer({"id": id, "queue": queue}, [f"published {id} to {queue}"])
+
+
+# ---- keys, limits and shards ------------------------------------------------
+
+
+def _weight(text: str) -> tuple[str, int]:
+    """Return the key and the weight of a text such as `vip=4`; raise ConfigurationError for another form."""
+    match = re.fullmatch("(.+)=([0-9]{1,9})", text, re.DOTALL)
+    if match is None:
+        raise ConfigurationError(f"a weight is written KEY=N, such as vip=4, not {text[:80]!r}")
+    return match[1], int(match[2])
+
+
+@command
+def limits(
+    queue: QueueName,
+    *,
+    ordered: Annotated[bool, typer.Option("--ordered", help="One message of a key at a time, in order.")] = False,
+    per_key: Annotated[int | None, typer.Option(help="At most this many messages of a key at once.")] = None,
+    rate: Annotated[str | None, typer.Option(metavar="N/s", help="Starts in all: 100/s, 5/m, 1000/h.")] = None,
+    burst: Annotated[int | None, typer.Option(help="Starts at once after a pause.")] = None,
+    key_rate: Annotated[str | None, typer.Option(metavar="N/s", help="Starts of each key.")] = None,
+    key_burst: Annotated[int | None, typer.Option(help="Starts of each key at once after a pause.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="At most this many messages at once in all.")] = None,
+    weight: Annotated[
+        list[Any] | None, parsed(_weight, "N turns of KEY for one of others; may be given again.", metavar="KEY=N")
+    ] = None,
+    clear: Annotated[list[str] | None, choice(LIMITS, "Remove this limit, or weight:KEY; may be given again: ")] = None,
+    admin: WholeQueueAdmin,
+) -> Answer:
+    """
+    Show the limits of a queue, or change them while it is in use: order, places, rates and weights of keys.
+
+    Example: reliq limits mail --per-key 4 --rate 100/s --weight vip=4
+
+    A change holds within a second, for 100,000 sleeping keys within seconds, and until a worker starts whose code
+    declares other limits than the one before it.
+    Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue, a limit that is not allowed, or a queue that can
+    have none.
+    """
+    options = {
+        "ordered": ordered or None,
+        "per_key": per_key,
+        "rate": rate,
+        "burst": burst,
+        "key_rate": key_rate,
+        "key_burst": key_burst,
+        "concurrency": concurrency,
+        "key_weights": dict(weight) if weight else None,
+    }
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    names = {name: name.replace("-", "_") for name in LIMITS} | {"weights": "key_weights"}
+    cleared = [names.get(name, name) for name in clear or ()]
+    in_force = admin.set_limits(queue, clear=cleared, **changes) if changes or clear else admin.limits(queue)
+    shown = [(name, getattr(in_force, field) or None) for name, field in names.items() if name != "weights"]
+    shown += [("weight", f"{key}={number}") for key, number in in_force.key_weights.items()]
+    return Answer(in_force, facts(shown) or [f"{queue} has no limits"])
+
+
+@command
+def keys(
+    queue: QueueName,
+    *,
+    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only this key.")] = None,
+    limit: Annotated[int, typer.Option(help="At most this many keys, up to 200.")] = 20,
+    every: Annotated[bool, typer.Option("--all", help="Every key, in no order.")] = False,
+    admin: WholeQueueAdmin,
+) -> Answer:
+    """
+    Show which keys have messages that wait or run, those with most first, and why they wait.
+
+    Example: reliq keys mail
+
+    A key waits in turn for a worker, asleep for its rate or as a handler asked, paused for `reliq resume --key`, or
+    saturated until a message that has a place ends. Of a queue of very many keys those with a share of what waits are
+    shown; --all walks over every key. Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong key.
+    """
+    if every and key is not None:
+        raise ConfigurationError("say --key or --all, not both")
+    if every:
+        rows = list(admin.each_key(queue))
+        return Answer(rows, [Table(KEY_COLUMNS, map(_key_row, rows), ("key",))])
+    if key is not None:
+        row = admin.key(queue, key)
+        return Answer(row, [Table(KEY_COLUMNS, [_key_row(row)], ("key",))])
+    view = admin.keys(queue, limit=limit)
+    lines: list[object] = [Table(KEY_COLUMNS, map(_key_row, view.largest), ("key",))]
+    lines.append(
+        f"{view.waiting:,} waiting, {view.running:,} running; "
+        f"{pluralize(view.in_turn, 'key')} in turn, {view.asleep:,} asleep"
+    )
+    if view.asleep_until is not None:
+        lines.append(f"{_describe_sleep(queue, view.asleep_until)}.")
+    elif view.is_full:
+        see = shell_command("limits", queue)
+        lines.append(f"None may start now: the rate or concurrency of {queue} is used up; see `{see}`.")
+    return Answer(view, lines)
+
+
+def _key_row(row: "KeyQueue") -> tuple[Any, ...]:
+    return PRIORITY_NAMES.get(row.key, row.key), row.waiting, row.in_flight, f"{row.weight:g}", describe_wait(row)
+
+
+@command
+def shards(
+    queue: QueueName,
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="The new number, a power of two.")] = None,
+    *,
+    finish: Annotated[bool, typer.Option("--finish", help="Finish a change now, as workers do.")] = False,
+    yes: Yes = False,
+    admin: WholeQueueAdmin,
+) -> Answer:
+    """
+    Show the shards of a queue, or change how many there are while it is in use.
+
+    A change begins at once. Workers move what lies where only the earlier number looks for it, and finish the change; with
+    --finish that is done now. Until then publishers ask twice for ids of their own, and no other change can begin.
+
+    Example: reliq shards orders 16 --yes
+
+    Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or a wrong number, 3 not finished.
+    """
+    if number is not None:
+        confirm(f"Have {number} shards of {queue}? Every publisher must be of a version that knows of shards.", yes=yes)
+        admin.resize(queue, number)
+    left = admin.finish_resize(queue) if finish else 0
+    view = admin.shards(queue)
+    states = ("pending", "ready", "unack", "retry", "dead")
+    rows = [
+        (at, *(getattr(counts, state) if counts else "?" for state in states)) for at, counts in enumerate(view.counts)
     ]
-    value = {"forgotten": list(deleted), "letters": sum(deleted.values())}
-    return Answer(value, lines, EXIT_REFUSED if refused else 0, complaints=refused)
+    change = ""
+    if view.map.was != view.map.n:
+        finish_command = shell_command("shards", queue, options=["--finish"])
+        change = f"; {view.map.state}, there were {view.map.was}: workers end it, and `{finish_command}` does"
+    lines = [
+        Table(("shard", *states), rows),
+        f"{queue} has {pluralize(view.map.n, 'shard')} (epoch {view.map.epoch}){change}",
+        *([f"{queue} is {format_missing(view.away)}"] if view.away else []),
+        *([f"not finished: {pluralize(left, 'message')} that workers have or are about to have"] if left else []),
+    ]
+    value = {"map": view.map, "counts": view.counts, "away": view.away, "left": left}
+    return Answer(value, lines, EXIT_UNFINISHED if left else 0)
+
+
+# ---- workers ----------------------------------------------------------------
 
 
 @command
 def workers(
     queues: QueueNames = None,
-    running: Annotated[
-        bool, typer.Option("--running", help="Show the handlers that run in them, the longest running first.")
-    ] = False,
+    running: Annotated[bool, typer.Option("--running", help="Show running handlers, longest first.")] = False,
     longer_than: Annotated[
-        str, typer.Option(metavar="TIME", help="With --running: only handlers that have run longer, such as 10m.")
-    ] = "0s",
-    stacks: Annotated[
-        bool, typer.Option("--stacks", help="With --running: also ask for the line where each stands, for 10 s.")
-    ] = False,
+        float | None, time_span("With --running: only handlers that have run longer, for example 10m.")
+    ] = None,
+    stacks: Annotated[bool, typer.Option("--stacks", help="With --running: show stacks; waits up to 10 s.")] = False,
     *,
     admin: AdminOption,
 ) -> Answer:
@@ -340,51 +521,56 @@ def workers(
     Example: reliq workers orders --running --longer-than 10m
     """
     if running:
-        return _running(admin, queues or [], longer_than, stacks=stacks)
-    if stacks or longer_than != "0s":
+        return _running(admin, queues or [], longer_than or 0, stacks=stacks)
+    if stacks or longer_than is not None:
         raise ConfigurationError("--stacks and --longer-than go with --running")
     wanted = {admin.redis_keys(name).name for name in queues or ()}
     alive = [worker for worker in admin.workers() if not wanted or wanted & set(worker.queues)]
+    if not alive:
+        return Answer([], ["No worker is alive."])
     now = time.time()
-    rows = []
-    for worker in alive:
-        busy = f"{worker.busy}/{worker.slots}"
-        up = format_duration(max(0.0, now - worker.started))
-        last_claim = f"{format_duration(max(0.0, now - worker.last_claim))} ago"
-        names = " ".join(worker.queues)
-        rows.append((worker.id, worker.host, worker.pid, worker.version, busy, up, last_claim, names))
+    rows = [
+        (
+            worker.id,
+            worker.host,
+            worker.pid,
+            worker.version,
+            f"{worker.busy}/{worker.slots}",
+            format_duration(max(0.0, now - worker.started)),
+            f"{format_duration(max(0.0, now - worker.last_claim))} ago",
+            " ".join(worker.queues),
+        )
+        for worker in alive
+    ]
     columns = ("worker", "host", "pid", "version", "busy", "up", "last claim", "queues")
-    table = Table(columns, rows, ("worker", "host", "queues"))
-    return Answer(alive, [table, *age_of(worker.seen for worker in alive)] if alive else ["No worker is alive."])
+    return Answer(alive, [Table(columns, rows, ("worker", "host", "queues")), *_age_of(one.seen for one in alive)])
 
 
-def _running(admin: "Admin", queues: "Sequence[str]", longer_than: str, *, stacks: bool) -> Answer:
-    """Return the handlers that run, with their stacks."""
-    least = duration(longer_than)
-    rows = [row for name in queues for row in admin.running(name, longer_than=least)]
-    if not queues:
-        for name in {name for worker in admin.workers() for name in worker.queues}:
-            with suppress(ConfigurationError):  # a queue of another layout, or without a message so far
-                rows += admin.running(name, longer_than=least)
+def _running(admin: "Admin", queues: "Sequence[str]", longer_than: float, *, stacks: bool) -> Answer:
+    """Return the running handlers, with their stacks."""
+    rows = []
+    for name in queues or {name for worker in admin.workers() for name in worker.queues}:
+        # Without names of the user: a worker may have a queue of another layout, or without a message so far.
+        with nullcontext() if queues else suppress(ConfigurationError):
+            rows += admin.running(name, longer_than=longer_than)
+    if not rows:
+        nothing = "Nothing runs" + (f" for {format_duration(longer_than)}." if longer_than else ".")
+        is_bare = any(admin.redis_keys(name).bare for name in queues)
+        return Answer([], [nothing, *["Programs in Go do not report running messages."] * is_bare])
     rows.sort(key=lambda row: -row.seconds)
     reports = admin.stacks({row.worker for row in rows}, for_seconds=STACK_SECONDS) if stacks else {}
     value = [asdict(row) | ({"stack": _frames(reports, row)} if stacks else {}) for row in rows]
-    if not rows:
-        nothing = ["Nothing runs." if longer_than == "0s" else f"Nothing runs for {longer_than}."]
-        is_bare = any(admin.redis_keys(name).bare for name in queues)
-        return Answer(value, nothing + ["Programs in Go do not report what they run."] * is_bare)
     cells = [
         (row.queue, row.id, row.attempt, format_duration(row.seconds), row.host, row.pid, row.worker) for row in rows
     ]
-    columns = ("queue", "id", "attempt", "for", "host", "pid", "worker")
-    lines: list[object] = [Table(columns, cells, ("host", "worker"))]
+    lines: list[object] = [Table(("queue", "id", "attempt", "for", "host", "pid", "worker"), cells, ("host", "worker"))]
     for row in rows if stacks else ():
         frames = _frames(reports, row)
         missing = "has ended meanwhile"
         if frames is None:
             missing = "no answer: a handler holds the interpreter of this process, or its reliq is older"
         lines += ["", f"{row.id} in {row.host}:{row.pid}", *(f"  {line}" for line in frames or [missing])]
-    return Answer(value, [*lines, *age_of(row.seen for row in rows)])
+    return Answer(value, [*lines, *_age_of(row.seen for row in rows)])
 
 
 def _frames(reports: "Mapping[str, StackReport]", row: "Running") -> "Sequence[str] | None":

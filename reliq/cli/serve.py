@@ -7,27 +7,14 @@ every import.
 
 import http.client
 import secrets
-from contextlib import contextmanager
-from enum import StrEnum
-from http import HTTPStatus
+from contextlib import closing, contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from reliq.admin.filters import duration
 from reliq.cli.frame import Answer, Table, command
-from reliq.cli.options import (
-    DEFAULT_LAYOUT,
-    Database,
-    LayoutText,
-    MetricsHost,
-    MetricsPort,
-    Prefix,
-    Url,
-    open_admin,
-    report_database_errors,
-)
+from reliq.cli.options import DEFAULT_LAYOUT, LayoutText, MetricsHost, MetricsPort, Url, open_admin, time_span
 from reliq.cli.output import EXIT_UNFINISHED, complain, say
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout
@@ -39,27 +26,28 @@ from reliq.worker.health import DEFAULT_HOST
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reliq.outbox.store import Store
+    from reliq.outbox.store import Database as DatabaseConnection, Store
 
-DEFAULT_EXPORTER_PORT = 9465
-DEFAULT_WEB_PORT = 9470
-DEFAULT_WEB_HOST = "127.0.0.1"
-TOKEN_VARIABLE = "RELIQ_WEB_TOKEN"  # noqa: S105  the name of the variable
 #: `reliq health` gives up after this many seconds.
 HEALTH_SECONDS = 5.0
-#: At most this many bytes of an answer are read: whatever listens there may send anything.
+#: `reliq health` reads at most this many bytes: any program may listen on the port.
 HEALTH_BYTES = 65_536
+HOUR = 3600.0
+
+Database = Annotated[
+    str, typer.Option(envvar="RELIQ_DATABASE", help="URL of PostgreSQL or SQLite; ps shows options, not variables.")
+]
+Prefix = Annotated[str, typer.Option(help="Prefix of the tables, or SCHEMA.PREFIX.")]
+Keep = Annotated[float, time_span("Keep sent rows for this time, for example 10m.", show_default="1h")]
 
 
 def relay(
     database: Database,
     prefix: Prefix = OUTBOX_PREFIX,
-    batch: Annotated[int, typer.Option(help="The most rows of one round.")] = 500,
-    keep: Annotated[str, typer.Option(metavar="TIME", help="How long sent rows stay: 0s, 10m, 1h.")] = "1h",
-    once: Annotated[bool, typer.Option("--once", help="Move what is there, then end.")] = False,
-    again_since: Annotated[
-        str, typer.Option(metavar="TIME", help="First have what was sent within that time sent again: 10m.")
-    ] = "",
+    batch: Annotated[int, typer.Option(help="At most this many rows in a round.")] = 500,
+    keep: Keep = HOUR,
+    once: Annotated[bool, typer.Option("--once", help="Move the rows that are there, then end.")] = False,
+    again_since: Annotated[float | None, time_span("First send rows again that were sent within this time.")] = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = DEFAULT_HOST,
     url: Url = None,
@@ -81,16 +69,14 @@ def relay(
     from reliq.outbox.tables import Tables, explaining_missing_table  # noqa: PLC0415
 
     configure_logging("info")
-    keep_seconds = duration(keep)
-    again_ms = round(duration(again_since) * 1000) if again_since else 0
-    settings = Relay(database, prefix=prefix, batch=batch, keep=keep_seconds, url=url)
+    settings = Relay(database, prefix=prefix, batch=batch, keep=keep, url=url)
     observers: list[Any] = [LogObserver()]
     mover = OutboxMover(settings, settings.url, observers)
-    with report_database_errors(mover.store.database):
+    with _report_database_errors(mover.store.database):
         with explaining_missing_table(Tables.of(prefix).outbox):
             mover.store.look()
-        if again_ms:
-            say(f"{pluralize(mover.store.again(again_ms), 'row is', 'rows are')} sent again")
+        if again_since:
+            say(f"{pluralize(mover.store.again(round(again_since * 1000)), 'row is', 'rows are')} sent again")
         if once:
             say(f"moved {pluralize(mover.move_all(), 'row')}")
             left = mover.store.look().waiting
@@ -112,16 +98,9 @@ outbox = typer.Typer(
 )
 
 
-class DialectName(StrEnum):
-    """The database that the SQL is for."""
-
-    postgresql = "postgresql"
-    sqlite = "sqlite"
-
-
 @outbox.command()
 def sql(
-    dialect: Annotated[DialectName, typer.Option(help="Of which database.")],
+    dialect: Annotated[Literal["postgresql", "sqlite"], typer.Option(help="The kind of database.")],
     prefix: Prefix = OUTBOX_PREFIX,
 ) -> None:
     """
@@ -131,7 +110,7 @@ def sql(
     """
     from reliq.outbox.tables import ddl  # noqa: PLC0415
 
-    for statement in ddl(dialect.value, prefix):
+    for statement in ddl(dialect, prefix):
         say(*f"{statement};".split("\n"))
 
 
@@ -140,8 +119,8 @@ def sql(
 def retry(
     database: Database,
     prefix: Prefix = OUTBOX_PREFIX,
-    every: Annotated[bool, typer.Option("--all", help="Have relays try all refused rows again.")] = False,
-    limit: Annotated[int, typer.Option(help="The most rows to list.")] = 100,
+    every: Annotated[bool, typer.Option("--all", help="Have relays retry all refused rows.")] = False,
+    limit: Annotated[int, typer.Option(help="At most this many rows.")] = 100,
 ) -> Answer:
     """
     List the rows that relays have refused, oldest first, with the reason; with --all have relays try all of them again.
@@ -167,7 +146,7 @@ def retry(
 def clean(
     database: Database,
     prefix: Prefix = OUTBOX_PREFIX,
-    keep: Annotated[str, typer.Option(metavar="TIME", help="Delete rows that were sent longer ago: 10m, 1h.")] = "1h",
+    keep: Keep = HOUR,
 ) -> Answer:
     """
     Delete rows that were sent long ago, and rows of the inbox whose messages cannot come again, as a relay does.
@@ -175,7 +154,7 @@ def clean(
     Example: reliq outbox clean --database postgresql://shop@127.0.0.1/shop
     """
     with _open_outbox(database, prefix) as store:
-        sent, expired = store.clean(round(duration(keep) * 1000))
+        sent, expired = store.clean(round(keep * 1000))
     said = f"deleted {pluralize(sent, 'row')} of the outbox, {expired} of the inbox"
     return Answer({"outbox": sent, "inbox": expired}, [said])
 
@@ -186,17 +165,27 @@ def _open_outbox(database: str, prefix: str) -> "Iterator[Store]":
     from reliq.outbox.store import Store, database as open_database  # noqa: PLC0415
 
     connection = open_database(database)
-    with report_database_errors(connection):
+    with _report_database_errors(connection), closing(connection):
         yield Store(connection, prefix)
-    connection.close()
+
+
+@contextmanager
+def _report_database_errors(database: "DatabaseConnection") -> "Iterator[None]":
+    """End the command with exit code 1 when the database is unreachable or refuses a statement."""
+    try:
+        yield
+    except database.away as error:
+        complain(
+            f"the database failed: {error}; see that it runs, that --database or RELIQ_DATABASE names it, and that "
+            "this role may change the tables"
+        )
+        raise typer.Exit(1) from None
 
 
 def exporter(
     url: Url = None,
-    queue: Annotated[
-        list[str] | None, typer.Option(help="Only this queue; may be given again. Else all that workers have served.")
-    ] = None,
-    port: Annotated[int, typer.Option(help="Serve /metrics, /live and /ready on this port.")] = DEFAULT_EXPORTER_PORT,
+    queue: Annotated[list[str] | None, typer.Option(help="Only this queue; may be given again.")] = None,
+    port: Annotated[int, typer.Option(help="Serve /metrics, /live and /ready on this port.")] = 9465,
     host: MetricsHost = DEFAULT_HOST,
     layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
@@ -210,15 +199,10 @@ def exporter(
     import_module("reliq.metrics.serving").export(url, queues, port, host)
 
 
-class Check(StrEnum):
-    """The question to a worker."""
-
-    live = "live"
-    ready = "ready"
-
-
 def health(
-    check: Annotated[Check, typer.Argument(help="live: need not be restarted; ready: works, and Redis answers.")],
+    check: Annotated[
+        Literal["live", "ready"], typer.Argument(help="live: need not be restarted; ready: works, and Redis answers.")
+    ],
     port: Annotated[int, typer.Option(help="The worker's --metrics-port.")],
     host: Annotated[str, typer.Option(help="The worker's --metrics-host.")] = DEFAULT_HOST,
 ) -> None:
@@ -227,43 +211,29 @@ def health(
 
     Example: reliq health live --port 9464
     """
-    connection = http.client.HTTPConnection(host, port, timeout=HEALTH_SECONDS)
     try:
-        connection.request("GET", f"/{check}")
-        response = connection.getresponse()
-        status = response.status
-        text = response.read(HEALTH_BYTES).decode("utf-8", "replace").strip()
+        with closing(http.client.HTTPConnection(host, port, timeout=HEALTH_SECONDS)) as connection:
+            connection.request("GET", f"/{check}")
+            response = connection.getresponse()
+            is_well = response.status == http.HTTPStatus.OK
+            text = response.read(HEALTH_BYTES).decode("utf-8", "replace").strip()
     except (OSError, http.client.HTTPException) as error:
-        status = HTTPStatus.SERVICE_UNAVAILABLE
-        text = f"no answer from {host}:{port}: {error}"
-    finally:
-        connection.close()
-    say(*text.splitlines(), stderr=status != HTTPStatus.OK)
-    raise typer.Exit(0 if status == HTTPStatus.OK else 1)
+        is_well, text = False, f"no answer from {host}:{port}: {error}"
+    say(*text.splitlines(), stderr=not is_well)
+    raise typer.Exit(0 if is_well else 1)
 
 
 def web(
-    port: Annotated[int, typer.Option(help="Serve the page on this port; 0 for any that is free.")] = DEFAULT_WEB_PORT,
-    host: Annotated[str, typer.Option(help="The address to serve it on.")] = DEFAULT_WEB_HOST,
-    write: Annotated[
-        bool, typer.Option("--write", help="Visitors may pause, cancel, redrive and delete; else they only look.")
-    ] = False,
-    bodies: Annotated[
-        bool, typer.Option("--bodies", help="Visitors may see bodies, headers and errors, when they ask for them.")
-    ] = False,
+    port: Annotated[int, typer.Option(help="Serve the page on this port; 0 for any that is free.")] = 9470,
+    host: Annotated[str, typer.Option(help="The address to serve it on.")] = "127.0.0.1",
+    write: Annotated[bool, typer.Option("--write", help="Visitors may pause, cancel, redrive and delete.")] = False,
+    bodies: Annotated[bool, typer.Option("--bodies", help="Visitors may see bodies, headers and errors.")] = False,
     token: Annotated[
-        str | None,
-        typer.Option(envvar=TOKEN_VARIABLE, help="Opens the page too. Others see a command line: set the variable."),
+        str | None, typer.Option(envvar="RELIQ_WEB_TOKEN", help="Opens the page too; ps shows options, not variables.")
     ] = None,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(help="A host name under which visitors reach the page, for example ops.example.com."),
-    ] = None,
+    allowed_host: Annotated[list[str] | None, typer.Option(help="A host name of the page: ops.example.com.")] = None,
     proxy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESSES", help="Believe X-Forwarded-For and -Proto of these proxies, for example 127.0.0.1,::1."
-        ),
+        str | None, typer.Option(metavar="ADDRESSES", help="Trust X-Forwarded-For and -Proto of these: 127.0.0.1,::1.")
     ] = None,
     title: Annotated[str, typer.Option(help="Stands in the browser's tab.")] = "reliq",
     url: Url = None,
@@ -281,22 +251,15 @@ def web(
     from reliq.redis.url import is_near  # noqa: PLC0415
 
     if not token and not is_near(host):
-        raise ConfigurationError(f"--host {host} is reached from other machines: give a token, in {TOKEN_VARIABLE}")
+        raise ConfigurationError(f"--host {host} is reached from other machines: give a token, in RELIQ_WEB_TOKEN")
     try:
         from reliq.queue import user_at_host  # noqa: PLC0415
         from reliq.web import Access, app, serve  # noqa: PLC0415
     except ModuleNotFoundError as error:  # the extra `web` is not installed
         raise ConfigurationError(str(error)) from None
-    grants = Access.READ
-    allowed = "look, without bodies, headers and errors"
-    if bodies:
-        grants |= Access.BODIES
-        allowed = "see bodies, headers and errors"
-    if write:
-        grants |= Access.WRITE
-        allowed += ", and change things"
-    else:
-        allowed += "; --write lets them change things"
+    grants = Access.READ | (Access.BODIES if bodies else Access(0)) | (Access.WRITE if write else Access(0))
+    allowed = "see bodies, headers and errors" if bodies else "look, without bodies, headers and errors"
+    allowed += ", and change things" if write else "; --write lets them change things"
     page = app(
         open_admin(url),
         token=token or secrets.token_urlsafe(),

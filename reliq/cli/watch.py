@@ -16,11 +16,9 @@ from rich.text import Text
 
 from reliq.admin.filters import duration
 from reliq.admin.screens import format_number, format_rate
-from reliq.cli.cron import describe_problems
-from reliq.cli.messages import format_when
 from reliq.cli.options import WholeQueueAdmin, queue_names
-from reliq.cli.output import console
-from reliq.cli.queues import RATE_COLUMNS, describe_overview
+from reliq.cli.output import console, format_when
+from reliq.cli.queues import RATE_COLUMNS, describe_overview, describe_problems
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.text import format_duration, pluralize, printable
 

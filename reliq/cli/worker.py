@@ -6,15 +6,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 
 from reliq.cli.frame import Answer, Table, command
-from reliq.cli.lazy import SHARED
-from reliq.cli.options import queue_names
+from reliq.cli.options import MetricsHost, MetricsPort, Url, queue_names
 from reliq.cli.output import complain
-from reliq.cli.settings import ENVIRONMENT, FILE, FOUND, Setting, misspelled, settings_of, spelled, take_url, variable
+from reliq.cli.settings import ENVIRONMENT, FILE, FOUND, Setting, misspelled, settings_of, spelled, variable
 from reliq.distribution import missing
 from reliq.errors import ConfigurationError
 from reliq.logs import FORMATS, LEVELS
@@ -24,20 +23,6 @@ from reliq.worker.health import DEFAULT_HOST
 
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)i?B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-#: The texts that stand for yes and no in the environment.
-_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-
-
-def burst_of(text: object) -> bool | Literal["delayed"]:
-    """Return what --burst says; raise BadParameter for another word."""
-    word = str(text).lower()
-    if word == "delayed":
-        return "delayed"
-    if word not in _WORDS:
-        raise typer.BadParameter(f"write --burst or --burst=delayed, not {str(text)[:80]!r}")
-    return _WORDS[word]
 
 
 @command
@@ -52,45 +37,33 @@ def worker(
         list[str] | None,
         typer.Option(metavar="QUEUE", help="Only this queue; may be given again.", autocompletion=queue_names),
     ] = None,
-    burst: Annotated[
-        Any,
-        typer.Option(
-            parser=burst_of,
-            metavar="[=delayed]",
-            help="Stop when nothing is due; --burst=delayed waits for what is due later, too.",
-            show_default=False,
-        ),
+    burst: Annotated[bool, typer.Option("--burst", help="Stop when no message is due.")] = False,
+    burst_delayed: Annotated[
+        bool, typer.Option("--burst-delayed", help="Stop when no message is left, also none that is due later.")
     ] = False,
-    grace: Annotated[float, typer.Option(help="Seconds that running handlers have after a stop.")] = 25.0,
+    grace: Annotated[float, typer.Option(help="Seconds to let running handlers finish after SIGTERM.")] = 25.0,
     stall: Annotated[
-        float, typer.Option(help="Seconds a handler may hold the interpreter, where others run beside it.")
+        float, typer.Option(help="Seconds a handler may hold the interpreter while other handlers run.")
     ] = STALL_SECONDS,
     max_jobs: Annotated[int | None, typer.Option(help="Replace a process after this many jobs.")] = None,
     max_memory: Annotated[str | None, typer.Option(help="Replace a process that grows over this, like 512M.")] = None,
-    url: Annotated[str | None, typer.Option(help=SHARED["url"][1], callback=take_url)] = None,
+    url: Url = None,
     allow_eviction: Annotated[
-        bool, typer.Option("--allow-eviction", help="Start although Redis may evict messages.")
+        bool, typer.Option("--allow-eviction", help="Start if Redis may evict messages.")
     ] = False,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics, /live and /ready on this port.")] = None,
-    metrics_host: Annotated[str, typer.Option(help="The address to serve them on.")] = DEFAULT_HOST,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = DEFAULT_HOST,
     no_queue_metrics: Annotated[
         bool, typer.Option("--no-queue-metrics", help="Leave the figures of queues to an exporter.")
     ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="text, json, or auto: colours on a terminal.")] = "auto",
     log_error_text: Annotated[
-        bool,
-        typer.Option(
-            "--log-error-text",
-            help="Log the texts of exceptions and the reasons of answers; they may hold a piece of a body.",
-        ),
+        bool, typer.Option("--log-error-text", help="Log error texts, which may hold a piece of a body.")
     ] = False,
-    reload: Annotated[
-        bool,
-        typer.Option("--reload", help="For development: restart when a source file of the working folder changes."),
-    ] = False,
+    reload: Annotated[bool, typer.Option("--reload", help="Restart when a source file changes here.")] = False,
     show_settings: Annotated[
-        bool, typer.Option("--show-settings", help="Print each setting and where it comes from; run nothing.")
+        bool, typer.Option("--show-settings", help="Print each setting and its origin; run nothing.")
     ] = False,
 ) -> Answer:
     """
@@ -105,10 +78,12 @@ def worker(
         return _show_settings(ctx)
     if not consumer:
         raise ConfigurationError("name the Consumer: reliq worker shop.jobs:consumer, or set it as a setting")
-    _check_options(log_level, log_format, processes, stall)
+    check_is_one_of("--log-level", log_level, LEVELS)
+    check_is_one_of("--log-format", log_format, FORMATS)
+    check_int("--processes", processes, least=1, most=1000)
+    seconds("--stall", stall, least=1.0)
     if reload:
         return _run_again_on_changes()
-    limit = None if max_memory is None else size(max_memory)
     plan = ChildPlan(
         consumer=consumer,
         queues=tuple(queue or ()),
@@ -116,7 +91,7 @@ def worker(
             concurrency=concurrency,
             grace=grace,
             max_jobs=max_jobs,
-            burst=burst,
+            burst="delayed" if burst_delayed else burst,
             allow_eviction=allow_eviction,
             log_error_text=log_error_text,
         ),
@@ -128,7 +103,9 @@ def worker(
     from reliq.supervisor.worker import serve  # noqa: PLC0415  help and completion do not wait for it
 
     page = None if metrics_port is None else (metrics_port, metrics_host, not no_queue_metrics)
-    serve(plan, processes, url=url, max_memory=limit, stall=stall, page=page)
+    serve(
+        plan, processes, url=url, max_memory=None if max_memory is None else _size(max_memory), stall=stall, page=page
+    )
     return Answer(None)  # `serve` has left the process
 
 
@@ -145,17 +122,13 @@ def _show_settings(ctx: typer.Context) -> Answer:
 
             value = " ".join(check_url(url).shown for url in value.split())
         rows[spelled(name)] = Setting(value, "command line" if is_given else setting.origin)
-    texts = [(name, _text(value), origin) for name, (value, origin) in rows.items()]
+    texts = [
+        (name, " ".join(value) if isinstance(value, list | tuple) else value, origin)
+        for name, (value, origin) in rows.items()
+    ]
     hints = [f"{name} is no setting; is {meant} meant?" for name, meant in misspelled(ctx.command).items()]
     value = {name: setting._asdict() for name, setting in rows.items()}
     return Answer(value, [Table(("setting", "value", "from"), texts, ("value", "from")), *hints])
-
-
-def _text(value: Any) -> str:
-    """Return a value as a person reads it; a list as its items."""
-    if value is None or isinstance(value, bool):
-        return {None: "", True: "true", False: "false"}[value]
-    return " ".join(value) if isinstance(value, list | tuple) else str(value)
 
 
 def _run_again_on_changes() -> Answer:
@@ -189,15 +162,7 @@ def _run_again_on_changes() -> Answer:
     return Answer(None, ())
 
 
-def _check_options(log_level: str, log_format: str, processes: int, stall: float) -> None:
-    """Raise ConfigurationError for a value that its option does not take."""
-    check_is_one_of("--log-level", log_level, LEVELS)
-    check_is_one_of("--log-format", log_format, FORMATS)
-    check_int("--processes", processes, least=1, most=1000)
-    seconds("--stall", stall, least=1.0)
-
-
-def size(text: str) -> int:
+def _size(text: str) -> int:
     """Return a size such as 512M in bytes; raise ConfigurationError for another form."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:

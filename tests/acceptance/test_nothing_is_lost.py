@@ -53,7 +53,7 @@ def test_message_that_kills_its_process_spares_its_batch(worker, jobs):
     jobs.DEADLY.publish("killer")
     jobs.DEADLY.publish_many(["good"] * 99)
 
-    process = worker("--queue", "deadly", "--burst=delayed", "--log-level", "error")
+    process = worker("--queue", "deadly", "--burst-delayed", "--log-level", "error")
 
     assert process.wait(100) == 0
     totals = jobs.DEADLY.counts().totals

@@ -88,12 +88,12 @@ def test_handler_that_overruns_its_timeout_ends_with_its_process(worker, jobs, c
 def test_worker_refuses_a_redis_that_may_evict_unless_allowed(worker, jobs, client):
     client.config_set("maxmemory-policy", "volatile-lru")
     try:
-        refused = worker("--queue", "once", "--burst=delayed")
+        refused = worker("--queue", "once", "--burst-delayed")
         assert refused.wait() == 78
         assert refused.said("maxmemory-policy must be noeviction, not volatile-lru")
         assert refused.said("--allow-eviction")
 
-        assert worker("--queue", "once", "--burst=delayed", "--allow-eviction").wait() == 0
+        assert worker("--queue", "once", "--burst-delayed", "--allow-eviction").wait() == 0
     finally:
         client.config_set("maxmemory-policy", "noeviction")
 
@@ -120,7 +120,7 @@ def test_worker_with_a_bad_option_ends_with_exit_code_2(worker, jobs, option):
 def test_program_that_a_handler_starts_reads_an_empty_standard_input(worker, jobs, client):
     jobs.ENDING.publish("reads")
 
-    assert worker("--queue", "ending", "--burst=delayed").wait() == 0
+    assert worker("--queue", "ending", "--burst-delayed").wait() == 0
 
     assert client.sismember("note:done", "reads")
 
@@ -140,7 +140,7 @@ def test_process_that_gets_sigterm_twice_lets_its_handler_finish(worker, jobs, c
 def test_process_is_replaced_after_max_jobs_and_a_burst_goes_on(worker, jobs):
     jobs.ONCE.publish_many(range(30))
 
-    options = ("--queue", "once", "--burst=delayed", "--max-jobs", "10", "--concurrency", "1")
+    options = ("--queue", "once", "--burst-delayed", "--max-jobs", "10", "--concurrency", "1")
     process = worker(*options, change=AT_ONCE)
 
     assert process.wait() == 0

@@ -6,7 +6,7 @@ from waiting import eventually
 def test_worker_prints_its_queues_and_a_burst_ends_when_they_are_empty(worker, jobs):
     jobs.ONCE.publish_many(range(200))
 
-    process = worker("--queue", "once", "--processes", "2", "--burst=delayed")
+    process = worker("--queue", "once", "--processes", "2", "--burst-delayed")
 
     assert process.wait() == 0
     assert process.said("jobs.once")

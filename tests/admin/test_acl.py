@@ -129,7 +129,7 @@ def test_consumer_may_run_a_whole_worker(login, refused, client, url, shards):
     queue.publish("chosen", id="chosen")
     as_consumer = login("consumer", "errands")
     environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{PACKAGE.parent}"}
-    command = [sys.executable, "-m", "reliq", "worker", "errands:consumer", "--burst=delayed", "--url", as_consumer]
+    command = [sys.executable, "-m", "reliq", "worker", "errands:consumer", "--burst-delayed", "--url", as_consumer]
 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 

@@ -76,7 +76,7 @@ SEEING = [
     ("list q --state ended", '"dead"'),
     ("list q --kind acked", "[]"),
     ("list q --state dead", '"no such card"'),
-    ("show q d2 --state dead", '"no such card"'),
+    ("show q d2", '"no such card"'),
     ("keys other", '"tenant"'),
     ("keys other --all", '"tenant"'),
     ("limits other", '"per_key":null'),

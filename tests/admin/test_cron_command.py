@@ -61,7 +61,7 @@ def test_cron_list_shows_next_and_last_ticks(ticking, command, admin, client):
 
     title, daily, hourly = command("cron", "list").out.splitlines()
 
-    assert " ".join(title.split()) == "name queue schedule next last missed paused overlap last message"
+    assert " ".join(title.split()) == "name queue schedule next last missed paused overlap"
     assert re.fullmatch(r"daily +reports +0 6 \* \* \* Europe/Berlin +in \S+ +never +0 +0 +0", daily)
     assert re.fullmatch(r"hourly +reports +every 3600 +in \S+ +1m\d*s? ago +2 +0 +0", hourly)
     admin.run_cron("reports", "hourly")

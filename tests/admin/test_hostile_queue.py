@@ -43,7 +43,7 @@ ERRANDS = {
     "limits": "2 q; 2 q --clear CLEAR; 2 q --weight CLEAR=3; ? q --per-key 2 --clear weights; ? q",
     "list": "0 q --limit 500 --state STATE; 0 q --key CLEAR\x1b[31m; 0 q --match \x1b; 2 CLEAR; "
     "0 q --group; 2 q --state dead --reason \x1b; 0 q --kind acked; 2 q --kind \x9b",
-    "show": "0 q ID; 2 q CLEAR; ? q ID --state dead",
+    "show": "0 q ID; 2 q CLEAR",
     "publish": '0 q "\x9b" --id new; 2 q {} --id CLEAR',
     "cancel": "2 q nobody; 0 q --state pending --yes",
     "move": "0 q other --state MOVABLE --yes",

@@ -31,7 +31,7 @@ CALLS = (
     "cancel other m --yes",
     "purge QUEUE --state ready --yes",
     "list QUEUE --state dead",
-    "show QUEUE dead-0 --state dead",
+    "show QUEUE dead-0",
     "redrive QUEUE --all --yes",
     "purge QUEUE --state dead --yes",
     "acl --role producer --queue QUEUE",
@@ -142,8 +142,8 @@ def test_account_of_a_queue_shared_with_go_exits_0_without_a_verdict(command, go
     running = command("workers", "orders", "--running", "--layout", "hdt3213").out
 
     assert (ran.code, told.code) == (0, 0)
-    assert "A program in Go that shares the queue counts nothing" in ran.out
-    assert "Programs in Go do not report what they run." in running
+    assert "programs in Go that share the queue count nothing" in ran.out
+    assert "Programs in Go do not report running messages." in running
     account = told.json["queues"][0]["account"]
     assert account | {"published": 0, "alive": 2, "missing": None} == account
 

@@ -15,7 +15,7 @@ def test_redrive_asks_first_and_an_interrupted_redrive_can_be_continued(terminal
 
     for answer, said in (("n", ""), ("y", "interrupted: ")):
         redrive = terminal("redrive", "orders", "--all", "--rate", "10/s")
-        redrive.wait_for_text(r"Redrive all 200 dead letters of orders\?")
+        redrive.wait_for_text(r"Redrive the dead letters of orders, all 200\?")
         redrive.type(f"{answer}\n")
         if answer == "n":
             assert redrive.end() != 0

@@ -189,9 +189,9 @@ def test_check_of_queues_exits_1_with_the_difference_when_an_account_does_not_ad
     client.rpop(queue.keys.ready, 2)
     done = command("queues", "--check")
     assert (done.code, command("queues", "q").code) == (1, 0)
-    assert "It does not add up: what came in is 2 more than what has ended or is alive." in done.out
+    assert "It does not add up: 2 more came in than ended or are alive." in done.out
     done = command("queues", "--check", "--json")
     assert (done.code, done.json["queues"][0]["account"]["missing"]) == (1, 2)
 
     client.lpush(queue.keys.ready, "stowaway-1", "stowaway-2", "stowaway-3")
-    assert "what has ended or is alive is 1 more than what came in" in command("queues", "q", "--check").out
+    assert "1 fewer came in than ended or are alive" in command("queues", "q", "--check").out

@@ -144,7 +144,7 @@ def test_running_show_ends_and_dead_read_all_shards_or_one(command, filled, aliv
     (group,) = command("list", "q", "--state", "dead", "--group", "--json").json["groups"]
     assert (group["reason"], group["count"]) == ("rejected", 2 * SHARDS)
     assert command("list", "q", "--state", "dead", "--group", "--json", "--shard", "1").json["looked"] == 2
-    assert command("show", "q", filled[3].ids["dead"][0], "--state", "dead", "--json").json["reason"] == "rejected"
+    assert command("show", "q", filled[3].ids["dead"][0], "--json").json["reason"] == "rejected"
 
 
 def test_pause_and_resume_change_all_shards_or_one(command, filled, client):

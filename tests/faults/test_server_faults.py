@@ -77,7 +77,7 @@ def test_redis_without_memory_refuses_publishes_and_workers_drain_it(worker, fau
 
     with pytest.raises(PublishFailed) as failure:
         faulty.DEEDS.publish("good")
-    process = worker("--queue", "deeds", "--processes", "2", "--burst=delayed")
+    process = worker("--queue", "deeds", "--processes", "2", "--burst-delayed")
 
     assert failure.value.outcome == "refused"
     assert process.wait(150) == 0

@@ -194,7 +194,7 @@ def test_worker_logs_json_without_bodies_or_passwords(command, jobs, environment
     jobs.SHOP.publish_many(["poison", "flaky", SECRET])
 
     options = ("--log-format", "json", "--log-level", "debug", "--queue", "shop")
-    running = command("worker", "monitored:consumer", "--burst=delayed", *options)
+    running = command("worker", "monitored:consumer", "--burst-delayed", *options)
     running.wait()
     assert any('"dead"' in line for line in running.lines)
 

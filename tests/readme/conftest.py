@@ -77,7 +77,7 @@ def shop(tmp_path, url, monkeypatch, capsys):
 
     def start(*words):
         words = ("python", "-m", *words) if words[0] == "reliq" else words
-        burst = ["--burst=delayed"] if "worker" in words and "--burst" not in words else []
+        burst = ["--burst-delayed"] if "worker" in words and "--burst" not in words else []
         done = python(*words[1:], *burst)
         return done.returncode, done.stdout, done.stderr
 
