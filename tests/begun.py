@@ -1,4 +1,4 @@
-"""A call of a handler as a thread of a worker begins it, for what is told of it before its handler."""
+"""Begin a call of a handler as a worker's thread does, for tests of the recorded start."""
 
 import threading
 import time

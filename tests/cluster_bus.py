@@ -12,13 +12,13 @@ from tests.ports import BUS, free_port
 from tests.waiting import eventually
 
 CHUNK = 65_536
-#: Where a packet of the bus says which node sent it, by what the nodes call it.
+#: Position of the sender's node id in a packet of the bus.
 SENDER = slice(40, 80)
 
 
 class Proxies:
     """
-    TCP proxies in a thread of their own.
+    TCP proxies that run in a separate thread.
 
     Args:
         ports: port of a server -> port of its proxy.
@@ -60,10 +60,10 @@ class Proxies:
 
 class Bus(Proxies):
     """
-    Proxies before the bus ports of a Cluster's nodes.
+    Proxies in front of the bus ports of a Cluster's nodes.
 
-    Each node is told to announce its proxy, so every other one talks to it there; the first packet of a connection says
-    who made it.
+    Each node announces its proxy, so that all other nodes connect to it there. The first packet of a connection
+    contains the id of the sender.
     """
 
     def __init__(self, cluster: LiveCluster) -> None:
@@ -82,14 +82,14 @@ class Bus(Proxies):
         return self
 
     def announce(self, server: EmbeddedRedis) -> None:
-        """Have a node say that its bus is at its proxy; one that was started anew has to be told again."""
+        """Let a node announce its proxy as its bus port; repeat this after a restart of the node."""
         self._cluster.ask(server, "CONFIG", "SET", "cluster-announce-bus-port", self._ports[server.port])
 
     def cut_off(self, server: EmbeddedRedis) -> None:
         """
-        Have a node and the others neither hear nor reach each other, once they talk through the proxies alone.
+        Cut the connections between a node and all others, once they use the proxies only.
 
-        Who was started or met anew is known by its own port for a moment, and who talks to it there goes on hearing of it.
+        A node that was just started or met is known by its real port for a moment; such connections are not cut.
         """
         eventually(partial(self._is_reached, server.port), f"all talk to {server.port}, and it to all, through proxies")
         self._cut_off.add(server.port)
@@ -124,7 +124,7 @@ class Bus(Proxies):
 
 
 async def hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Hand bytes on until the one who sends them closes; then who gets them is hung up on too."""
+    """Forward bytes until the sender closes the connection, then close the other side."""
     with suppress(OSError), closing(writer):
         while data := await reader.read(CHUNK):
             writer.write(data)

@@ -1,4 +1,4 @@
-"""What operators do to a Cluster: slots moved by hand or at once, a node forgotten and met again, a node cut off."""
+"""Operators' changes to a Cluster: move slots stepwise or atomically, forget and meet a node, isolate a node."""
 
 import time
 from contextlib import suppress
@@ -12,7 +12,7 @@ from tests.waiting import eventually
 #: So many keys go in one MIGRATE.
 KEYS_AT_ONCE = 100
 MIGRATE_MS = 5000
-#: A node that was forgotten stays so for this long, where nodes tell each other of it.
+#: Nodes that gossip `forget` ignore a forgotten node for this long.
 FORGOTTEN_SECONDS = 65.0
 
 
@@ -21,7 +21,7 @@ class SlotMove:
     The move of a key's slot to another primary, step by step, as `redis-cli --cluster reshard` makes it.
 
     Args:
-        to: who gets it, None for the next primary.
+        to: the target primary, None for the next primary.
     """
 
     def __init__(self, cluster: LiveCluster, key: str, to: EmbeddedRedis | None = None) -> None:
@@ -46,7 +46,7 @@ class SlotMove:
             self._cluster.ask(self.source, "MIGRATE", *place, "", 0, MIGRATE_MS, "KEYS", *keys)
 
     def end(self) -> None:
-        """Move what is left, and tell every primary who has the slot, the new one first."""
+        """Move the remaining keys, and announce the slot's new owner to every primary, to the new owner first."""
         while keys := self.left(KEYS_AT_ONCE):
             self.take(*keys)
         others = [one for one in self._cluster.primaries() if one not in (self.source, self.target)]
@@ -55,7 +55,7 @@ class SlotMove:
 
 
 def moves_at_once(cluster: LiveCluster) -> bool:
-    """Say whether the Cluster can move slots atomically, as Valkey can from 9 on."""
+    """Return whether the Cluster can move slots atomically, as Valkey can since version 9."""
     told = cluster.ask(cluster.nodes[0], "CLUSTER", "HELP")
     return any(b"MIGRATESLOTS" in line for line in told)
 
@@ -72,22 +72,22 @@ def forget(cluster: LiveCluster, server: EmbeddedRedis) -> None:
     """Have every node forget a node, but those that follow it, which cannot."""
     id = my_id(cluster, server)
     for one in cluster.nodes:
-        with suppress(redis.ResponseError):  # Valkey can be told how long a node stays forgotten
+        with suppress(redis.ResponseError):  # Valkey has a setting for this time
             cluster.ask(one, "CONFIG", "SET", "cluster-blacklist-ttl", 1)
     for one in cluster.nodes:
         if one is not server and cluster.client(one).info("replication").get("master_port") != server.port:
-            with suppress(redis.ResponseError):  # another has told it already
+            with suppress(redis.ResponseError):  # it may know already, by gossip
                 cluster.ask(one, "CLUSTER", "FORGET", id)
 
 
 def meet(cluster: LiveCluster, server: EmbeddedRedis) -> None:
-    """Have every node know a node again; from Redis 7.2 on they do not listen for a minute after they were told to forget."""
+    """Make every node meet a node again; since Redis 7.2 nodes refuse this for a minute after `forget`."""
     asked_at = -FORGOTTEN_SECONDS
 
     def is_known() -> bool:
         nonlocal asked_at
         without = [one for one in cluster.nodes if not _knows_all(cluster, one)]
-        if time.monotonic() - asked_at > FORGOTTEN_SECONDS:  # who is asked sooner begins the minute anew
+        if time.monotonic() - asked_at > FORGOTTEN_SECONDS:  # an earlier call would restart the minute
             asked_at = time.monotonic()
             for one in without:
                 if one is not server:
@@ -109,5 +109,5 @@ def neighbour(cluster: LiveCluster, server: EmbeddedRedis) -> EmbeddedRedis:
 
 
 def my_id(cluster: LiveCluster, server: EmbeddedRedis) -> bytes:
-    """Return what the nodes call a node."""
+    """Return the id of a node."""
     return cluster.ask(server, "CLUSTER", "MYID")

@@ -20,7 +20,7 @@ NODE_TIMEOUT_MS = 1000
 OPTIONS = {
     "cluster-enabled": "yes",
     "cluster-node-timeout": str(NODE_TIMEOUT_MS),
-    "cluster-require-full-coverage": "no",  # a slot that nobody serves fails its own keys alone
+    "cluster-require-full-coverage": "no",  # an unserved slot fails its own keys only
     "cluster-replica-validity-factor": "0",  # a replica takes over however long it was cut off
     "cluster-migration-barrier": "5",  # no replica moves to another primary
     "repl-diskless-sync-delay": "0",
@@ -28,19 +28,19 @@ OPTIONS = {
 }
 
 
-#: First and last slot, and the ports of who has them: the primary, then its replicas.
+#: First and last slot, and the ports of the owners: the primary, then its replicas.
 Range = tuple[int, int, tuple[int, ...]]
 
 
 class LiveCluster:
     """
-    Servers that form a Cluster, each in a process of its own.
+    Servers that form a Cluster, each in its own process.
 
     Args:
-        server: which server to run.
-        primaries: how many have slots.
-        replicas: how many follow each of them.
-        options: further lines of each server's configuration.
+        server: path of the server program.
+        primaries: number of primaries.
+        replicas: number of replicas of each primary.
+        options: further options of each server's configuration.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LiveCluster:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{one.port}" for one in self.nodes)
 
     def __enter__(self) -> Self:
-        """Start every server and return when the Cluster serves every slot, each by a primary whose replicas follow."""
+        """Start every server; return when all slots are served and all replicas follow their primaries."""
         try:
             self._begin()
         except BaseException:
@@ -85,7 +85,7 @@ class LiveCluster:
         return self.client(server).execute_command(*command)
 
     def primary_of(self, key: str) -> EmbeddedRedis:
-        """Return the server that has the slot of `key`, as a healthy one says; raise LookupError when none has."""
+        """Return the primary of the slot of `key`, by a healthy server's view; raise LookupError without a primary."""
         return self._owners_of(key)[0]
 
     def replica_of(self, key: str) -> EmbeddedRedis:
@@ -97,7 +97,7 @@ class LiveCluster:
         return next(one for one in self.nodes if one.port == port)
 
     def primaries(self) -> list[EmbeddedRedis]:
-        """Return the servers that have slots, as a healthy one says."""
+        """Return the servers that have slots, by the view of a healthy server."""
         return [self.server_at(port) for port in dict.fromkeys(ports[0] for _, _, ports in self._slots())]
 
     def pause(self, server: EmbeddedRedis) -> None:
@@ -120,7 +120,7 @@ class LiveCluster:
             self.client(one).flushall()
 
     def wait_until_ok(self) -> None:
-        """Return when every server serves, all agree on who has which slot, and each primary has its replicas in step."""
+        """Wait until every server serves, all agree on the owners of the slots, and all replicas are in sync."""
         eventually(self._is_whole, "the Cluster is whole")
 
     def _begin(self) -> None:
@@ -142,7 +142,7 @@ class LiveCluster:
     def _follows(self, server: EmbeddedRedis, leader: object) -> bool:
         try:
             return bool(self.ask(server, "CLUSTER", "REPLICATE", leader))
-        except redis.ResponseError:  # it has not heard of that node yet
+        except redis.ResponseError:  # it has not met that node yet
             return False
 
     def _owners_of(self, key: str) -> list[EmbeddedRedis]:
@@ -160,12 +160,12 @@ class LiveCluster:
         raise LookupError("no server of the Cluster answers")
 
     def _view(self, server: EmbeddedRedis) -> list[Range]:
-        """Return who has which slots, as one server says."""
+        """Return the owners of all slots, by the view of one server."""
         rows = self.client(server).execute_command("CLUSTER", "SLOTS")
         return sorted((row[0], row[1], tuple(node[1] for node in row[2:])) for row in rows)
 
     def _is_whole(self) -> bool:
-        """Say whether all servers agree on who has which slot, and each primary has its replicas in step."""
+        """Return whether all servers agree on the owners of the slots, and all replicas are in sync."""
         try:
             each = len(self.nodes) // self._primaries
             views = [

@@ -33,12 +33,12 @@ from tests.cluster_servers import LiveCluster
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-# What a program prints is read as a user reads it, whose shell says nothing of buffers.
+# Programs buffer their output as they do for users, whose environment does not set this.
 os.environ.pop("PYTHONUNBUFFERED", None)
-# Options of this run are not those of the runs of pytest that tests start.
+# Options of this run do not apply to pytest runs that tests start.
 os.environ.pop("PYTEST_ADDOPTS", None)
-# Where the shell says that no bytecode is kept, each of the many processes that tests start would compile all it imports:
-# it is kept as long as this run lasts.
+# If the environment forbids bytecode, each process that tests start would compile all imports: keep the bytecode
+# until the end of this run.
 _bytecode = tempfile.mkdtemp(prefix="reliq-bytecode-") if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") else None
 if _bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = _bytecode
@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def server_path() -> Path:
-    """Return the server under test: RELIQ_TEST_SERVER is a path, or `embedded` for the one pip brought."""
+    """Return the server under test: RELIQ_TEST_SERVER is a path, or `embedded` for the server installed by pip."""
     chosen = os.environ.get("RELIQ_TEST_SERVER", "")
     try:
         return Path(chosen) if chosen not in ("", "embedded") else bundled_server() if chosen else find_server()
@@ -91,7 +91,7 @@ def server_path() -> Path:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
-    """Have what a test printed be text: pytest-xdist cannot hand on a part of a character, and ends."""
+    """Decode the output of a test as text: pytest-xdist fails on an incomplete character."""
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
@@ -147,7 +147,7 @@ def url(redis_server: EmbeddedRedis) -> str:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is away is given up after a tenth of a second: for tests of what is said then."""
+    """Give up on an unreachable server after 0.1 s, to test the resulting errors."""
 
     async def read(shards, driver, _for_seconds, read=Shards._read_or_stay):
         await read(shards, driver, 0.1)  # the first read of a map

@@ -1,10 +1,10 @@
 """
-The steps of examples/Dockerfile as far as they go without Docker: on this machine, below a folder.
+Run the steps of examples/Dockerfile that do not need Docker, on this machine, below a folder.
 
     python tests/dockerfile.py FOLDER
 
-It copies what the Dockerfile copies, out of what its ignore file lets through, runs the RUN steps of the first stage as they
-are written, and says which steps it leaves out. They install from PyPI.
+Copy the files that the Dockerfile copies and the ignore file allows, run the RUN steps of the first stage as written,
+and print the skipped steps. The steps install packages from PyPI.
 """
 
 import json
@@ -73,7 +73,7 @@ def run(command: str, folder: Path):
 
 
 def main(folder: Path):
-    """Build, and use what was built."""
+    """Build the image's files and run the result."""
     first, last = stages()
     for name, rest in first:
         if name == "COPY":

@@ -12,14 +12,14 @@ CONTEXT.set_forkserver_preload(["reliq.admin", "reliq.consumer"])
 
 
 def forked(target: Callable[..., object], *args: Any) -> ForkServerProcess:
-    """Start `target` in a process with this one's environment: the server's is that of the first test that forked."""
+    """Start `target` in a process with a copy of this environment; the fork server has the first test's environment."""
     child = CONTEXT.Process(target=_run, args=(dict(os.environ), target, args), daemon=True)
     child.start()
     return child
 
 
 def end_forked() -> None:
-    """Kill what is left of them."""
+    """Kill the remaining forked processes."""
     for child in multiprocessing.active_children():
         child.kill()
         child.join()

@@ -1,7 +1,7 @@
 """
-What the Go original, HDT3213/delayqueue, sends to Redis, command by command: a publish and an ack are three each.
+The commands that the Go original, HDT3213/delayqueue, sends to Redis: a publish and an ack are three commands each.
 
-Between two commands of one of its processes anything may run, so each step is a function of its own.
+Other clients may run between two commands of a process, so each step is a separate function.
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class GoProgram:
             step()
 
     def nack(self, id, now, delay=0):
-        """Its nack: the redelivery's time as score, whoever holds the message."""
+        """The original's nack: sets the redelivery time as score, without checking the holder of the message."""
         self.client.zadd(self.keys.unack, {id: int(now) + delay})
 
     def reclaim(self, now):
@@ -86,7 +86,7 @@ class GoProgram:
         self.client.zremrangebyscore(self.keys.unack, 0, int(now))
 
     def intercept(self, id):
-        """Its TryIntercept; whether it says that the message will not be delivered."""
+        """The original's TryIntercept; return whether it reports that the message will not be delivered."""
         for removed in (
             lambda: self.client.lrem(self.keys.ready, 0, id),
             lambda: self.client.zrem(self.keys.pending, id),

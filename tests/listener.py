@@ -1,4 +1,4 @@
-"""A server on a loopback port that serves each connection in a thread, and what begins with a block and ends with it."""
+"""A server on a loopback port with a thread for each connection; a with statement starts and stops it."""
 
 import socket
 import threading
@@ -32,7 +32,7 @@ class Listener:
 
 
 def received(peer):
-    """What has come over a connection; nothing when it is over."""
+    """Return the data received on a connection, nothing at its end."""
     try:
         return peer.recv(65_536)
     except OSError:

@@ -9,7 +9,7 @@ _SCRIPTS = ("publish", "limit", "promote", "reclaim", "claim", "ack", "nack", "c
 
 
 def lose(client, lost):
-    """Have Redis know all scripts but one, or none of `all`."""
+    """Make Redis forget one script, or all of `all`."""
     client.script_flush()
     for name in _SCRIPTS:
         if lost not in ("all", name):
@@ -17,7 +17,7 @@ def lose(client, lost):
 
 
 class Losing:
-    """Counts round trips of this process; before the one with the number `at` Redis loses scripts."""
+    """Counts round trips of this process; before round trip number `at`, Redis forgets scripts."""
 
     def __init__(self, client, lost, at):
         self._client, self._lost, self._at, self.trips = client, lost, at, 0

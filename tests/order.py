@@ -1,6 +1,6 @@
 """In which order files of tests begin."""
 
-#: The files that take longest, the longest first, by what they took: one that begins last is waited for by all.
+#: The slowest test files, the slowest first: all other tests would wait for a slow file that begins last.
 LONGEST_FIRST = (
     "metrics/test_story.py",
     "misbehaviour/test_misbehaviour.py",

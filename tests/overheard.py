@@ -1,4 +1,4 @@
-"""What a server is asked, and what its scripts do, as MONITOR tells it."""
+"""The commands that a server receives and that its scripts run, as MONITOR prints them."""
 
 import threading
 
@@ -7,16 +7,16 @@ from waiting import eventually
 
 from reliq.lua import script
 
-#: The place of `keyed_limit` among the arguments of a claim whose clock is an empty text, which is left out here.
+#: Position of `keyed_limit` in the arguments of a claim; a claim without a clock has an empty argument, dropped here.
 _LIMIT = script("claim").args.index("keyed_limit") - 1
 
 
 class Overheard:
     """
-    Listens on a connection of its own; `close` ends that.
+    Runs MONITOR on a separate connection until `close`.
 
     Attributes:
-        lines: each command since the beginning, as redis-py tells it.
+        lines: each command since the start, as redis-py returns it.
     """
 
     def __init__(self, url):

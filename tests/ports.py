@@ -1,11 +1,11 @@
-"""Ports that stay free until whoever asked for them has bound them."""
+"""Free ports that no other test process gets before they are bound."""
 
 import socket
 from contextlib import ExitStack
 from itertools import count
 
-#: Below what systems give to connections that go out: a client that tries again and again while its server is away
-#: takes none of them, and never meets itself there.
+#: Below the ports of outgoing connections: a client that reconnects while its server is down cannot take such a
+#: port, or connect to itself.
 FIRST, LAST = 10_000, 20_000
 #: Nodes of a cluster also talk at a port that is so much higher.
 BUS = 10_000
@@ -14,11 +14,11 @@ _steps = count()
 
 
 def free_port() -> int:
-    """Return a loopback port that nothing listens on, nor at the one of its bus; no other process of tests gets it."""
+    """Return a free loopback port whose bus port is free too; no other test process gets it."""
     while True:
         port = FIRST + next(_steps) % (LAST - FIRST)
         with ExitStack() as stack:
-            # What keeps it for us is a socket of another kind at the same port, as long as this process lives.
+            # A UDP socket at the same port reserves it until this process ends.
             mark = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
             probes = [stack.enter_context(socket.socket()) for _ in range(2)]
             try:

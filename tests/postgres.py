@@ -1,4 +1,4 @@
-"""A PostgreSQL of our own, in a folder of its own: started, awaited, stopped."""
+"""Start and stop a PostgreSQL server in a separate folder."""
 
 import os
 import pwd
@@ -13,7 +13,7 @@ from tests.waiting import eventually
 
 #: Where Debian puts the programs, which are not on PATH.
 DEBIAN = Path("/usr/lib/postgresql")
-#: What costs time and keeps data through a loss of power alone.
+#: Turn off slow options that only protect against a loss of power.
 QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "32MB"}
 
 
@@ -25,7 +25,7 @@ def programs() -> Path | None:
 
 
 class Postgres:
-    """One server; usable without pytest. PostgreSQL does not run as root: then it runs as `nobody`."""
+    """One PostgreSQL server, also without pytest. PostgreSQL refuses to run as root: then it runs as `nobody`."""
 
     def __init__(self, **options: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="reliq-pg-"))
@@ -62,7 +62,7 @@ class Postgres:
         return self
 
     def stop(self, how: int = 3) -> None:
-        """End it by a signal: SIGQUIT (3) at once, without writing what it has in memory."""
+        """Stop it by a signal: SIGQUIT (3) is immediate and does not write data from memory."""
         if self._process is not None:
             self._process.send_signal(how)
             self._process.wait()

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of Redis that does what networks do: it loses replies and drops connections."""
+"""A TCP proxy in front of Redis that simulates network faults: it loses replies and drops connections."""
 
 import socket
 import struct
@@ -24,7 +24,7 @@ class Proxy(Listener):
         self._word, self._times = word.encode(), times
 
     def forget_connections(self, *, resets):
-        """As a firewall does with what was idle: what comes over a connection of now is dropped, or answered by RST."""
+        """Forget connections as a firewall does: later packets on these connections are dropped, or answered by RST."""
         self._forgotten, self._resets = self.connections, resets
 
     def hold_reply_to(self, word, until):

@@ -1,4 +1,4 @@
-"""What a test needs of its machine."""
+"""Skip tests on machines without a required program."""
 
 import importlib
 import os

@@ -23,7 +23,7 @@ def eventually(condition: Callable[[], T], what: object, seconds: float = 100.0)
 
 
 def with_patience(process: psutil.Process) -> None:
-    """End a process, if it still runs; do not wait for whoever has to take notice of its end."""
+    """Kill a process if it still runs, and wait until it has ended; its parent may still have to reap it."""
     with contextlib.suppress(psutil.Error):
         process.kill()
         eventually(lambda: process.status() == psutil.STATUS_ZOMBIE, f"process {process.pid} ends")

@@ -1,4 +1,4 @@
-"""A consumer that takes long to come through its start, or does not, as HOW says, and what it does at its end."""
+"""A consumer whose startup is slow or fails, as the variable HOW demands, and whose shutdown leaves a note."""
 
 import asyncio
 import atexit

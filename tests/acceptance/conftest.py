@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def environment(url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of a person whose jobs are here and whose Redis is the test's."""
+    """Return the environment of a user whose jobs are in this folder and whose Redis is the test's."""
     monkeypatch.setenv("RELIQ_URL", url)
     monkeypatch.syspath_prepend(str(HERE))
     return environment_for(HERE, url)
@@ -22,7 +22,7 @@ def environment(url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture
 def worker(environment: dict[str, str]) -> Iterator[Callable[..., Worker]]:
-    """Start workers that end with the test, of jobs.py or of the consumer of `place`, which begins as `how` says."""
+    """Start workers of jobs.py, or of the consumer `place`, which starts up as `how` demands; stop them at the end."""
     with ExitStack() as stack:
 
         def start(*options: str, place: str = "jobs:consumer", how: str = "", change: str = "") -> Worker:
@@ -35,7 +35,7 @@ def worker(environment: dict[str, str]) -> Iterator[Callable[..., Worker]]:
 
 @pytest.fixture
 def program(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen]]:
-    """Start Python programs that end with the test; what they print can be read, and they read what is written."""
+    """Start Python programs that end with the test; tests read their output and write to their input."""
     with ExitStack() as stack:
 
         def start(code: str, how: str = "", **options: object) -> subprocess.Popen:
@@ -50,7 +50,7 @@ def program(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Po
 
 @pytest.fixture
 def jobs(environment: dict[str, str]):
-    """The module whose handlers the workers run."""
+    """Return the module with the workers' handlers."""
     import jobs
 
     return jobs

@@ -28,7 +28,7 @@ consumer = Consumer()
 
 
 def notes() -> redis.Redis:
-    """Where handlers write down what they did, for the test to read."""
+    """Return the client to which handlers record their work, for the test to read."""
     return redis.Redis.from_url(default_url())
 
 
@@ -90,7 +90,7 @@ def stuck(body: int, job: Job[int]) -> None:
 
 
 def hold_first(body: str, job: Job[str]) -> None:
-    """Hold what is called `held` for ever at its first attempt."""
+    """Block the first attempt of the message `held` without an end."""
     note("started", f"{body} {job.attempt}")
     note("pid", str(os.getpid()))
     while body == "held" and job.attempt == 1:

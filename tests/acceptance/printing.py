@@ -1,4 +1,4 @@
-"""A consumer whose handlers print, sixteen at once."""
+"""A consumer with sixteen concurrent handlers that print."""
 
 from reliq import Consumer, Queue
 

@@ -1,4 +1,4 @@
-"""A consumer whose end never comes: its lifespan hangs when it is left."""
+"""A consumer whose shutdown never finishes: its lifespan hangs on exit."""
 
 import threading
 from contextlib import contextmanager

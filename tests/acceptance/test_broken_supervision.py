@@ -1,4 +1,4 @@
-"""What a supervisor does when its own ground gives way: its folder, a report, a child that does not come to its end."""
+"""The supervisor survives a missing folder, a broken report, and a child process that does not finish its shutdown."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def plan(tmp_path):
     return ChildPlan(consumer="stubborn:consumer", queues=("once",), settings=settings, log_level="info", **files)
 
 
-#: A child whose patience is short, so that the test's need not be long.
+#: A child with a short stop margin, to keep the test short.
 IMPATIENT = "import os, reliq.supervisor.main as c; c.STOP_MARGIN_SECONDS = 0.5; os._exit(c.main())"
 
 
@@ -197,7 +197,7 @@ def test_processes_of_changed_code_leave_and_the_worker_says_what_to_do(tmp_path
 
 
 def test_module_beside_the_application_hides_none_that_reliq_imports(tmp_path, url, environment):
-    """`reliq` does not look in the current folder for modules of its own, and neither do its processes."""
+    """Neither `reliq` nor its processes import modules from the current folder in place of reliq's dependencies."""
     (tmp_path / "queue.py").write_text("")
     (tmp_path / "shop.py").write_text(JOBS.format("old"))
     command = [Path(sys.executable).with_name("reliq"), "worker", "shop:consumer", "--burst"]
@@ -211,9 +211,10 @@ def test_module_beside_the_application_hides_none_that_reliq_imports(tmp_path, u
 @pytest.fixture
 def checkout(tmp_path):
     """
-    A folder with the package and an application, and a Python that finds no installed reliq, if the test's has none.
+    A folder with the package and an application, and a Python without an installed reliq.
 
-    Entries of a .pth file are searched for packages, and not for .pth files, such as that of an editable install.
+    Packages are found through the entries of a .pth file; Python ignores further .pth files in those folders, such as
+    the .pth file of an editable install.
     """
     folder, environment = tmp_path / "checkout", tmp_path / "venv"
     folder.mkdir()
@@ -258,7 +259,7 @@ def test_process_that_ends_with_78_after_a_good_start_is_replaced(worker, jobs, 
 
 @pytest.fixture
 def unread(environment, jobs):
-    """A worker whose standard error nobody reads, and the other end of it; it is full when the worker starts to work."""
+    """A worker that writes to a full pipe: no process reads its standard error."""
     reading, writing = os.pipe()
     words = ["--queue", "deadly", "--processes", "2", "--log-format", "json"]
     command = [sys.executable, "-m", "reliq", "worker", "jobs:consumer", *words]

@@ -91,7 +91,7 @@ def test_command_that_gets_further_signals_until_it_ends_exits_with_0(name, envi
 
 
 def works(name, process, client):
-    """Say whether the command does its work, and has set the handlers that it sets."""
+    """Return whether the command works and has set its signal handlers."""
     match name:
         case "bench":
             return client.keys("*:ready")

@@ -1,4 +1,4 @@
-"""A process is killed with -9 while it runs a message: that comes back, and the key whose place it held is served."""
+"""A process is killed while it runs a message: the message is redelivered, and its key is not blocked."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_key_of_a_killed_process_is_served_when_the_lease_ends(jobs, program, client):
-    """Nobody speaks for a process without a supervisor; another one takes its message back."""
+    """Without a supervisor, another process takes the message back when its lease expires."""
     jobs.ORDERED.publish("held", key="a")
     jobs.ORDERED.publish("after", key="a")
     code = "from jobs import consumer; consumer.run(queues=['ordered'])"

@@ -1,4 +1,4 @@
-"""What handlers print arrives as they print it, many at once."""
+"""The output of many concurrent handlers arrives as they printed it."""
 
 import re
 

@@ -46,7 +46,7 @@ def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url,
         queue.publish({"n": 1})
         eventually(lambda: worker.said("one begins 1"), "the first version works")
 
-        # Of another length: Python takes a source of the same second and length for the one that it has compiled.
+        # Change the length too: Python takes a source with the same second and length for the compiled source.
         (tmp_path / "words.py").write_text("WORD = 'two'  # changed")
         eventually(lambda: worker.said("words.py changed: restarting"), "the change is noticed")
         eventually(lambda: worker.said("stopping: 1 handler"), "the first version stops")

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def beginning(worker, client):
-    """Start a worker whose consumer begins as it is told."""
+    """Start a worker whose consumer starts up in the given way."""
     return partial(worker, place="beginnings:consumer")
 
 
@@ -247,7 +247,7 @@ def test_worker_as_pid_1_reaps_orphans(environment, jobs, client):
 
 
 def is_dead(process):
-    """Whether a process has ended and nobody has asked how; one that is gone meanwhile has been asked."""
+    """Return whether a process is a zombie; a process that has been reaped is not."""
     with suppress(psutil.NoSuchProcess):
         return process.status() == psutil.STATUS_ZOMBIE
     return False

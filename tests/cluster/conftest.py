@@ -1,4 +1,4 @@
-"""What the tests of a Cluster share: queues on each of its nodes, and both ways to call them."""
+"""Fixtures of the Cluster tests: a queue on each node, and calls in both styles, blocking and async."""
 
 import asyncio
 

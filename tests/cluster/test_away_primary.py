@@ -29,7 +29,7 @@ SHARDS = 8
 
 @pytest.fixture
 def queue(cluster):
-    """A sharded queue, whose map this process has read, and one message in each shard."""
+    """A sharded queue with one message in each shard; this process has read its map."""
     keys = Keys("q")
     map = ShardMap(1, SHARDS, SHARDS)
     fences = [("SET", keys.of_shard(shard).epoch, map.fence) for shard in range(SHARDS)]

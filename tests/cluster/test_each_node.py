@@ -1,4 +1,4 @@
-"""What an operator asks of a whole Redis is asked of every node of a Cluster."""
+"""Operator commands about a whole Redis ask every node of a Cluster."""
 
 import json
 import threading
@@ -110,7 +110,7 @@ def login(cluster, admin):
     """Make a user with exactly the rights of roles on a queue, at every node; return its URL."""
 
     def make(roles, queue):
-        made = f"{roles}{queue.name}"  # a URL of its own: connections have met another user by this name
+        made = f"{roles}{queue.name}"  # a separate URL: existing connections belong to another user of this name
         rule = admin.acl(roles, [queue.name], user="the-user")
         for server in cluster.nodes:
             cluster.ask(server, "ACL", "SETUSER", "the-user", "reset", *rule.rules, "on", ">secret")
@@ -123,7 +123,7 @@ def login(cluster, admin):
 
 
 def denied(cluster):
-    """The commands that the nodes refused to users, but what redis-py says of itself, which it does without."""
+    """Return the commands that the nodes refused, without redis-py's optional commands."""
     refused = {row["object"] for server in cluster.nodes for row in cluster.client(server).acl_log()}
     return refused - {"client", "client|setinfo"}
 

@@ -1,4 +1,4 @@
-"""One node of a Cluster is killed, or stands still: its own commands fail, no others; what follows is found out aside."""
+"""A node of a Cluster is killed or hangs: only its own commands fail, and a separate thread probes it."""
 
 import asyncio
 import sqlite3
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def keys(cluster, queues):
-    """A list on each node, by its port, as long as its place here says."""
+    """Return a list key on each node, by its port; the first list has one element, the second two, and so on."""
     found, wire = {port: queue.keys.lane("x") for port, queue in queues.items()}, Connection.to(cluster.url).wire()
     eventually(
         lambda: not any(map(is_failure, run_blocking(wire.exchange(lengths(found))))), "every node is used again"
@@ -161,7 +161,7 @@ def test_all_nodes_away_are_a_failure_in_every_place(cluster, exchange, keys):
 
 
 class Node:
-    """What a probe finds: it notes each try, and answers when it is let."""
+    """A fake node: counts the probes and fails all probes before number `answers`."""
 
     def __init__(self, answers):
         self.tries, self._answers = 0, answers
@@ -214,7 +214,7 @@ def test_a_server_that_answers_a_ping_by_a_refusal_answers():
 
 
 def test_relay_that_begins_while_a_node_is_away_moves_the_rows_of_other_queues(cluster, queues, stand_still, tmp_path):
-    """It has read the map of no queue yet, and cannot read that of the queue on the paused node."""
+    """The relay has read no shard map yet, and cannot read the map of the queue on the paused node."""
     with closing(sqlite3.connect(tmp_path / "shop.db")) as tx:
         for statement in ddl("sqlite"):
             tx.execute(statement)

@@ -26,7 +26,7 @@ def move(cluster, queue, exchange):
 
 
 def refusals(cluster, server, word):
-    """How often a server has refused by a word: what redis-cli calls errorstat."""
+    """Return how often a server has replied with this error, by Redis' errorstats."""
     return cluster.client(server).info("errorstats").get(f"errorstat_{word}", {}).get("count", 0)
 
 
@@ -86,7 +86,7 @@ def test_neighbours_of_a_slot_on_its_way_notice_nothing(cluster, queues, queue, 
 
 
 def test_a_node_that_has_given_all_its_slots_away_is_left(cluster, queues):
-    """Its replica takes a node's place by hand: no node has failed, and all that knew it learn it by one refusal."""
+    """After a manual failover no node has failed; clients learn of it from a single redirect."""
     connection = Connection.to(cluster.url)
     wire, keys = connection.wire(), [queue.keys.ready for queue in queues.values()]
     lengths = [("LLEN", key) for key in keys]

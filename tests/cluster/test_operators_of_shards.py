@@ -1,4 +1,4 @@
-"""An operator sees a queue whose shards lie on several nodes as one."""
+"""Operators see a queue whose shards are on several nodes as one queue."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Periodic entries in a Cluster: those of each queue are where the queue is, and of a sharded one in shard 0."""
+"""Periodic jobs in a Cluster: their state is on the queue's node; for a sharded queue it is in shard 0."""
 
 from reliq import Admin, Consumer, Queue
 from reliq.keys import Keys

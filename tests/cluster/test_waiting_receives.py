@@ -26,14 +26,14 @@ SHARDS = 8
 def queue(cluster):
     queue = Queue("orders", int, url=cluster.url)
     cluster.client(cluster.primary_of(queue.keys.map)).set(queue.keys.map, ShardMap(1, SHARDS, SHARDS).text)
-    Admin(cluster.url).load_scripts()  # a digest that a server does not know would count twice
+    Admin(cluster.url).load_scripts()  # a script that a server has not loaded would count twice
     yield queue
     queue.close()
 
 
 @pytest.fixture
 def other(cluster):
-    """A producer of its own: what it publishes is told by Redis alone."""
+    """A separate producer: the queue under test learns of its messages only through Redis."""
     other = Queue("orders", int, url=cluster.url)
     other.publish(0, delay=3600)
     yield other
@@ -42,14 +42,14 @@ def other(cluster):
 
 @pytest.fixture
 def no_looks(monkeypatch):
-    """Have a process look once and never again: what it hears is what tokens and due times say."""
+    """Let a process poll once and never again: it finds later messages only through wake tokens and due times."""
     for name in ("EACH_SHARD_SECONDS", "WATCHED_SHARD_SECONDS"):
         monkeypatch.setattr(f"reliq.receive.receiver.{name}", 3600.0)
 
 
 @pytest.fixture
 def kept(monkeypatch):
-    """Keep the waits that nobody needs any more until the queue is closed, not for a second."""
+    """Keep unused waits until the queue is closed, instead of for a second."""
     monkeypatch.setattr("reliq.receive.receiver.KEPT_SECONDS", 3600.0)
 
 
@@ -104,7 +104,7 @@ def taken(request, queue):
 
 
 def wait_until_all_stand(blocked, received):
-    """Wait for the wait of each shard; a receive that has failed says why."""
+    """Wait until each shard has a blocked wait; fail with the error of the receive, if there is one."""
     eventually(lambda: received.done() or blocked() == SHARDS, "a wait for each shard stands")
     assert not received.done(), received.exception() or received.result()
 
@@ -128,7 +128,7 @@ def test_one_wait_for_each_shard_serves_all_receives_of_a_process(taken, other, 
 
 
 def test_threads_that_receive_first_at_once_share_one_listener(queue, request):
-    """Two would have two waits for each shard, of which one is closed by nobody."""
+    """Two listeners would open two waits for each shard, and one of these would never be closed."""
     run_blocking(queue.known_shards.refresh(BLOCKING))
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)  # threads take turns after each few instructions
@@ -216,7 +216,7 @@ def test_wake_up_of_a_receive_cancelled_meanwhile_goes_to_another_process(queue,
 
 @pytest.mark.usefixtures("no_looks")
 def test_a_listener_whose_thread_or_waits_were_refused_begins_anew(queue, other, monkeypatch):
-    """A machine that is short of threads or of descriptors for a moment leaves nobody deaf."""
+    """A temporary shortage of threads or file descriptors does not stop a process from receiving."""
     refusals = {"thread": threading.Thread.start, "waits": WakeTokens.__init__}
 
     def refused_once(what, call):
@@ -264,7 +264,7 @@ def test_receive_cancelled_while_it_claims_does_not_wait(queue, monkeypatch):
 @pytest.mark.usefixtures("no_looks")
 def test_waiting_receive_gets_due_messages_and_expired_leases(taken, queue, other, blocked):
     receipt, client = other.publish(3), queue._clients.blocking()
-    for keys in queue.known_shards.all:  # whoever claims it is killed
+    for keys in queue.known_shards.all:  # claim as a process that is killed
         client.run(transitions.claim(keys, CallNumber("killed", 1), limit=1, lease_ms=500))
     received = taken(3)
     eventually(lambda: blocked() == SHARDS, "a wait for each shard stands")
@@ -308,7 +308,7 @@ def receive_one(queue):
 
 
 async def waits(queue, stands):
-    """Return the task of a receive whose waits stand."""
+    """Return the task of a receive when all its waits are blocked."""
     task = asyncio.create_task(areceive_one(queue))
     await asyncio.to_thread(eventually, stands, "a wait for each shard stands")
     return task

@@ -1,7 +1,7 @@
 """
-Check the manifests of KEDA and of the Prometheus operator against models of their resources, as .ci/deployment does, by the Python of its tools.
+Check the manifests of KEDA and the Prometheus operator against models of their resources, as .ci/deployment does.
 
-The models come with .ci/tools.txt. They take fields that they do not know: what comes back of a manifest must be all of it.
+The models come from .ci/tools.txt and ignore unknown fields, so a manifest must be complete after a round trip.
 """
 
 import yaml

@@ -11,7 +11,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "kubernetes"
-#: A process of its own that sees every file read-only, but those of one folder: readOnlyRootFilesystem and an emptyDir.
+#: A process that sees all files read-only except one folder, like readOnlyRootFilesystem with an emptyDir.
 READ_ONLY = ["unshare", "--map-root-user", "--mount"]
 _MOUNTS = 'mount --rbind / / && mount -o remount,bind,ro / && mount -t tmpfs tmpfs "$TMPDIR" && exec '
 
@@ -23,26 +23,26 @@ def read(name):
 
 
 def rules(*options):
-    """Return what rules.py prints."""
+    """Return the completed process of rules.py."""
     command = [sys.executable, FOLDER / "rules.py", *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def pod(name):
-    """Return the specification of a deployment's pods, and that of its container."""
+    """Return the specification of a deployment's pods, and of its container."""
     spec = read(name)["Deployment"]["spec"]["template"]["spec"]
     [container] = spec["containers"]
     return spec, container
 
 
 def may_be_read_only(folder):
-    """Say whether a process of this user may have files of its own that it sees read-only."""
+    """Return whether this user may start a process with its own read-only mounts."""
     command, environment = [*READ_ONLY, "sh", "-c", _MOUNTS + "true"], {**os.environ, "TMPDIR": str(folder)}
     return subprocess.run(command, env=environment, check=False, capture_output=True).returncode == 0
 
 
 def start(container, url, port, folder):
-    """Start the container's command with its figures at a loopback port, its files read-only but those of TMPDIR."""
+    """Start the container's command with metrics on a loopback port and all files read-only except TMPDIR."""
     changes = {"--metrics-host=0.0.0.0": "--metrics-host=127.0.0.1", "--metrics-port=9464": f"--metrics-port={port}"}
     _, *words = [changes.get(word, word) for word in container["args"]]
     command = shlex.join([sys.executable, "-m", "reliq", *words])

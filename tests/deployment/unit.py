@@ -14,7 +14,7 @@ from waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "examples" / "systemd"
-#: The names that a reader replaces by those of the own application, and what stands for them here.
+#: Names that a reader replaces by the names of their application, with the values for these tests.
 PROGRAM, CONSUMER = "/srv/shop/venv/bin/reliq", "shop.jobs:consumer"
 OURS = {PROGRAM: f"{Path(sys.executable).parent}/reliq", CONSUMER: "reliq.cli.demo_jobs:consumer"}
 
@@ -77,7 +77,7 @@ class Manager:
         return self.process.returncode
 
     def members(self):
-        """Return the processes of the service that are left: those of its session."""
+        """Return the running processes of the service, by their session."""
         found = []
         for one in psutil.process_iter():
             try:

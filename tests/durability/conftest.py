@@ -1,4 +1,4 @@
-"""What the tests of durability share: a primary with a replica, and a server that has WAITAOF."""
+"""Fixtures of the durability tests: a primary with a replica, and a server with WAITAOF."""
 
 from contextlib import ExitStack
 

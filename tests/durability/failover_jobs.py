@@ -1,4 +1,4 @@
-"""The handler of the failover test: it writes the id of what it is given into a file."""
+"""The handler of the failover test: it writes the id of each message into a file."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A replica takes the place of its primary. test_promotion_in_a_cluster.py counts what is lost."""
+"""A replica is promoted to primary. test_promotion_in_a_cluster.py counts lost messages."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ def test_message_redelivered_after_a_promotion_keeps_its_id(replicated, server_p
     receipt = before.publish(b"x", durability=Durability.replicas(1, timeout=20))
     os.kill(replica.pid, signal.SIGSTOP)
     with redis.Redis.from_url(primary.url) as client:
-        client.client_kill_filter(_type="replica")  # the replica never hears of the end
+        client.client_kill_filter(_type="replica")  # the replica does not receive the ack
     with before.receive() as [job]:
         assert job.id == receipt.id
     primary.kill()

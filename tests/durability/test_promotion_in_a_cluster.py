@@ -1,4 +1,4 @@
-"""A primary of a Cluster is killed while its replica lags behind: what is lost, and what is not."""
+"""A primary of a Cluster is killed while its replica lags: messages without confirmation may be lost, others not."""
 
 import pytest
 from waiting import eventually
@@ -9,7 +9,7 @@ from reliq.redis.shards import ShardMap
 pytestmark = pytest.mark.slow
 
 CONFIRMED, LOST = 100, 50
-#: More than the sockets between two servers hold: what is written after it stays with the primary.
+#: More than the socket buffers between two servers hold, so that later writes stay on the primary.
 BLOCKAGE_BYTES = 32_000_000
 
 

@@ -1,4 +1,4 @@
-"""`Durability.replicas`: a publish that waits for replicas, and says how many have it."""
+"""`Durability.replicas`: a publish waits for replicas and returns how many confirmed it."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def servers(server_path, replicated):
 
 @pytest.fixture(scope="module")
 def newest_servers(newest_server, replicated):
-    """The same of a kind whose WAIT looks at what its own connection has written."""
+    """The same servers of a version whose WAIT covers the writes of its own connection only."""
     return replicated(newest_server)
 
 
@@ -38,7 +38,7 @@ def emptied(primary, replica):
 
 @contextmanager
 def cut_off(replica):
-    """Have a replica stopped, as a machine that nobody reaches."""
+    """Stop a replica, as if its machine were unreachable."""
     os.kill(replica.pid, signal.SIGSTOP)
     try:
         yield
@@ -106,7 +106,7 @@ def test_durability_of_a_queue_holds_unless_a_publish_overrides_it(pair, make_qu
 
 def test_publish_many_waits_once_for_each_chunk(pair, make_queue, call):
     queue = make_queue(pair[0])
-    queue.publish({})  # Redis knows the script
+    queue.publish({})  # loads the script
     before = waits(pair[0])
 
     result = call(queue, "publish_many", [{"n": n} for n in range(30)], chunk=10, durability=ONE)

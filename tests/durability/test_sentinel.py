@@ -50,7 +50,7 @@ def servers(server_path, replicated):
 
 @pytest.fixture(scope="module")
 def sentinels(servers, server_path, tmp_path_factory):
-    """The URL of three sentinels that know each other and the replica."""
+    """Return the URL of three sentinels that know each other and the replica."""
     ports = []
     with ExitStack() as stack:
         for _ in range(3):

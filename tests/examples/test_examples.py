@@ -1,4 +1,4 @@
-"""The examples are whole programs: they run, tell their story, and their account balances."""
+"""The examples are complete programs: they run, print their output, and their accounts balance."""
 
 import os
 import re
@@ -16,7 +16,7 @@ ACCOUNT = re.compile(
 
 @pytest.fixture
 def run(url):
-    """Run an example on the server under test; return what it printed and its account."""
+    """Run an example on the server under test; return its output and its account."""
 
     def make(name, *arguments, change=""):
         environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "error", "RELIQ_URL": url}
@@ -32,7 +32,7 @@ def run(url):
 
 
 def test_webhooks_are_delivered_retried_or_become_dead_letters(run):
-    told, account = run("webhooks.py", change="example.ANSWER_SECONDS = 2.0")  # who is only slow does not hang
+    told, account = run("webhooks.py", change="example.ANSWER_SECONDS = 2.0")  # slow replies are no failures
 
     assert account == (5, 3, 0, 0, 2, 0, 0)
     assert "after a minute `reliq forget webhooks --letters` removes it" in told
@@ -55,7 +55,7 @@ def test_newsletter_of_one_tenant_does_not_delay_mail_of_others(run):
 
 
 def ran_without_url(*words, **environment):
-    """Run Python in the folder of the examples, and return what it printed."""
+    """Run Python in the folder of the examples; return its output."""
     own = {name: value for name, value in os.environ.items() if name != "RELIQ_URL"} | environment
     done = python(*words, cwd=EXAMPLES, env=own)
     assert done.returncode == 0, done.stdout + done.stderr

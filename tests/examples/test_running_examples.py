@@ -20,7 +20,7 @@ from waiting import eventually
 ROOT = Path(__file__).parents[2]
 WITHOUT_URL = {name: value for name, value in os.environ.items() if name != "RELIQ_URL"}
 pytestmark = pytest.mark.slow
-#: Example -> what it has printed once all that it starts runs; empty where that is a Redis alone.
+#: Example -> its output when all its parts run; empty for an example that only starts a Redis.
 BEGUN = {
     "monitor.py": "Ctrl-C ends it.",
     "publish_errands.py": "Ctrl-C ends it.",
@@ -44,7 +44,7 @@ def test_every_example_is_tried():
 
 
 def uses_its_redis(folder):
-    """Say whether a Redis below the folder has a client besides this one."""
+    """Return whether a Redis below the folder has a client besides this one."""
     for path in Path(folder).glob("reliq-*/redis.sock"):
         with contextlib.suppress(redis.RedisError), redis.Redis(unix_socket_path=str(path)) as client:
             return any(one["id"] != str(client.client_id()) for one in client.client_list())

@@ -56,7 +56,7 @@ class Work:
             thread.join()
 
     def everything_ran(self):
-        """Stop publishing, wait until the queues are empty, and say whether all that was confirmed ran, and no account is off."""
+        """Stop publishing and wait for empty queues; return whether all confirmed messages ran and accounts balance."""
         self.publish_no_more()
         eventually(lambda: sum(one.counts().alive for one in self.queues) == 0, "both queues are empty")
         missing = {name: sorted({*self.confirmed[name]} - {*self.ran[name]}) for name in NAMES}

@@ -1,4 +1,4 @@
-"""A publisher beside whatever a test does: it keeps what was confirmed."""
+"""A publisher that runs beside a test and records the confirmed messages."""
 
 from listener import Repeated
 
@@ -6,7 +6,7 @@ from reliq import PublishFailed
 
 
 class Publisher(Repeated):
-    """Publishes one message after another until it is told to stop, and keeps the ids by what became of them."""
+    """Publishes one message after another until it is stopped; sorts their ids by the outcome of the publish."""
 
     def __init__(self, queue):
         super().__init__()

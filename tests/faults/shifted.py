@@ -1,4 +1,4 @@
-"""Processes whose wall clock is not that of the machine."""
+"""Start processes with a shifted wall clock."""
 
 import mmap
 import shutil
@@ -14,7 +14,7 @@ SOURCE = Path(__file__).with_name("shifted_clock.c")
 
 
 def library(folder: Path) -> Path:
-    """Compile what shifts a clock; skip the test where no compiler is."""
+    """Compile the library that shifts a clock; skip the test without a compiler."""
     built = folder / "shifted_clock.so"
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:

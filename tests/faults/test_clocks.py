@@ -1,4 +1,4 @@
-"""The clock of Redis is set forward or back, or a worker's own is wrong: nothing is lost, and nothing held for ever."""
+"""The clock of Redis or of a worker is wrong: no message is lost, and no message is stuck."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A shutdown loses nothing and spends nothing: neither what waits, nor what runs, nor what it cuts off."""
+"""A shutdown loses no message and spends no retry, for waiting, running and interrupted messages."""
 
 import itertools
 import os

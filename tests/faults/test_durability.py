@@ -1,4 +1,4 @@
-"""What Redis has written down is enough: a file cut at any byte holds whole messages, and eviction is accounted for."""
+"""Redis' append-only file is enough: cut at any byte it holds whole messages; evicted messages are counted."""
 
 import random
 
@@ -57,5 +57,5 @@ def test_bodies_that_redis_evicted_end_as_expired_each_in_the_account(own_server
     totals = queue.counts().totals
     assert evicted > 100
     assert len(done) == totals["acked"] > 100
-    assert totals["expired"] >= evicted - 10  # what is evicted besides bodies is a lane or two
+    assert totals["expired"] >= evicted - 10  # Redis may also evict a lane or two
     assert (queue.counts().missing, queue.counts().alive) == (0, 0)

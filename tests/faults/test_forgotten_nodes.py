@@ -16,7 +16,7 @@ def test_work_goes_on_while_a_node_is_forgotten_and_met_again(which, cluster, at
     server = cluster.primary_of(key) if which == "primary" else cluster.replica_of(key)
 
     forget(cluster, server)
-    for queue in work.queues[which == "primary" :]:  # who asks the others now hears of nobody that has its slot
+    for queue in work.queues[which == "primary" :]:  # clients that ask the other nodes find no owner of its slots
         work.goes_on(queue.name)
     meet(cluster, server)
     cluster.wait_until_ok()

@@ -25,7 +25,7 @@ def test_a_publish_still_in_a_socket_buffer_meets_its_cancel(queue_at, server):
 
     assert failure.value.outcome == "unknown"
     assert answers[0] in ("cancelled", "not_found")
-    # The same publish made again is told what became of it then; another one is refused.
+    # Repeating the same publish returns its outcome; a publish by another client is refused.
     assert queue.publish("late", id="late").status in ("published", "tombstoned")
     assert another.publish("late", id="late").status == "tombstoned"
     with queue.receive() as jobs:

@@ -31,8 +31,8 @@ def test_worker_paused_beyond_its_leases_starts_no_prefetched_message(worker, fa
     assert (counts.missing, counts.dead, counts.totals["acked"]) == (0, 0, 600)
     times = [int(count) for count in admin.hvals("note:done")]
     assert len(times) == 600
-    # What ran in its only slot when it was paused may have run twice, and what had ended and was being acked; of what
-    # it held beyond that there are about ten.
+    # May have run twice: the message in its only slot, and finished messages whose ack was pending; the worker had
+    # about ten more messages in flight.
     assert sum(times) <= 604
 
 

@@ -1,4 +1,4 @@
-"""Eight processes with the same periodic entries: killed, stopped, replaced, and robbed of what Redis had."""
+"""Eight processes with the same periodic jobs are killed, stopped and replaced, and Redis loses its data."""
 
 import os
 import random
@@ -26,7 +26,7 @@ STOP_SECONDS = 65 / SPEED
 
 
 class Fleet:
-    """Processes of a version, or of two, some of which are always killed or stopped."""
+    """Processes of one or two versions; the test keeps killing or stopping some of them."""
 
     def __init__(self, url, began, folder):
         self.chance, self.kills, self._folder = random.Random(7), 0, folder
@@ -67,7 +67,7 @@ class Fleet:
 
 
 class Ledger:
-    """Which ticks were in force, from each change of the schedules to the next, and what came of them."""
+    """Records the expected ticks of each period between two changes of the schedules, and their outcome."""
 
     def __init__(self, url, admin, began):
         self._admin, self._clock, self._version = admin, clock(began), ""
@@ -75,12 +75,12 @@ class Ledger:
             version: {one.name: str(one.schedule) for one in entries(url, version)} for version in VERSIONS
         }
         self._queues = {policy: Queue(policy, str, url=url) for policy in POLICIES}
-        self._begun = dict.fromkeys(POLICIES, (0, 0))  # the tick that a version began at, and what was missed then
+        self._begun = dict.fromkeys(POLICIES, (0, 0))  # tick at which a version began, and ticks missed until then
         self.came = {policy: [] for policy in POLICIES}
         self.eras = []  # policy, ticks that were in force, how many of them were missed
 
     def begin(self, version, *, flush=False):
-        """Put a version in force, as its first process does, and end the one before at the same moment."""
+        """Register a version as its first process does, and end the previous version at the same moment."""
         calls = self._registering(version, newest=True)
         with self._admin.pipeline() as pipe:
             for queue in self._queues.values():
@@ -97,7 +97,7 @@ class Ledger:
         self._version = version
 
     def stay(self):
-        """Say as its first process that the version is there: on a machine with much to do the others may be silent."""
+        """Register the version again as a process does: on a busy machine the processes may be late."""
         for call in self._registering(self._version):
             self._admin.execute_command(*call.command_in_full)
 
@@ -148,7 +148,7 @@ def test_each_tick_is_published_once_or_counted_through_faults(fleet, request):
         ledger.begin("one")
         processes.deploy("one", ledger.stay)
         ledger.begin("one", flush=True)
-        processes.disturb(ledger.drain, stopping=PROCESSES)  # nobody is there for more than a minute
+        processes.disturb(ledger.drain, stopping=PROCESSES)  # no process is alive for more than a minute
         threading.Event().wait(0.5)
     ledger.begin("one", flush=True)
 

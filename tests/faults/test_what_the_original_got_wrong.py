@@ -59,7 +59,7 @@ def test_nothing_is_early_by_the_clock_of_redis(queue, consumer, client):
 
 
 def test_expired_messages_use_up_no_slot(queue, consumer, client):
-    """Each expired message took one of the original's fetches for ever: in the end it fetched nothing."""
+    """In the original, each expired message took a fetch slot permanently until no message was fetched any more."""
     done = []
     consumer.handler(queue)(done.append)
     ids = [queue.publish("expires").id for _ in range(60)]

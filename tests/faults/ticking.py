@@ -29,15 +29,15 @@ def entries(url, version):
 
 
 def clock(began):
-    """Microseconds of the time that runs fast; it began when the monotonic clock, one for all processes, said `began`."""
+    """Return a fast clock in microseconds; it starts at the monotonic time `began`, shared by all processes."""
     return lambda: int((BEGIN_SECONDS + (time.monotonic() - began) * SPEED) * 1e6)
 
 
 def tick_for_ever(url, began, version, seed, folder):
     """
-    Make ticks, with a moment between what is computed and what is made of it, in which the process may end.
+    Publish ticks with a pause between computing and publishing, in which the process may be killed.
 
-    It leaves a file in the folder when it has registered its entries.
+    Writes a file into the folder when the process has registered its periodic jobs.
     """
     chance, pause = random.Random(seed), threading.Event()
     ticker = Ticker(Client(Connection.to(url).wire(), (), clock(began)), entries(url, version))

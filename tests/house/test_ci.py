@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = (ROOT / ".ci" / "run").read_text("utf-8")
-#: Files whose tests may be skipped in CI too, with the reason.
+#: Test files that CI may skip, with the reason.
 MAY_BE_SKIPPED = {
     "tests/required.py": "it fails in CI first",
     "tests/deployment/test_kubernetes.py": "a sandbox may allow no namespace of mounts",

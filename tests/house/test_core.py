@@ -11,7 +11,7 @@ import reliq
 PACKAGE = Path(reliq.__file__).parent
 #: A function of the core may import one of these, where a user asks for it; no module of the core does so by itself.
 SATELLITES = {"admin", "cli", "contrib", "metrics", "outbox", "sharding", "supervisor", "testing", "tracing", "web"}
-#: What names everything: the public names, and the command.
+#: Modules that import the whole package: the public names and the command.
 FRONT = {"reliq", "reliq.__main__"}
 #: Functions that import a module by its name.
 IMPORTERS = {"import_module", "__import__"}
@@ -30,7 +30,7 @@ def run_at_import(body):
 
 
 def imports_of(path, modules):
-    """Return the modules that one imports when it is imported."""
+    """Return the modules that a module imports on its import."""
     found = set()
     for one in run_at_import(ast.parse(path.read_text("utf-8")).body):
         if isinstance(one, ast.Import):

@@ -11,7 +11,7 @@ from reliq.cli.output import console, print_json, print_table, say
 from reliq.text import clamp_time, printable, whole_number
 
 PACKAGE = Path(reliq.__file__).parent
-#: The module that prints; commands whose --raw prints bytes; processes that print nothing foreign; the starter project.
+#: The module that prints; commands whose --raw prints bytes; processes that print no foreign data; the starter project.
 MAY_WRITE = {
     "cli/output.py",
     "cli/messages.py",
@@ -46,7 +46,7 @@ def test_printable_escapes_harmful_characters_alone():
 
 
 def test_text_that_names_a_command_quotes_the_names_in_it():
-    """A name put into `reliq COMMAND {name}` by the text itself is not quoted for the shell of the person who copies it."""
+    """In a text such as `reliq COMMAND {name}`, the code must quote the name for the user's shell."""
     nodes = (one for path in PACKAGE.rglob("*.py") for one in ast.walk(ast.parse(path.read_text("utf-8"))))
     texts = [ast.unparse(one) for one in nodes if isinstance(one, ast.JoinedStr)]
 

@@ -10,7 +10,7 @@ import pytest
 
 import reliq
 
-#: Packages whose names are imported when they are first used.
+#: Packages that import their names on first use.
 LAZY = ("reliq", "reliq.admin", "reliq.metrics", "reliq.testing")
 #: Modules that only run, operate or measure, and their libraries.
 BESIDE_PUBLISHERS = {"admin", "cli", "consumer", "metrics", "outbox", "supervisor", "testing", "web"}
@@ -45,7 +45,7 @@ def test_public_names_of_a_package_are_those_that_type_checkers_see(name):
     assert set(package.__all__) <= set(dir(package))
     assert [one for one in found if getattr(package, one) is not found[one]] == []
     with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'Queueue'"):
-        package.Queueue  # noqa: B018  it is what raises
+        package.Queueue  # noqa: B018  the attribute raises
 
 
 def test_package_alone_imports_no_module_of_its_names():
@@ -70,7 +70,7 @@ def test_publisher_imports_nothing_that_only_runs_or_operates():
 
 
 def test_redis_client_is_imported_with_the_first_queue_or_connection():
-    """Its import takes longer than that of reliq; a process that forks after it has made its queues shares it."""
+    """Importing redis takes longer than importing reliq; a process that forks after it made its queues shares it."""
     code = """
 import sys
 from reliq import Consumer, Queue, Target

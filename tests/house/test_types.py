@@ -1,4 +1,4 @@
-"""mypy and pyright refuse a wrong body, option or handler, and accept what the docs show."""
+"""mypy and pyright reject a wrong body, option or handler, and accept the programs in the docs."""
 
 import json
 import subprocess
@@ -215,7 +215,7 @@ EVENTS = Queue("events")
 consumer = Consumer()
 """
 
-#: Programs whose last line is wrong.
+#: Programs with a type error in the last line.
 WRONG = {
     "a handler of another body": "@consumer.handler(ORDERS)\ndef handle(body: str) -> None: ...",
     "a handler of another body with a job": (

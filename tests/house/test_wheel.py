@@ -38,7 +38,7 @@ def build(checkout, folder):
 
 
 def copy_of_the_checkout(folder):
-    """Return a copy of what is packed."""
+    """Return a copy of the packaged files."""
     for name in ("pyproject.toml", ".gitignore", *PACKED):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".work"))
@@ -108,7 +108,7 @@ def test_source_distribution_has_every_tracked_file_it_packs_and_no_other(distri
 
 
 def test_release_built_twice_is_the_same_byte_for_byte(copy, distributions, tmp_path):
-    """Wherever it is built, whenever its files were written, whoever may read them."""
+    """The build does not depend on the folder, or on the times and modes of the files."""
     elsewhere = shutil.copytree(copy, tmp_path / "elsewhere")
     for path in elsewhere.rglob("*"):
         path.chmod(0o700 if os.access(path, os.X_OK) else 0o600)
@@ -121,7 +121,7 @@ def test_release_built_twice_is_the_same_byte_for_byte(copy, distributions, tmp_
 
 
 def other_reliq(folder):
-    """Write a wheel named `reliq` whose package has that name too, as the index has one that is not ours."""
+    """Write a wheel named `reliq` with a package of that name, like the unrelated distribution on PyPI."""
     path, information = folder / "reliq-0.0.48-py3-none-any.whl", "reliq-0.0.48.dist-info"
     files = {
         "reliq/__init__.py": "from reliq.parser import parse\n",
@@ -137,7 +137,7 @@ def other_reliq(folder):
 
 
 def test_commands_report_another_package_named_reliq_and_the_advice_helps(wheel, tmp_path):
-    """In an empty environment that sees the packages of this one."""
+    """Install into an empty environment that can import the packages of this environment."""
     own, see_orders = tmp_path / "venv" / "bin" / "python", "from reliq import Queue; print(Queue('orders').name)"
     subprocess.run(["uv", "venv", "--quiet", "--offline", "--python", sys.executable, tmp_path / "venv"], check=True)
     [site] = (tmp_path / "venv" / "lib").glob("python*/site-packages")

@@ -23,7 +23,7 @@ GRAFANA = HERE.parents[1] / "grafana"
 
 @pytest.fixture
 def environment(url, monkeypatch):
-    """The environment of a person whose jobs are here and whose Redis is the test's."""
+    """Return the environment of a user whose jobs are in this folder and whose Redis is the test's."""
     monkeypatch.setenv("RELIQ_URL", url)
     monkeypatch.syspath_prepend(str(HERE))
     return environment_for(HERE, url)
@@ -31,7 +31,7 @@ def environment(url, monkeypatch):
 
 @pytest.fixture
 def jobs(environment):
-    """The module whose handlers the workers run."""
+    """Return the module with the workers' handlers."""
     import monitored
 
     return monitored
@@ -83,7 +83,7 @@ def worker(command):
 
 @pytest.fixture
 def promtool():
-    """Run promtool and return what it says; it must be content."""
+    """Run promtool and return its output; it must succeed."""
     found = shutil.which("promtool") or must_run_in_ci("promtool is not installed (Debian: apt-get install prometheus)")
 
     def run(*arguments):

@@ -1,4 +1,4 @@
-"""The handlers whose workers are watched."""
+"""The handlers of the monitored workers."""
 
 from prometheus_client import Counter
 from tenacity import wait_fixed
@@ -13,7 +13,7 @@ BODIES = Counter("shop_bodies", "Bodies that were handled.")
 consumer = Consumer()
 
 
-#: The lease is one that no busy machine outlasts: what is counted has its reasons in what the test does.
+#: This lease outlasts delays of a busy machine, so that only the test's actions change the metrics.
 @consumer.handler(SHOP, lease=5, backoff=wait_fixed(0.1))
 def shop(body: str, job: Job[str]) -> None:
     if body == "poison":

@@ -1,4 +1,4 @@
-"""What the files in grafana/ say, as their readers see it."""
+"""Read the files in grafana/ as Grafana and Prometheus do."""
 
 import json
 import re
@@ -44,12 +44,12 @@ def filled(promql):
 
 
 def metrics_in(text):
-    """The names of our metrics in a query; recorded ones have colons."""
+    """Return the names of reliq's metrics in a query; names of recorded metrics contain colons."""
     return set(re.findall(r"(?<![\w:])(?:reliq|process)_[a-z0-9_]+(?![\w:])", text))
 
 
 def colour(field, value):
-    """Return the colour that Grafana gives to a value: that of its mapping, else of the last threshold it reaches."""
+    """Return Grafana's colour of a value: from its mapping, else from the highest threshold that it reaches."""
     for mapping in field.get("mappings", ()):
         if (said := mapping["options"].get(f"{value:g}")) and "color" in said:
             return said["color"]

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def get(port, path):
-    """Return status and text of a page on this machine; 0 and the reason when nobody answers."""
+    """Return status and text of a page on this machine; 0 and the reason without a reply."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
     try:
         connection.request("GET", path)
@@ -32,7 +32,7 @@ def figures(text):
 
 
 def page(collector):
-    """Return the figures of a collector in a registry of its own."""
+    """Return the metrics of a collector in a separate registry."""
     registry = CollectorRegistry()
     registry.register(collector)
     return figures(generate_latest(registry).decode())
@@ -66,6 +66,6 @@ class Prometheus:
         return answer["data"]
 
     def ask(self, promql):
-        """Return what an instant query answers: {labels: value}."""
+        """Return the result of an instant query: {labels: value}."""
         data = self.api("query", query=promql) or {"result": []}
         return {tuple(sorted(one["metric"].items())): float(one["value"][1]) for one in data["result"]}

@@ -1,4 +1,4 @@
-"""The stage of the story: a worker, an exporter, their Redis, a Prometheus, and what the dashboard shows of them."""
+"""The parts of the monitoring story: a worker, an exporter, their Redis, a Prometheus, and the dashboard's data."""
 
 import math
 import re
@@ -39,7 +39,7 @@ def faster_rules():
 
 
 class Stage:
-    """What is seen of the story."""
+    """The observable state of the story."""
 
     def __init__(self, prometheus):
         self.prometheus = prometheus
@@ -87,7 +87,7 @@ class Stage:
         return rows
 
     def graph(self, title):
-        """Return what a graph shows of the story: labels -> its values."""
+        """Return the series of a graph: labels -> values."""
         answers = {}
         for target in BY_TITLE[title]["targets"]:
             for one in self._range(target["expr"]):
@@ -115,5 +115,5 @@ class Stage:
 
 
 def met(value, wanted):
-    """Whether a value is the wanted one, or fulfils what is wanted."""
+    """Return whether a value equals the expected value, or satisfies the expected condition."""
     return wanted(value) if callable(wanted) else value == wanted

@@ -24,7 +24,7 @@ OURS = [name for name, service in SERVICES.items() if "build" in service]
 
 
 def mounts(name):
-    """Where each file, folder and volume of a service lies in its container: {place: source}."""
+    """Return the mounts of a service: {place in the container: source}."""
     return {place: source for source, place, *_ in (one.split(":") for one in SERVICES[name].get("volumes", ()))}
 
 

@@ -59,12 +59,12 @@ class Case:
     silent: dict[str, str]
     minutes: float
     summary: str
-    #: What the alert tells apart; where the fault is of an instance or of a cluster, that.
+    #: The labels of the alert: the queue, or the instance or cluster of the fault.
     labels: dict[str, str] = field(default_factory=lambda: {"queue": "shop", **WHERE})
 
 
 def values(series, fires, silent):
-    """One series of which an alert fires, and is silent."""
+    """Return one series for which an alert fires, and one for which it does not."""
     return {series: fires}, {series: silent}
 
 
@@ -146,7 +146,7 @@ CASES = {
     "ReliqTargetDown": Case(GONE, ALIVE, 2.5, "a (reliq) does not answer: a worker or exporter is gone", INSTANCE),
     "ReliqNoWorkers": Case(
         ALIVE | {series("reliq_workers"): f"2x{BEFORE - 1} _x{ALL - BEFORE}"},
-        # The exporter is scraped by a job of its own.
+        # A separate Prometheus job scrapes the exporter.
         ALIVE | {series("reliq_workers"): steady(2), series("up", instance="b", job="reliq-exporter"): steady(1)},
         7.5,
         "No worker process runs in eu",
@@ -226,7 +226,7 @@ ALSO_SILENT = [
     ("ReliqNobodyClaims", STUCK | {shop("reliq_shared"): steady(1)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_claimed_total"): steady(0), shop("reliq_shared"): steady(1)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_backlog"): steady(0)}),
-    # All that waits is under keys that sleep, or whose places are taken.
+    # All waiting messages belong to keys that sleep or have no free place.
     ("ReliqNobodyClaims", STUCK | {WAITING: then(0, 7), shop("reliq_keys", state="in_turn"): steady(0)}),
     ("ReliqKeyHeldUp", CASES["ReliqKeyHeldUp"].fires | {shop("reliq_paused"): f"1x{BEFORE + 400}"}),
     ("ReliqOldestMessageTooOld", {shop("reliq_oldest_seconds", state="waiting"): then(0, 400)}),

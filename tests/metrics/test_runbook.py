@@ -23,7 +23,7 @@ COMMANDS = sorted({*BLOCKS, *INLINE})
 
 @pytest.fixture(scope="module")
 def shop(server_path):
-    """A Redis with a queue, of which `reliq doctor` finds nothing bad."""
+    """A Redis with a queue for which `reliq doctor` reports no problem."""
     options = {"appendonly": "yes", "maxmemory": "1gb"}
     with EmbeddedRedis(server=server_path, options=options) as server:
         queue = Queue("shop", str, url=server.url)

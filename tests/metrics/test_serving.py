@@ -1,4 +1,4 @@
-"""The metrics port: where it listens, what its probes answer in trouble, and the commands around it."""
+"""The metrics port: its address, the replies of its probes in trouble, and the commands around it."""
 
 import mmap
 import os
@@ -216,7 +216,7 @@ def test_process_without_claim_rounds_is_not_alive():
     start = pulse._read()[0]
     pulse(RedisAway("", "fetcher", "gone"))
     pulse.note(EngineStats(start + 100, False, 0, 0, 0.0, slots=1, busy_slots=0, hung_slots=0))
-    pulse(RedisAway("", "scheduler", "gone"))  # its tries say nothing of claim rounds
+    pulse(RedisAway("", "scheduler", "gone"))  # retries of the scheduler are no sign of a claim
 
     assert pulse.complaint(start + 99 + CLAIM_SECONDS) == ""
     assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"

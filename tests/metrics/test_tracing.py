@@ -16,7 +16,7 @@ from reliq.tracing import instrument, uninstrument
 
 @pytest.fixture
 def published(environment):
-    """Instrument this process's publishes; ask for what was recorded."""
+    """Instrument the publishes of this process; return the recorded spans."""
     import traced
 
     made, exporter = traced.provider()
@@ -98,7 +98,7 @@ def test_async_publishes_and_those_of_bare_bodies_are_traced(published, url):
 
 
 def test_async_publishes_are_traced_though_a_plain_function_wraps_them(monkeypatch, url, environment):
-    """As another instrumentation may: what it returns is awaited all the same."""
+    """Another instrumentation may wrap an async publish in a plain function; its result is still awaited."""
     import traced
 
     for name in ("apublish", "apublish_many"):

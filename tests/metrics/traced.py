@@ -1,4 +1,4 @@
-"""A consumer in a process of its own that writes its spans to standard output, as JSON lines."""
+"""A consumer in a separate process that writes its spans to standard output as JSON lines."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def traced(body: str) -> None:
 
 
 def spans_of(exporter: InMemorySpanExporter) -> list[dict]:
-    """What a test wants to know of finished spans."""
+    """Return the tested fields of finished spans."""
     return [
         {
             "name": span.name,

@@ -1,4 +1,4 @@
-"""Real worker processes whose handlers misbehave, and what they leave behind."""
+"""Fixtures for real worker processes whose handlers misbehave."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +23,7 @@ def deeds(url, monkeypatch):
 
 @pytest.fixture
 def environment(url, tmp_path):
-    """The environment of the workers; what they write to the folder of temporary files is the test's."""
+    """Return the environment of the workers; their folder for temporary files is the test's."""
     return {**environment_for(HERE, url), "TMPDIR": str(tmp_path)}
 
 

@@ -1,4 +1,4 @@
-"""Handlers that do one bad thing each, and good ones beside them."""
+"""Handlers that misbehave in one way each, and well-behaved handlers beside them."""
 
 import asyncio
 import ctypes
@@ -38,14 +38,14 @@ _local = threading.local()
 
 
 def notes() -> redis.Redis:
-    """Where handlers write down what they did, for the test to read."""
+    """Return the client to which handlers record their work, for the test to read."""
     if not hasattr(_local, "client"):
         _local.client = redis.Redis.from_url(default_url(), socket_timeout=None)
     return _local.client
 
 
 def hold_the_interpreter(how: str) -> None:
-    """Let no other thread of this process run: in `re`, or asleep in C, for ever; or for so many seconds."""
+    """Block all other threads of this process, in `re` or in a C sleep, without an end or for some seconds."""
     if how == "re":
         re.match(r"(a+)+$", "a" * 64 + "b")
     seconds = 10**6 if how == "asleep" else int(how)
@@ -97,7 +97,7 @@ def hanging(_: str, job: Job[str]) -> None:
 
 @consumer.handler(SWALLOWING, lease=3, timeout=1)
 async def swallowing(_: str, job: Job[str]) -> None:
-    """Never end, and let others run, whoever cancels it."""
+    """Never finish and ignore every cancel, but let other tasks run."""
     await asyncio.to_thread(notes().hincrby, "started", job.id)
     await table.swallow()
 
@@ -121,7 +121,7 @@ async def agood(number: int) -> None:
 
 
 def misbehave(queue: Queue[str], deeds: dict[str, table.Deed], **options: Any) -> None:
-    """Register the handler whose messages name what it does."""
+    """Register the handler whose messages contain the name of the misbehaviour."""
 
     @consumer.handler(queue, **options)
     def do(name: str) -> Any:
@@ -129,7 +129,7 @@ def misbehave(queue: Queue[str], deeds: dict[str, table.Deed], **options: Any) -
 
 
 def misbehave_async(queue: Queue[str], deeds: dict[str, table.Deed], **options: Any) -> None:
-    """Register the coroutine whose messages name what it does."""
+    """Register the coroutine handler whose messages contain the name of the misbehaviour."""
 
     @consumer.handler(queue, **options)
     async def do(name: str) -> Any:

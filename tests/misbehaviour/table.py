@@ -1,4 +1,4 @@
-"""What handlers do that they should not, one thing each, and how the message of each ends."""
+"""The table of misbehaviours of handlers, and the outcome of each message."""
 
 import asyncio
 import ctypes
@@ -23,11 +23,11 @@ FORK = multiprocessing.get_context("fork")
 
 class Deed(NamedTuple):
     """
-    One thing.
+    One misbehaviour of a handler.
 
     Attributes:
-        ends: `acked`, or the reasons that its dead letter may have.
-        says: what the log says beside the id of a dead letter.
+        ends: `acked`, or the possible reasons of its dead letter.
+        says: text of the log line about its dead letter, besides the id.
     """
 
     do: Callable[[], Any]
@@ -63,7 +63,7 @@ def end_a_process() -> None:
     process.start()
     process.terminate()
     process.join(20)
-    while process.exitcode is None:  # who starts one in another thread has seen to its end, and will have said so
+    while process.exitcode is None:  # the thread that starts one reports its end
         time.sleep(0.01)
     assert process.exitcode == -signal.SIGTERM
 
@@ -184,7 +184,7 @@ ASYNC = {
     "stops the loop": Deed(stop_the_loop, ACKED),
 }
 
-#: The process lives on, and others of its handlers meet what was done: the programs that they start, for one.
+#: Misbehaviours with effects on later handlers of the process, for example on the programs that they start.
 LASTING = {
     "holds back every signal": Deed(
         lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()) and None, ACKED

@@ -1,4 +1,4 @@
-"""A handler that holds the interpreter lets nothing else of its process run: what goes on all the same, and who pays."""
+"""A handler that holds the GIL blocks its process: leases, neighbours and shutdown still behave as documented."""
 
 import signal
 
@@ -14,7 +14,7 @@ def started(client, id):
 
 
 class Neighbour:
-    """A message whose handler waits beside a bad one; it runs again in another process, and pays no retry."""
+    """A message whose handler runs beside a misbehaving handler; another process reruns it without a retry spent."""
 
     def __init__(self, queue, client):
         self._queue, self._client = queue, client

@@ -11,9 +11,9 @@ from waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-#: What a queue keeps when all its messages have ended: dead letters, its account, and the token that wakes workers.
+#: Redis keys that a queue keeps when all messages have ended: dead letters, account, and wake token.
 KEPT = {"dead", "ends", "token", "totals", "wake"}
-#: How often the quick deeds are done again: what one loses each time is more than what may come for other reasons.
+#: Repetitions of the quick misbehaviours: a leak in each of them exceeds the noise.
 TIMES = 4
 #: Those: a connection for parts of the worker that call at once, a timer of the log while it holds lines back.
 CONNECTIONS, TIMERS = 2, 1
@@ -27,7 +27,7 @@ def port():
 
 @pytest.fixture
 def mark(environment):
-    """What tells everything that the workers of this test start."""
+    """An environment variable that marks all processes started by the workers of this test."""
     environment["MARK"] = uuid.uuid4().hex
     return environment["MARK"]
 
@@ -55,7 +55,7 @@ def check_the_ends(published):
 
 
 def check_the_log(process, published):
-    """Every dead letter is in the log with its id, and what the table wants to be said."""
+    """Expect each dead letter in the log with its id and the text from the table."""
     dead = {letter.id for _, queue, _ in published.values() for letter in queue.letters(limit=500)}
     wanted = {name: [*([id] if id in dead else []), deed.says] for name, (id, _, deed) in published.items()}
     silent = {name: text for name, texts in wanted.items() for text in texts if not process.said(text)}
@@ -112,7 +112,7 @@ def check_nothing_has_grown(process, before, *, descriptors=0, threads=0):
 
 
 def have_every_thread_started(deeds, client):
-    """Let handlers wait in all slots, and go: what is measured later grows by nothing but what is lost."""
+    """Run a handler in every slot once, so that later growth can only come from leaks."""
     deeds.WAITING.publish_many(["bell"] * SLOTS)
     eventually(lambda: client.hlen("started") == SLOTS, "every slot has its thread")
     client.rpush("bell", *range(SLOTS))

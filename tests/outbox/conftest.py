@@ -1,4 +1,4 @@
-"""What the tests of the outbox and the inbox share."""
+"""Fixtures of the outbox and inbox tests."""
 
 from contextlib import closing
 from functools import partial

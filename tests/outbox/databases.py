@@ -5,7 +5,7 @@ from contextlib import closing
 
 from reliq.outbox.tables import ddl
 
-#: What an application writes: its orders, and an effect for each message of them.
+#: Tables of the application: its orders, and a row for each effect of a message.
 TABLES = ("CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY)", "CREATE TABLE IF NOT EXISTS effects (id text)")
 
 
@@ -50,13 +50,13 @@ class Postgresql:
 
 
 def all_of(database, sql):
-    """What a statement reads, on a connection of its own."""
+    """Return the rows of a statement, read on a separate connection."""
     with closing(database.connect()) as connection:
         return connection.execute(sql).fetchall()
 
 
 def execute(database, *statements):
-    """Run statements in a transaction of their own."""
+    """Run statements in a separate transaction."""
     with closing(database.connect()) as connection:
         for statement in statements:
             connection.execute(statement)
@@ -74,6 +74,6 @@ def unsent(database):
 
 
 def bodies(queue, limit=500):
-    """Take and ack what is ready; return the bodies."""
+    """Receive and ack the ready messages; return their bodies."""
     with queue.receive(limit=limit) as jobs:
         return [job.body for job in jobs]

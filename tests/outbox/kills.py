@@ -1,7 +1,8 @@
 """
-The processes of test_kills.py: `python tests/outbox/kills.py ROLE DATABASE_URL`; each is killed in any line.
+The processes of test_kills.py: `python tests/outbox/kills.py ROLE DATABASE_URL`; the test kills each at any line.
 
-A process places orders in transactions, each with a message; a relay moves them; workers ship each, whose one effect is a row.
+A producer places orders in transactions, each with a message; a relay publishes the messages; workers ship the
+orders. The single effect of a shipment is a row.
 """
 
 import random
@@ -41,7 +42,7 @@ def queue():
 
 
 def produce(url):
-    """Place orders for ever, every fourth in a transaction that is rolled back."""
+    """Place orders without an end; roll back every fourth transaction."""
     from reliq.keys import new_id
 
     orders, connection = queue(), connect(url)

@@ -95,7 +95,7 @@ def test_tables_may_have_another_prefix_and_schema(database, orders, mover):
     assert bodies(orders) == [BODY]
 
 
-# ---- what is no transaction
+# ---- invalid transactions
 
 
 def test_connection_in_autocommit_is_refused_without_a_transaction(database, tx, orders):
@@ -272,7 +272,7 @@ def test_connections_of_psycopg_with_any_cursor_class_commit_rows(postgresql, or
 
 
 def test_metadata_for_alembic_has_the_tables_of_the_sql(database, orders):
-    """What Alembic would write from the one to the other is nothing."""
+    """Alembic finds no difference between the metadata and the tables of the SQL."""
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 

@@ -32,12 +32,12 @@ from reliq.worker.loop import Loop
 from tests.postgres import Postgres
 
 BODY = {"order": 42}
-#: An id whose home is the last of four shards.
+#: An id that belongs to the last of four shards.
 OF_SHARD_3 = next(id for id in map("order-{}".format, range(99)) if home(id, 4) == 3)
 
 
 def publish(database, queue, *many, **options):
-    """Publish bodies in a transaction of their own; return their ids."""
+    """Publish bodies in a separate transaction; return their ids."""
     with closing(database.connect()) as tx:
         ids = [queue.publish_in(tx, body, **options) for body in many or [BODY]]
         tx.commit()
@@ -87,7 +87,7 @@ def test_row_above_the_bytes_of_a_call_is_published_alone(database, orders, move
 
 
 def test_call_of_a_relay_is_remembered_for_weeks_by_its_script_and_no_id_is(database, orders, relay, client):
-    """A relay may be killed right after its call, and the number of the call says that the row is sent."""
+    """A relay may be killed right after its call; the call's number then proves that the row was published."""
     publish(database, orders)
     relay._take()
     client.script_flush()
@@ -436,7 +436,7 @@ def test_commit_wakes_a_waiting_relay(postgresql, orders, mover_at):
 
 
 def test_rows_stay_until_their_durability_is_confirmed(database, orders, relay):
-    """There is no replica: what is published is not confirmed, and stays."""
+    """Without a replica, the publish is not confirmed and the row stays in the outbox."""
     publish(database, orders, durability=Durability.replicas(1, timeout=0.01))
     publish(database, orders)
 
@@ -555,7 +555,7 @@ def test_relay_goes_on_while_another_is_frozen_in_its_transaction(postgresql, or
 
 @pytest.fixture
 def reliq(monkeypatch, capsys, url):
-    """Run a command on a database; return what it prints, and its exit code."""
+    """Run a command on a database; return its output and its exit code."""
     monkeypatch.setenv("RELIQ_URL", url)
 
     def run(database, *words):
@@ -655,7 +655,7 @@ def lengths(client, queue):
 
 
 def test_rows_of_a_sharded_queue_go_to_the_shards_of_their_ids(database, orders, mover, relay, client):
-    """A relay that knows of no shards is told so by the first one of them, and publishes nothing twice."""
+    """A relay without a shard map learns of the shards from the first shard's reply, and publishes no row twice."""
     publish(database, orders, *[BODY] * 3)
     relay.move_all()
     for shard in range(4):
@@ -674,7 +674,7 @@ def test_rows_of_a_sharded_queue_go_to_the_shards_of_their_ids(database, orders,
 
 
 def test_rows_go_to_the_shards_of_their_ids_from_the_first_row_of_their_queue(database, url, orders, relay, client):
-    """Each queue has a map of its own, and a relay reads it before it sends the first row: ids name their shards."""
+    """Each queue has a map, which the relay reads before it sends the first row: the ids determine the shards."""
     client.set(orders.keys.map, ShardMap(epoch=1, n=4, was=4).text)
     publish(database, Queue("other", url=url))
     relay.move_all()
@@ -718,7 +718,7 @@ def test_rows_are_taken_anew_when_the_old_home_knows_a_later_map(database, order
     client.set(orders.keys.map, ShardMap(1, 4, 1, "growing").text)
     run_blocking(relay.redis.shards(orders.name).read(BLOCKING))
     client.set(orders.keys.map, ShardMap(2, 4, 4).text)
-    client.set(orders.keys.epoch, "2 4 4")  # the new home has not heard of it yet
+    client.set(orders.keys.epoch, "2 4 4")  # the new home has the old epoch still
 
     assert [relay.move() for _ in range(3)] == [0, 1, 0]
 

@@ -1,4 +1,4 @@
-"""What the tests of `Queue` share: a queue on the test's server, a proxy that loses replies, a server of one's own."""
+"""Fixtures of the `Queue` tests: a queue on the test's server, a proxy that loses replies, a separate server."""
 
 import subprocess
 from contextlib import ExitStack, closing
@@ -37,7 +37,7 @@ def through(proxy, make_queue):
 
 @pytest.fixture
 def commands(client):
-    """How often Redis ran each command since the test began; what a connection says of itself left out."""
+    """Return how often Redis ran each command since the test began, without a connection's setup commands."""
     greetings = {"info", "ping", "config", "config|resetstat", "client", "client|setinfo", "hello", "select"}
     client.config_resetstat()
 
@@ -56,7 +56,7 @@ def proxy(url, redis_server):
 
 @pytest.fixture
 def away(url, redis_server):
-    """A URL that nobody answers, and a function by which Redis does."""
+    """Return the URL of an unreachable Redis, and a function that starts this Redis."""
     port = free_port()
     with ExitStack() as stack:
         yield f"redis://127.0.0.1:{port}/0", lambda: stack.enter_context(closing(Proxy(redis_server.port, port)))

@@ -12,8 +12,8 @@ import pytest
 
 from reliq import Admin, BodyError, ConfigurationError, Layout, Outgoing, Queue, WrongKeyTypeError
 
-#: Call -> the beginning of the error, and what begins the call. The blocking ones are those that
-#: tests/security/test_entries.py has no call for.
+#: Call -> the beginning of the error, and the function. Blocking calls are listed only if
+#: tests/security/test_entries.py does not test them.
 CALLS = {
     "apublish": ("delay must be", lambda queue: queue.apublish({}, delay=-1)),
     "apublish_many items": ("items must be", lambda queue: queue.apublish_many("text")),

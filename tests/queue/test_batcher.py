@@ -1,4 +1,4 @@
-"""Calls of many tasks that share round trips: how much goes together, and what becomes of those who wait."""
+"""Calls of many tasks share round trips: the size of a batch, and the results of waiting and cancelled tasks."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What a queue may be connected by, and what it asks of a server first."""
+"""The accepted connections of a queue, and the first checks of a server."""
 
 import asyncio
 import gc

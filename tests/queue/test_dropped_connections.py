@@ -24,7 +24,7 @@ def publishes(request):
     """Publish with many connections at hand, before and after something happens to them: `publishes(queue, what)`."""
 
     def blocking(queue, happens):
-        wire, others = queue.connection().wire(), KEPT - 1  # and the one that asks
+        wire, others = queue.connection().wire(), KEPT - 1  # and the connection of this call
 
         def exchange(*command):
             return run_blocking(wire.exchange([command]))[0]

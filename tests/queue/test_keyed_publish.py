@@ -1,4 +1,4 @@
-"""Publishing with a key or a priority: where it stands, what it costs, and what a queue of several shards answers."""
+"""Publishing with a key or a priority: the position in the queue, the cost, and queues with several shards."""
 
 import asyncio
 

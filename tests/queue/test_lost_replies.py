@@ -51,7 +51,7 @@ def test_publish_of_unknown_outcome_is_not_repeated_after_its_message_ran(throug
 
 @pytest.fixture
 def unknown(through, queue, proxy, monkeypatch):
-    """Publish body 1 as `a` so that it is worked and nobody heard of it; the id is free again at once."""
+    """Publish body 1 as `a` with a lost reply, and let a worker finish it; the id is then free."""
 
     def publish(**terms):
         through.publish({})
@@ -293,7 +293,7 @@ def test_child_forked_while_locks_are_held_has_connections_of_its_own(queue):
     with shared._lock, shared._by_url[queue.target]._lock, queue._lanes._lock:
         child = os.fork()
         if not child:
-            signal.alarm(100)  # what hangs is ended
+            signal.alarm(100)  # end a hanging test
             for _ in range(20):
                 queue.publish({"from": "child"})
             os._exit(0)

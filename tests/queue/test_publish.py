@@ -1,4 +1,4 @@
-"""Publishing, blocking and async: what a receipt says, what an id is worth, what many cost."""
+"""Publishing, blocking and async: receipts, chosen ids, and the cost of many messages."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -129,7 +129,7 @@ def test_publish_many_sends_limited_numbers_and_bytes_in_a_round_trip(make_queue
     assert call(queue, "publish_many", ({"n": n} for n in range(1500))).published == 1500
     ran = commands()
     assert ran["evalsha"] == 3
-    assert ran.get("eval", 0) <= 1  # the script's text, when the server does not know it yet
+    assert ran.get("eval", 0) <= 1  # the script's text, if the server has not loaded it yet
 
     assert call(large, "publish_many", (b"x" * 2**17 for _ in range(20))).published == 20
     assert commands()["evalsha"] >= 3 + 3

@@ -193,7 +193,7 @@ def test_job_whose_lease_was_taken_is_lost_and_its_ack_ignored(queue, client):
 
 
 def test_cancelled_async_block_settles_every_answer(make_queue):
-    """The cancel comes when the first of the answers has been told."""
+    """The cancel arrives after the first outcome was sent."""
     tasks = []
     queue = make_queue(observers=[lambda event: tasks[0].cancel() if isinstance(event, Acked) else None])
     queue.publish_many([{"n": n} for n in range(3)])
@@ -241,7 +241,7 @@ def test_settle_refused_for_a_moment_is_made_again(own_server, make_queue, recei
 
 
 def test_leases_are_spared_after_an_outage_until_they_end(queue, client, away, make_queue, receive, monkeypatch):
-    """The lease of a message is over, and its holder, who was cut off from Redis too, is about to renew it."""
+    """A lease has expired, and its holder, also cut off from Redis, is about to renew it."""
     queue.publish({}, id="m")
     [held] = run_transition(queue, "claim", CallNumber("holder", 1), limit=1, lease_ms=30_000).claimed
     client.zadd(queue.keys.unack, {"m": 1})

@@ -1,4 +1,4 @@
-"""Receiving from a queue whose messages have keys, or that has limits."""
+"""Receive from a queue with message keys or with limits."""
 
 import time
 
@@ -48,7 +48,7 @@ def test_declared_limits_are_written_by_the_first_receive(make_queue, receive, c
     assert receive(queue, rows) == []
 
     assert client.hget(queue.keys.limits, "per_key") == b"2"
-    receive(queue, rows)  # from now on Redis knows every script
+    receive(queue, rows)  # loads every script
     before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
     receive(queue, rows)
     assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 3  # promote, reclaim, claim
@@ -89,7 +89,7 @@ def test_receive_from_a_sharded_queue_with_limits_is_refused(make_queue, receive
 
 def test_receive_does_not_ask_whether_the_queue_has_keys(make_queue, receive, commands):
     queue = make_queue(str)
-    for _ in range(2):  # from then on Redis knows every script
+    for _ in range(2):  # the first round loads every script
         receive(queue, rows)
     before = commands()
 

@@ -41,7 +41,7 @@ def test_redirected_queues_use_the_other_redis_until_the_end(url, other, call):
 
 
 def test_publish_to_another_redis_goes_by_the_map_of_that_redis(url, other, call):
-    """Its shards have no fence yet, so only the map says where a chosen id belongs."""
+    """The shards have no fence yet, so only the map determines the shard of a chosen id."""
     queue, there = Queue("q", url=url), Connection(other[0])
     call(queue, "publish", {})
     other[1].set(Keys("q").map, ShardMap(1, 8, 8).text)

@@ -1,4 +1,4 @@
-"""What a queue asks of a server before anything else: whether it is new enough."""
+"""The first request of a queue checks the version of the server."""
 
 from contextlib import ExitStack, closing
 
@@ -9,7 +9,7 @@ from reliq import ConfigurationError
 
 
 class OldServer(Listener):
-    """Speaks just enough of Redis' protocol to say how old it is; it notes what else it is asked."""
+    """Speaks enough of Redis' protocol to report an old version; records all other commands."""
 
     def __init__(self, info):
         self.asked = []

@@ -1,4 +1,4 @@
-"""A queue of several shards, as who publishes, cancels and counts sees it: one queue. All shards lie in one Redis."""
+"""Publishers, cancels and counts see a queue of several shards as one queue. All shards are in one Redis."""
 
 import asyncio
 import gc
@@ -43,7 +43,7 @@ def lengths(client):
 
 
 def an_id_of(shard):
-    """A chosen id whose home is that shard."""
+    """Return a chosen id that belongs to the given shard."""
     return next(id for n in range(10_000) if home(id := f"order-{n}", 8) == shard)
 
 
@@ -65,7 +65,7 @@ def test_calls_of_publish_many_take_the_shards_in_turn(queue, call, sharded, len
     done = call(queue, "publish_many", ({"n": n} for n in range(1000)), chunk=125)
 
     assert (done.published, lengths()) == (1000, [125] * 8)
-    assert commands()["evalsha"] <= 9  # one is made again in full when Redis does not know it
+    assert commands()["evalsha"] <= 9  # a call is sent again in full if Redis has not loaded its script
 
 
 def test_chosen_ids_are_published_in_their_home_shard(queue, call, sharded, client, url):

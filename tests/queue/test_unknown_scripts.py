@@ -17,7 +17,7 @@ SECONDS = 5.0
 
 @pytest.fixture
 def knows(client):
-    """Have Redis know these scripts and no others, as after a start at which others were quicker."""
+    """Let Redis have exactly these scripts loaded, as after a restart at which other clients were faster."""
 
     def only(*scripts):
         client.script_flush()
@@ -29,7 +29,7 @@ def knows(client):
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def trips(request, url):
-    """Make round trips of a process that has not been at this Redis yet; between them do what is no request."""
+    """Run the first round trips of a process at this Redis; actions that are no request run between them."""
 
     def blocking(*rounds):
         connection, answers = Connection.to(url).anew(), []

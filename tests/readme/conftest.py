@@ -1,4 +1,4 @@
-"""A folder with the programs of a page, and what makes its commands there."""
+"""Write the programs of a page into a folder, and run the page's commands there."""
 
 import shlex
 import sys
@@ -14,7 +14,7 @@ from written import imported_from, parse, write_down
 
 from reliq.cli.app import main
 
-#: They go on until they are stopped, or take a port of the machine, and have tests of their own.
+#: Commands that run until they are stopped, or bind a port; other tests run them.
 ONLY_PARSED = {"watch", "exporter", "health", "bench", "web"}
 #: Asks an ASGI application for the health of the web pages that are mounted in it.
 ASK_HEALTH = """
@@ -66,7 +66,7 @@ def shop(tmp_path, url, monkeypatch, capsys):
         return out
 
     def composed(file_option, file, action, *words):
-        """Read a command of Docker Compose: its file is there, its services are in it, what they run is a command."""
+        """Check a Docker Compose command: its file and services exist, and it runs a valid command."""
         services = yaml.safe_load((ROOT / file).read_text("utf-8"))["services"]
         scaled = {word.partition("=")[0] for option, word in pairwise(words) if option == "--scale"}
         assert (file_option, scaled - set(services)) == ("-f", set())
@@ -104,7 +104,7 @@ def kit_url(redis_server):
 
 @pytest.fixture
 def written(tmp_path, url, monkeypatch):
-    """Write the programs of a page down, and have its folder be the one that is imported from."""
+    """Write the programs of a page into a folder, and import from that folder."""
     monkeypatch.setenv("RELIQ_URL", url)
 
     def write(name):

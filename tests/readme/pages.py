@@ -5,11 +5,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-#: The page whose queue and handler the programs of other pages use.
+#: The page with the queue and handler that other pages' programs use.
 EXAMPLE = ROOT / "docs" / "publishing.md"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 
-#: Pages whose programs need more than a folder `shop`: test_migrating.py, test_howto.py and test_tutorial.py run them.
+#: Pages whose programs need more than a folder `shop`; test_migrating.py, test_howto.py and test_tutorial.py run them.
 OF_THEIR_OWN = {f"migrating/{name}.md" for name in ("arq", "celery", "dramatiq", "hdt3213", "rq")} | {"tutorial.md"}
 OF_THEIR_OWN |= {
     f"howto/{name}.md" for name in ("asyncio", "deploys", "django", "fastapi", "flask", "jupyter", "starlette", "types")
@@ -46,12 +46,12 @@ def programs(page):
 
 
 def printed(program):
-    """What the comments behind a program's prints say."""
+    """Return the expected output in the comments behind a program's prints."""
     return _PRINTED.findall(program)
 
 
 def rows(name, first):
-    """The rows of the tables of a page of docs/ whose heads begin so, each as its cells."""
+    """Return the rows of the tables of a page in docs/ with these column heads, as lists of cells."""
     found, is_in = [], False
     for line in (ROOT / "docs" / name).read_text("utf-8").splitlines():
         is_in = line.startswith("|") and (is_in or line.startswith(f"| {first} |"))

@@ -1,4 +1,4 @@
-"""What a page of docs/ shows is run here as it stands: its programs are written down, its commands made in their order."""
+"""Run each page of docs/ as written: write its programs into files and run its commands in order."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def for_go(client, _url):
 
 
 def for_handlers(_client, url):
-    """Three messages wait, one of which the batch's handler does not take."""
+    """Three messages wait; the batch handler rejects one of them."""
     queue = Queue("orders", dict[str, int], url=url)
     queue.publish_many(Outgoing(body={"number": number}, retries=0) for number in (1, 2, 666))
 
@@ -40,7 +40,7 @@ def for_handlers(_client, url):
 
 
 def for_dead_letters(_client, url):
-    """Two messages died, each for a reason of its own."""
+    """Two messages are dead letters, with different reasons."""
     queue = Queue("orders", dict[str, int], url=url)
     for number, reason in ((13, "no such order"), (14, "no route")):
         queue.publish({"number": number}, id=f"order-{number}")
@@ -76,11 +76,11 @@ def for_tuning(_client, url):
 
 
 def for_web(_client, _url):
-    """Both applications serve the pages, and let nobody in who says nothing: 403 by a resolver, 401 by a token."""
+    """Both applications serve the pages and reject anonymous users: 403 by a resolver, 401 by a token."""
     return lambda said: said.split() == ["ok", "403", "ok", "401"]
 
 
-#: What is in Redis before a page is read, and what its commands must have said.
+#: Page -> the function that prepares Redis, and returns a check of the commands' output.
 BEFORE = {
     "go.md": for_go,
     "keys.md": for_keys,
@@ -90,7 +90,7 @@ BEFORE = {
     "web.md": for_web,
     "explanation/tuning.md": for_tuning,
 }
-#: Further words that commands of a page say.
+#: Page -> further text in the output of its commands.
 SAID = {
     "periodic.md": ["daily_report", "every 300", "Europe/Berlin"],
     "security.md": ["ACL SETUSER", "evalsha"],
@@ -144,7 +144,7 @@ def test_commands_and_layouts_named_in_pages_exist():
 
 
 def anchors(page):
-    """What a link may name behind the # of a page."""
+    """Return the anchors of a page that a link may use."""
     titles = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

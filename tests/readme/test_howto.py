@@ -1,4 +1,4 @@
-"""What docs/howto/ shows, run as it stands: its tests, its notebook cell by cell."""
+"""Run docs/howto/ as written: its tests, and its notebook cell by cell."""
 
 import asyncio
 import re
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def follow(line, server):
-    """Make a command of a page in this process; of a server or a worker import what it names."""
+    """Run a command of a page in this process; for a server or a worker, import its target only."""
     words = shlex.split(line)
     if words[:3] == ["python", "-m", "pytest"]:
         assert run_tests(*words[3:], server=server) == 0, line
@@ -141,7 +141,7 @@ def test_django_project_migrates_runs_its_commands_and_its_tests(written, url, t
 
 
 def cells_of(page):
-    """The cells of a page, each with what the page shows below it; None where it shows nothing."""
+    """Return the cells of a page, each with the output that the page shows, or None."""
     blocks = [one for one in BLOCK.findall(page.read_text("utf-8")) if one[0] != "sh" and ".py\n" not in one[1]]
     return [
         (text, after[1].strip() if after[0] == "text" else None)

@@ -1,4 +1,4 @@
-"""The tables of docs/howto/: each row, of a type or of a change of a body, is as the page says."""
+"""The tables of docs/howto/ are correct: each type, and each change of a body."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""What the pages of docs/migrating show: reliq's programs run, those of other queues are read as Python."""
+"""The pages of docs/migrating: programs of reliq run; programs of other queues are parsed only."""
 
 import ast
 import importlib
@@ -15,7 +15,7 @@ from benchmarks.catalogue import PEERS
 from reliq import Layout, Queue
 from reliq.testing import isolated
 
-#: Page -> what becomes of the messages that its programs publish: queue, layout, ends.
+#: Page -> the result of the messages that its programs publish: queue, layout, ends.
 ENDS = {
     "celery": ("receipts", Layout.RELIQ, {"acked": 1, "dead": 1}),
     "rq": ("pages", Layout.RELIQ, {"acked": 2, "dead": 1}),
@@ -28,7 +28,7 @@ PAGES = {name: ROOT / "docs" / "migrating" / f"{name}.md" for name in ENDS}
 
 @pytest.fixture
 def page_of(shop):
-    """Have a page's programs be importable while the test runs; return what makes its other commands."""
+    """Make a page's programs importable during the test; return a function that runs its other commands."""
     with imported_from(Path.cwd()):
         yield lambda name: shop(PAGES[name])
 

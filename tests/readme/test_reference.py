@@ -25,7 +25,7 @@ def made():
 
 
 def named(prefix):
-    """What the lists of the pages name: module and name, and whether a meaning follows."""
+    """Return the names in the lists of the pages: module, name, and whether a meaning follows."""
     return [
         entry for page in sorted(REFERENCE.glob(f"{prefix}*.md")) for entry in ENTRY.findall(page.read_text("utf-8"))
     ]

@@ -1,4 +1,4 @@
-"""The pages of reference have what the code has, and no more; a message is read by what its page says alone."""
+"""The reference pages list exactly the names in the code; a message can be read with the page's description alone."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ from reliq.wire_format import Backoff, Delayed, Held, StateWord, Suspect, Unset,
 
 WIRE_FORMAT = "reference/wire-format.md"
 REDIS_KEYS = "reference/redis-keys.md"
-#: What stands for something in the table of keys, and the text that may stand there.
+#: Placeholders in the table of Redis keys, and the texts that they match.
 HOLES = {"NAME": "NAME", "KEY": ".+", "ID": "[^:]+", "LANE": "[^:]+", "MS": "[0-9]+"}
 
 

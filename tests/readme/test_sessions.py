@@ -1,4 +1,4 @@
-"""A session of a page, Python and Redis in turns, is typed here line by line: each answer is the one that the page shows."""
+"""Type the sessions of a page, Python and Redis in turns, line by line: each output equals the page's."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ _SECONDS = {"a minute": 60, "an hour": 3600}
 
 
 def steps(page):
-    """What is typed in the sessions of a page, in order, each with the lines that the page shows as its answer."""
+    """Return the input lines of a page's sessions, in order, each with the output that the page shows."""
     found = []
     for line in "".join(blocks(page, "console")).splitlines():
         if line.startswith((PYTHON, REDIS, SHELL)):
@@ -34,7 +34,7 @@ def steps(page):
 
 
 def alike(lines):
-    """The lines without what differs in each run: times, nonces, generated ids, processes."""
+    """Replace text that differs in each run: times, nonces, generated ids, processes."""
     text = "\n".join(lines)
     text = re.sub(r"\b\d{10,}(\.\d+)?\b", "TIME", text)
     text = re.sub(r"[\w-]{14}\d+\.\d+:(?=\d)", "NONCE:", text)
@@ -43,7 +43,7 @@ def alike(lines):
 
 @pytest.fixture
 def session(shop, url, monkeypatch, capsys):
-    """Return what types a line in the folder of a page, and answers with the lines that come back."""
+    """Return a function that types a line in the folder of a page and returns the output lines."""
     names = {}
 
     def python(statement):

@@ -22,7 +22,7 @@ from reliq.testing.server import free_port
 
 pytestmark = pytest.mark.slow
 TUTORIAL = ROOT / "docs" / "tutorial.md"
-#: pip builds and installs the checkout here; every other package, pip too, is that of the environment under test.
+#: pip builds and installs the checkout here; all other packages, and pip, come from the environment under test.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
@@ -87,7 +87,7 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture
 def terminals(tmp_path):
-    """Return what opens a terminal in a folder, and a port; end the programs that were started in terminals."""
+    """Return a function that opens a terminal in a folder, and a port; end the programs of all terminals afterwards."""
     opened, port = [], free_port()
 
     def opens(folder):

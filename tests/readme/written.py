@@ -31,7 +31,7 @@ def write_down(page: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def imported_from(folder: Path) -> Iterator[None]:
-    """Import from `folder`, and forget in the end what came from there."""
+    """Import from `folder`; at the end remove its modules from `sys.modules`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         patch.chdir(folder)
@@ -76,7 +76,7 @@ def run_tests(*words: str, server: str) -> int:
 
 
 async def run_cells(cells: list[tuple[str, str | None]], times: int) -> list[list[str]]:
-    """Run the cells of a notebook, each with whether its last value is shown, so many times; return what was shown."""
+    """Run the cells of a notebook `times` times; return the last values of the cells that are marked as shown."""
     names: dict[str, Any] = {"__name__": "__main__"}
     runs = []
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""What the tests of security share: an authority with its certificates, and servers that speak TLS."""
+"""Fixtures of the security tests: a certificate authority, and servers with TLS."""
 
 import subprocess
 from contextlib import ExitStack
@@ -14,7 +14,7 @@ DEBIAN = Path("/usr/bin/redis-server")
 
 
 class Authority:
-    """Somebody who vouches for names, with a certificate of its own."""
+    """A certificate authority with its own root certificate, which signs certificates for names."""
 
     def __init__(self, folder):
         self._folder = folder

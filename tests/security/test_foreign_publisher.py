@@ -1,4 +1,4 @@
-"""A foreign publisher writes whatever it likes: every message of its ends, as a dead letter if need be, and nobody falls."""
+"""A foreign publisher writes arbitrary data: each message ends, perhaps as a dead letter, and no worker crashes."""
 
 import random
 import threading
@@ -27,9 +27,9 @@ class Order:
 
 def publish_anything(client, keys, chance, number):
     """
-    Put a message where a consumer meets it, as nobody's code should; its id says its number, so that no two are one.
+    Put a malformed message into a list that a consumer reads; its id contains its number and is unique.
 
-    Return its body's key, and whether it has more retries than anybody waits for.
+    Return the Redis key of its body, and whether it has too many retries to wait for its end.
     """
     vandal = Vandal(client, chance)
     id = vandal.blob(IDS) + b"~%d" % number

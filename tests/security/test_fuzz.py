@@ -27,7 +27,7 @@ DAILY = Tick("daily", "every 60", 60, 0)
 ONE, TURN = Claimed("a", "lane.1:30000", 3), CallNumber("lane", 1)
 LEFT = moves.MigrationBatch(1, {"a": b""}, letters=False)
 
-#: One request of every kind that there is, by what reads its reply.
+#: One request of every kind, by the function that parses its reply.
 REQUESTS = [
     moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1),
     moves.bodies(KEYS, ["a"], max_body=1000),

@@ -1,4 +1,4 @@
-"""Two hundred good messages each round beside everything that others can hand to a worker: nobody notices."""
+"""In each round, two hundred good messages are handled once, beside all kinds of hostile input to the worker."""
 
 import faulthandler
 import gc
@@ -29,7 +29,7 @@ GOOD, EVIL = 200, 40
 PATIENCE_SECONDS = 60
 #: Rounds between two looks at the size of the process.
 WEIGHED = 5
-#: What it may grow by between the first fifth of the rounds and the last.
+#: Allowed growth of memory between the first fifth of the rounds and the last.
 GROWTH_BYTES = 64 * 2**20
 
 
@@ -50,7 +50,7 @@ class Worked:
 
 
 class Formatted(logging.Handler):
-    """Every line is written, in both formats, and kept by nobody."""
+    """Format every log line in both formats, and drop it."""
 
     def emit(self, record):
         for one in (JsonFormatter(), TextFormatter(colours=True)):
@@ -102,7 +102,7 @@ def build(url, worked, chance):
 
 
 def exponential(state):
-    """A backoff that computes 2**attempt, as those of older tenacity do."""
+    """A backoff that computes 2**attempt, as older tenacity versions do."""
     return min(0.02, 0.001 * 2**state.attempt_number)
 
 
@@ -125,7 +125,7 @@ def publish_good(queues, number):
 
 
 def forget_evil(client, queues):
-    """Remove what is left of evil messages, when no good one is alive, as one who empties a queue by hand."""
+    """Remove leftovers of hostile messages when no good message is alive, as an operator empties a queue by hand."""
     names = ("pending", "ready", "unack", "retry", "garbage", "retries_left", "lease", "errors", "wake", "dead", "ends")
     for queue in queues:
         client.unlink(*(getattr(queue.keys, name) for name in names))

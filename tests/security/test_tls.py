@@ -1,4 +1,4 @@
-"""TLS: who is talked to is checked, and nobody switches that off without saying so."""
+"""TLS: the server's certificate is verified, and only an explicit option turns this off."""
 
 import ssl
 from contextlib import closing
@@ -19,7 +19,7 @@ def server(tls_server, authority):
 
 @pytest.fixture(scope="module")
 def server_elsewhere(tls_server, authority):
-    """A server whose certificate is for another place."""
+    """A server with a certificate for another host."""
     return tls_server(*authority.vouch_for("elsewhere", "DNS:redis.example"))
 
 

@@ -1,4 +1,4 @@
-"""What a foreign writer, an end user's text, a handler and an observer can hand to a worker: extremes, and chance."""
+"""Extreme and random input to a worker from a foreign writer, user text, a handler and an observer."""
 
 import asyncio
 import math
@@ -56,11 +56,11 @@ class WordlessError(Exception):
 
 
 class NamelessError(Exception, metaclass=Nameless):
-    """One whose class raises when it is asked for its name."""
+    """An error whose class raises when its name is read."""
 
 
 class TornError(Exception):
-    """One whose attributes raise."""
+    """An error whose attributes raise."""
 
     def __getattribute__(self, name):
         raise KeyError("an evil secret")
@@ -114,7 +114,7 @@ def put(pipe, keys, place, id, score):
 
 
 class Vandal:
-    """Writes to Redis as somebody does who knows the keys, and nothing of the rules."""
+    """Writes to Redis as a client that knows the keys but not their rules."""
 
     def __init__(self, client, chance: random.Random) -> None:
         self._client, self._chance = client, chance
@@ -161,7 +161,7 @@ class Vandal:
         pipe.execute()
 
     def surroundings(self, keys) -> None:
-        """Write to what lies around the messages: totals, ends, letters, tokens, names, records of workers."""
+        """Write to the keys around the messages: totals, ends, dead letters, tokens, names, records of workers."""
         chance, pipe = self._chance, self._client.pipeline(transaction=False)
         pipe.hset(keys.totals, chance.choice([b"claimed", b"acked", b"\xff", self.blob(IDS)]), self.number())
         pipe.xadd(keys.ends, {self.blob(IDS): self.blob(NOTES), b"kind": self.blob(NOTES)})

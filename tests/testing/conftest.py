@@ -1,4 +1,4 @@
-"""What the tests of the testing kit share: a small application, and the kit on a database of the server under test."""
+"""Fixtures of the test kit's tests: a small application, and the kit on a database of the server under test."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def reliq(kit_url):
 
 @pytest.fixture
 def shop():
-    """Orders that are closed and mails that are sent; numbers decide what a handler answers."""
+    """An application that closes orders and sends mails; the order's number decides the handler's answer."""
     orders = Queue("orders", Order, retries=3, dedup=600)
     mails = Queue("mails", str, url="redis://production.example:6379/0")
     consumer, seen = Consumer(), []

@@ -28,7 +28,7 @@ def test_published_message_has_its_key_and_priority(reliq):
 
 
 def consumer_of(queue, *, fail=(), too_fast=()):
-    """Return a consumer of one queue, and what its handler has seen: key and number."""
+    """Return a consumer of one queue, and the list of key and number of each message that its handler got."""
     consumer, seen = Consumer(), []
 
     @consumer.handler(queue, backoff=wait_fixed(60))

@@ -1,4 +1,4 @@
-"""What a test has of the kit: published messages, calls of handlers, drains in its own thread."""
+"""The test kit: published messages, direct calls of handlers, and drains in the test's own thread."""
 
 import asyncio
 import socket

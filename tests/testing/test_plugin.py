@@ -1,4 +1,4 @@
-"""The pytest plugin, and the kit in other frameworks: each suite here is run by a pytest of its own."""
+"""The pytest plugin, and the kit in other frameworks: each test suite runs in a separate pytest."""
 
 import importlib.metadata
 import textwrap

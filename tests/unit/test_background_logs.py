@@ -1,4 +1,4 @@
-"""Log lines that nothing reads hold nobody up: they wait, then they are dropped and counted."""
+"""If the reader of the log hangs, log lines block no thread: they are buffered, then dropped and counted."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What a worker process writes for its supervisor is what it runs, whenever it is looked at."""
+"""The status page that a worker process writes for its supervisor is correct at any moment."""
 
 import os
 import threading

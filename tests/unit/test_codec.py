@@ -1,4 +1,4 @@
-"""A body comes back as it was sent; one that would not, or does not decode, is told by its field, never by its value."""
+"""A body is decoded as it was published; an error about a body contains the field but never the value."""
 
 import math
 from dataclasses import dataclass, field

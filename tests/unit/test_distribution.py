@@ -1,4 +1,4 @@
-"""What is missing is told with what installs it, by the name that the distribution has."""
+"""An error about a missing package contains the command that installs it, with the distribution's name."""
 
 import re
 import sys
@@ -15,11 +15,11 @@ from reliq.testing.server import bundled_server
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-#: What a person may be told to install: the checkout with extras, a wheel, a file of requirements, packages of others.
+#: Allowed installation targets in texts: the checkout with extras, a wheel, a requirements file, other packages.
 ALLOWED = re.compile(
     r"(-e )?'?\.(\[(?P<extras>[\w,]+)\])?'?|\S+\.(whl|txt)|-r|--[\w-]+|'?(?!reliq\b)\w[\w.-]*(\[\w+\])?([<>=]+[\w.]+)?'?"
 )
-#: reliq-queue is on no index yet. The README says once which command its first upload brings.
+#: reliq-queue is on no index yet. Only the README has the command for the time after the first upload.
 AFTER_THE_UPLOAD = [("README.md", "pip install 'reliq-queue[embedded]'")]
 COMMAND = re.compile(r"pip install((?: +(?:'[^'\n]*'|[^\s'`&|;#,)\"]+))+)")
 #: The files in which a person reads what to install.

@@ -1,4 +1,4 @@
-"""What a queue may declare, and how it stands in Redis."""
+"""The limits that a queue may declare, and their form in Redis."""
 
 import pytest
 from hypothesis import given, strategies as st

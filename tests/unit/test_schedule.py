@@ -1,4 +1,4 @@
-"""When periodic entries tick: cron expressions where clocks change, equal intervals, and what is no schedule."""
+"""Times of periodic jobs: cron expressions across clock changes, equal intervals, and invalid schedules."""
 
 import sys
 from datetime import UTC, datetime, timedelta

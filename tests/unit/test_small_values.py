@@ -1,4 +1,4 @@
-"""Names, ids, keys, URLs, waits: what needs no Redis."""
+"""Names, ids, keys, URLs and waits: values that need no Redis."""
 
 import contextlib
 import os
@@ -322,7 +322,7 @@ def test_retries_remember_that_an_earlier_try_may_have_run():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that goes on when somebody sleeps, and the tries of 2 s at a server that is away, each of some time."""
+    """A clock that advances on each sleep; `tries` simulates retries at an unreachable server, of some time each."""
 
     class Clock:
         now = 100.0
@@ -331,7 +331,7 @@ def clock(monkeypatch):
             self.now += seconds
 
         def tries(self, each, back_at=1e9):
-            """Return when each try began, in seconds since the first, until the one that is through."""
+            """Return the start of each attempt, in seconds since the first, up to the first success."""
             began = []
 
             async def sleep(seconds):

@@ -1,4 +1,4 @@
-"""What a state word, a failure note and a server's version say."""
+"""Parse state words, failure notes and server versions."""
 
 import pytest
 

@@ -27,7 +27,7 @@ def served(url, access=EVERYTHING):
 
 @contextmanager
 def queues(url):
-    """Four queues: payments is busy and fails, invoices has two keys, no worker, reports is paused, thumbnails idles."""
+    """Four queues: payments is busy and fails, invoices has keys but no worker, reports is paused, thumbnails idle."""
     payments, admin, done = Queue("payments", dict, url=url), Admin(url), threading.Event()
     consumer = Consumer(url)
 
