@@ -1,50 +1,50 @@
 """
-Everything reliq raises.
+All exceptions of reliq.
 
     ReliqError
-    ├── ConfigurationError (ValueError)   a setting, a name or an argument that is not allowed
-    ├── BodyError (ValueError)            a body that cannot be sent
-    ├── UndecodableError (ValueError)     a body that is not of the handler's type
-    ├── PublishFailed                     a publish that gave up; `outcome` says what may have been written
+    ├── ConfigurationError (ValueError)   a setting, a name or an argument is not valid
+    ├── BodyError (ValueError)            a body cannot be published
+    ├── UndecodableError (ValueError)     a body does not match the handler's type
+    ├── PublishFailed                     a publish gave up; `outcome` shows what may have been written
     ├── RedisUnavailableError             Redis cannot be reached or cannot answer now
-    ├── RedisRefusedError                 Redis answered with an error: rights, memory, a key's type
-    │   ├── LoginError                    a wrong user or password, or no such database
-    │   └── WrongKeyTypeError             a key of the queue holds something else
-    ├── ProtocolError                     a reply that no script of reliq gives
+    ├── RedisRefusedError                 Redis replied with an error: permissions, memory, a key's type
+    │   ├── LoginError                    wrong user or password, or no such database
+    │   └── WrongKeyTypeError             another program wrote to a key of the queue
+    ├── ProtocolError                     Redis sent a reply that reliq's scripts never send
     └── Stopped                           raised by `Job.check()`: the handler should end
 
-and what it warns of:
+and its warning:
 
-    InsecureWarning (UserWarning)         others could read what is sent to Redis
+    InsecureWarning (UserWarning)         data sent to Redis can be read by others
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-#: The exit code of a process that cannot work as it is set up: another would fail, too (sysexits.h: EX_CONFIG).
+#: Exit code for wrong configuration, after which a restart would fail too (sysexits.h: EX_CONFIG).
 EXIT_CONFIG = 78
 
 
 class ReliqError(Exception):
-    """The base class of all errors of reliq."""
+    """The base class of all exceptions of reliq."""
 
 
 class ConfigurationError(ReliqError, ValueError):
-    """A setting, a name or an argument is not allowed; the message says what is."""
+    """A setting, a name or an argument is not valid; the message describes the expected value."""
 
 
 class BodyError(ReliqError, ValueError):
-    """A body cannot be sent: not of the queue's type, not encodable, or too large."""
+    """A body cannot be published: wrong type, not encodable, or too large."""
 
 
 class UndecodableError(ReliqError, ValueError):
     """
-    A body is not of the handler's type, or larger than `max_body`.
+    A body does not match the handler's type, or is larger than `max_body`.
 
     Attributes:
-        why: the reason, with the field's path, never its value.
-        queue, id: of the message; empty where only its body is known.
+        why: the reason with the path of the field, never its value.
+        queue, id: queue name and id of the message; empty if only the body is known.
     """
 
     def __init__(self, why: str, queue: str = "", id: str = "") -> None:
@@ -57,26 +57,26 @@ class UndecodableError(ReliqError, ValueError):
         return type(self), (self.why, self.queue, self.id)
 
 
-class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
+class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, like `Stopped`
     """
     A publish gave up.
 
-    Publish again with the same `id` to be sure. Within five minutes, through the same `Queue` object and with the same
-    options, the message is written at most once, unless it is cancelled meanwhile. Later, or from another process, an
-    id is as safe as `dedup` makes it: a chosen one also after its message has ended, a generated one only while its
-    message is alive.
+    Publish again with the same `id` to avoid a second message. If you do this within five minutes, with the same
+    `Queue` object and options, the message is written at most once, unless it is cancelled in between. Later, or in
+    another process, `dedup` protects a chosen id even after its message has ended; a generated id is protected only
+    while its message exists.
 
     Attributes:
-        ids: of the messages in the call that failed.
-        outcome: `refused`: nothing was written; `unknown`: it may have been.
+        ids: the ids of the messages in the failed call.
+        outcome: `refused`: nothing was written; `unknown`: the messages may have been written.
         why: the reason, as text.
         confirmed: how many messages of the same `publish_many` were confirmed before.
 
     Example:
         except PublishFailed as failed:
-            queue.publish(body, id=failed.id)  # published once, also when the first one was written
+            queue.publish(body, id=failed.id)  # published once, even if the first try was written
 
-        except PublishFailed as failed:  # of publish_many(items), where items is an iterator: it cannot be read twice
+        except PublishFailed as failed:  # from publish_many(items) with an iterator, which cannot be read twice
             queue.publish_many(itertools.chain(failed.rest, items))
     """
 
@@ -99,7 +99,7 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
         self.confirmed = confirmed
         self.orders = orders
         self._again = again
-        self._advised = advised  # whether the text says that it can be published again
+        self._advised = advised  # whether the message advises to publish again
         done, advice = {
             "refused": ("nothing of it was written", "it can be published again"),
             "unknown": ("it may have been written", "publish the same again with the same id to be sure"),
@@ -111,15 +111,15 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
 
     @property
     def id(self) -> str:
-        """The id of the message, the first when there were several."""
+        """The message id; of several messages the first."""
         return self.ids[0]
 
     @property
     def rest(self) -> tuple[Any, ...]:
         """
-        The messages that were read and not confirmed, as `Outgoing` with their ids; none in another process.
+        The messages that were read but not confirmed, as `Outgoing` with their ids; empty in another process.
 
-        They are the messages of the failed call and, of a `publish_many`, all that it had read ahead.
+        They include the messages of the failed call and, for `publish_many`, all messages read ahead.
         """
         return self._again(self.orders)
 
@@ -133,8 +133,8 @@ class RedisUnavailableError(ReliqError):
     Redis cannot be reached, or cannot answer at the moment.
 
     Attributes:
-        maybe_ran: whether the command may have run all the same: it was sent, and no reply came.
-        refusal: the code of Redis's answer, for example READONLY; empty when no answer came.
+        maybe_ran: whether the command may have run: it was sent, but no reply came.
+        refusal: the error code of Redis, for example READONLY; empty without a reply.
     """
 
     def __init__(self, message: str, *, maybe_ran: bool = False, refusal: str = "") -> None:
@@ -145,21 +145,21 @@ class RedisUnavailableError(ReliqError):
 
 class RedisRefusedError(ReliqError):
     """
-    Redis answered with an error that trying again does not mend.
+    Redis replied with an error that a retry does not fix.
 
     Attributes:
-        maybe_ran: whether an earlier try of the same call may have run all the same.
+        maybe_ran: whether an earlier try of the same call may have run.
     """
 
     maybe_ran = False
 
 
 class LoginError(RedisRefusedError):
-    """Redis refuses this URL or client: a wrong user or password, or a database that it does not have."""
+    """Redis refused the login: wrong user or password, or the database does not exist."""
 
 
 class WrongKeyTypeError(RedisRefusedError):
-    """A key of the queue holds another type of value."""
+    """A key of the queue has the wrong type, because another program wrote to it."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the Redis key {key!r} is not of the type this queue needs; something else wrote it")
@@ -170,14 +170,14 @@ class WrongKeyTypeError(RedisRefusedError):
 
 
 class ProtocolError(ReliqError):
-    """Redis sent a reply that no script of reliq gives; the script may have run."""
+    """Redis sent a reply that reliq's scripts never send; the script may have run."""
 
     maybe_ran = True
 
 
-class Stopped(ReliqError):  # noqa: N818  what happened; a handler may let it pass
-    """Raised by `Job.check()`: the worker stops, or the message was cancelled, or its lease was lost."""
+class Stopped(ReliqError):  # noqa: N818  a handler may let it pass
+    """Raised by `Job.check()`: the worker is stopping, the message was cancelled, or its lease was lost."""
 
 
 class InsecureWarning(UserWarning):
-    """Others could read what is sent to Redis: a password goes in the clear, or no certificate is checked."""
+    """Data sent to Redis can be read by others: a password is sent unencrypted, or no certificate is checked."""

@@ -1,5 +1,5 @@
 """
-Events describe what happens to messages and processes. Observers are called with them.
+Events of messages and processes. Observers are called with events.
 
 Logs, metrics and the tests' recorder are observers of the same events. An observer that raises does no harm: `notify`
 continues with the next observer.
@@ -40,8 +40,8 @@ class PublishEnded(Event, frozen=True, gc=False):
     A call that publishes messages ended after `seconds`.
 
     Attributes:
-        outcomes: outcome -> number of messages: `published`, `duplicate` or `tombstoned`; for a failed call `refused`, or
-            `unknown` when Redis may have the messages.
+        outcomes: outcome -> number of messages: `published`, `duplicate` or `tombstoned`; for a failed call `refused`,
+            or `unknown` when Redis may have the messages.
     """
 
     seconds: float
@@ -103,7 +103,7 @@ class Released(OfMessages, frozen=True, gc=False):
 
 
 class Lost(OfMessages, frozen=True, gc=False):
-    """The leases of these messages had expired before `verb` (ack, nack, extend, …), which changed nothing."""
+    """The lease had expired before `verb` (ack, nack, extend, …), so the call changed nothing for these messages."""
 
     verb: str
 
@@ -131,7 +131,8 @@ class Ticked(Event, frozen=True, gc=False):
     The tick `at`, in unix seconds, of a periodic job is done, or an operator ran the job.
 
     Attributes:
-        outcome: `published`; `paused` or `overlap` when the tick was skipped; `missed` when no process published it in time.
+        outcome: `published`; `paused` or `overlap` when the tick was skipped; `missed` when no process published it in
+            time.
         missed: how many ticks were missed, this tick included.
     """
 

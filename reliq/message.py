@@ -1,4 +1,4 @@
-"""The values of a queue; one made for every worked message is a `msgspec.Struct`, ten times cheaper than a dataclass."""
+"""The values of a queue. Values made for every message are `msgspec.Struct`s, ten times cheaper than dataclasses."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 
-#: At most this many deliveries may follow the first.
+#: The highest number of retries.
 RETRIES_LIMIT = 1000
 
 Duration = float | timedelta
 Priority = Literal["high", "normal", "low"]
-#: The lines of priorities among those of keys: no key has a control character.
+#: The names of the key queues for priorities; no message key contains a control character.
 PRIORITY_LINES: dict[Priority, str] = {"high": "\x01high", "low": "\x01low"}
-#: Why a message is a dead letter; `lost` is what `reliq check --repair` could not put back.
+#: Why a message became a dead letter; `lost` is a message that `reliq check --repair` could not restore.
 DeathReason = Literal["failed", "rejected", "undecodable", "lease", "lost"]
 DEATH_REASONS: tuple[DeathReason, ...] = get_args(DeathReason)
 PublishStatus = Literal["published", "duplicate", "tombstoned"]
@@ -33,15 +33,17 @@ RescheduleStatus = Literal["rescheduled", "running", "not_found"]
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """
-    The result of one publish: true when it was published, false when not.
+    The result of one publish. It is true if the message was published.
 
     Attributes:
-        status: `published`; `duplicate`: a message of this id is alive or ended less than `dedup` ago; `tombstoned`:
-            one was cancelled with a tombstone, which has not expired.
+        id: the message id.
+        status: `published`; `duplicate` if a message with this id exists or ended less than `dedup` ago; `tombstoned`
+            if a message with this id was cancelled with a tombstone that has not expired.
         due: when the message is due, in unix seconds by Redis' clock.
-        durable: whether all that `durability` asks for was confirmed in time; None when it asks for nothing.
-        replicas: how many replicas confirmed; None when `durability` asks for none.
-        on_disk: whether the server has it in its append-only file on disk; None when `durability` does not ask.
+        durable: whether everything that `durability` requires was confirmed in time; None if it requires nothing.
+        replicas: how many replicas confirmed; None if `durability` requires none.
+        on_disk: whether the server's append-only file on disk has the message; None if `durability` does not require
+            it.
 
     Example: `if not queue.publish(order, id=order.id): log.info("already published")`
     """
@@ -54,7 +56,7 @@ class Receipt:
     on_disk: bool | None = None
 
     def __bool__(self) -> bool:
-        """Return whether the message was published, durable or not."""
+        """Return whether the message was published, even if it is not durable."""
         return self.status == "published"
 
 
@@ -69,11 +71,14 @@ class Confirmed(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class BulkResult:
     """
-    How many messages of a `publish_many` were published, and the ids of those that were not.
+    How many messages `publish_many` published, and the ids of the others.
 
     Attributes:
-        durable: whether all that `durability` asks for was confirmed in time; None when it asks for nothing.
-        unconfirmed: ids for which it was not, although Redis has them.
+        published: how many messages were published.
+        duplicates: the ids with the status `duplicate`, see `Receipt`.
+        tombstoned: the ids with the status `tombstoned`, see `Receipt`.
+        durable: whether everything that `durability` requires was confirmed in time; None if it requires nothing.
+        unconfirmed: the ids of published messages without these confirmations.
     """
 
     published: int
@@ -85,14 +90,14 @@ class BulkResult:
 
 class Claimed(msgspec.Struct, frozen=True, gc=False):
     """
-    One message held under a lease; with `nonce` and `left` it is the receipt for settling it.
+    One message held under a lease; `nonce` and `left` are the receipt for settling it.
 
     Attributes:
-        nonce: names the claim; it ends in the lease in ms.
-        left: retries left, as claimed.
-        deaths: how many deliveries in a row ended by their lease; after one the message is a suspect.
-        token: greater than the token of each earlier delivery of the message.
-        key: the message's key, empty without one; None when it was claimed by the rules of a queue without keys.
+        nonce: identifies the claim; ends in the lease in ms.
+        left: retries left at the claim.
+        deaths: how many deliveries in a row ended by an expired lease; from 1 on the message is a suspect.
+        token: the fencing token, greater than the token of each earlier delivery of the message.
+        key: the message key, empty without one; None if the claim did not use the rules for keys.
     """
 
     id: str
@@ -111,17 +116,17 @@ class Header(
     | {"line": "k", "origin": "o"},
 ):
     """
-    The header of a message. In JSON its names are short, because every message carries them. A bare body has `BARE`.
+    The header of a message. Its JSON names are short, because every message has them. A bare body has `BARE`.
 
     Attributes:
-        due: unix ms, or None.
-        retries: as published, or None.
-        enqueued: when it was published, unix ms; None when the id is generated, for that holds it.
-        window_ms: how long the chosen id stays taken after its end; None for a generated id.
-        incarnation: as the publish said; None when it said none.
-        origin: queue and id of the first publication, when the message was copied from another queue.
-        headers: the publisher's texts.
-        line: where it waits: its key, or what stands for its priority; None: with all others.
+        due: the due time in unix ms, or None.
+        retries: the retries given by the publish, or None.
+        enqueued: the publish time in unix ms; None for a generated id, which contains it.
+        window_ms: how long the chosen id cannot be published again after the end; None for a generated id.
+        incarnation: as given by the publish, or None.
+        origin: queue and id of the first publication, if the message was copied from another queue.
+        headers: the publisher's headers.
+        line: the name of its key queue: its key, or a name for its priority; None for neither.
     """
 
     due: int | None = None
@@ -135,7 +140,7 @@ class Header(
 
     @property
     def key(self) -> str | None:
-        """The message's key."""
+        """The message key."""
         return None if self.line in (None, *PRIORITY_LINES.values()) else self.line
 
     @property
@@ -152,8 +157,8 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     One attempt at one message.
 
     Attributes:
-        value: as read from Redis; empty before that, and when the body was too large to be read.
-        refusal: why no handler gets the body; empty when it is small enough.
+        value: the value from Redis; empty before it was read, and if the body is too large.
+        refusal: why no handler gets the body; empty if its size is allowed.
     """
 
     claimed: Claimed
@@ -164,12 +169,12 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
-        """The message's id."""
+        """The message id."""
         return self.claimed.id
 
     @property
     def attempt(self) -> int | None:
-        """The number of this delivery, 1 for the first, bounded by what retries allow; None for a bare body."""
+        """The number of this delivery, 1 for the first, limited by the allowed retries; None for a bare body."""
         retries = self.header.retries
         return None if retries is None else min(max(1, retries - self.claimed.left + 1), RETRIES_LIMIT + 1)
 
@@ -177,17 +182,21 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 @dataclass(frozen=True, slots=True)
 class Counts:
     """
-    How many messages a queue has at one moment, by state.
+    The number of messages of a queue in each state, and its totals.
 
     Attributes:
-        unack: leased, or waiting for a redelivery after a nack.
-        garbage: about to become dead letters.
-        dead: dead letters that are kept.
-        paused: whether claims answer nothing.
-        totals: kind -> how many ever: published, acked, dead, expired, cancelled, purged, redriven, …
-        waiting: due, in the lines of their keys; 0 in a queue without keys.
-        keyed: whether its messages may have keys, or it has limits.
-        away: the shards whose Redis is away, which are not counted: then all figures are partial.
+        pending: scheduled for later.
+        ready: due, waiting for a worker.
+        unack: in flight, or waiting for a redelivery after a nack.
+        retry: waiting for a worker for a redelivery.
+        garbage: failed for good, not yet written as dead letters.
+        dead: stored dead letters.
+        paused: whether the queue is paused.
+        totals: kind -> the number since the queue exists: published, acked, dead, expired, cancelled, purged, redriven,
+            …
+        waiting: due messages in key queues; 0 in a queue without keys.
+        keyed: whether messages may have keys, or the queue has limits.
+        away: the numbers of unavailable shards. If there are any, all other numbers do not include these shards.
     """
 
     pending: int
@@ -204,7 +213,7 @@ class Counts:
 
     @classmethod
     def sum(cls, all: Sequence[Counts], away: tuple[int, ...] = ()) -> Counts:
-        """Return the counts of a queue of its shards' counts; it is paused when one of them is."""
+        """Return the sum of the counts of a queue's shards; the queue is paused if one shard is."""
         states = ("pending", "ready", "unack", "retry", "garbage", "dead", "waiting")
         kinds = dict.fromkeys(kind for one in all for kind in one.totals)
         return cls(
@@ -222,12 +231,12 @@ class Counts:
 
     @property
     def due(self) -> int:
-        """How many are due and wait for a worker, or for the turn of their key."""
+        """How many messages are due and wait for a worker or for the turn of their key."""
         return self.ready + self.retry + self.waiting
 
     @property
     def missing(self) -> int:
-        """All that came in - every end - alive: 0 in a queue that only reliq touches."""
+        """All messages that came in, minus all ends, minus all living messages; 0 unless another program interferes."""
         came = sum(self.totals.get(kind, 0) for kind in ("published", "redriven", "arrived"))
         ends = ("acked", "dead", "expired", "cancelled", "purged", "left")
         return came - sum(self.totals.get(kind, 0) for kind in ends) - self.alive
@@ -236,13 +245,13 @@ class Counts:
 @dataclass(frozen=True, slots=True)
 class Pause:
     """
-    Why a queue is not claimed.
+    The pause of a queue.
 
     Attributes:
-        by: who paused it, as user@host; empty when another program did.
-        at: since when, unix seconds by the clock of that host; None when unknown.
-        reason: the text that they gave; empty without one.
-        until: when it ends by itself, by the same clock; None when it lasts until `resume`.
+        by: user@host of the person that paused it; empty if another program did.
+        at: when the pause began, in unix seconds by the clock of that host; None if unknown.
+        reason: the given reason; may be empty.
+        until: when the pause ends automatically, by the same clock; None if it lasts until `resume`.
     """
 
     by: str
@@ -254,16 +263,19 @@ class Pause:
 @dataclass(frozen=True, slots=True)
 class Letter:
     """
-    A dead letter.
+    A dead letter: a message that failed for good.
 
     Attributes:
-        letter: the id of this letter; a message id can have several, for it can die more than once.
-        reason: one of `DEATH_REASONS`, unless something else than reliq wrote it.
-        attempts: how many deliveries there were, None when that is unknown.
-        error: the last failure, as text; empty when none was kept.
-        died: unix seconds by Redis' clock.
-        raised: class and place of the last exception, without the text that `error` has; empty when there was none.
-        shard: of the queue that has it.
+        letter: the id of this letter. A message id can have several letters, because a redriven message can fail again.
+        id: the message id.
+        reason: one of `DEATH_REASONS`, unless another program wrote the letter.
+        error: the last failure as text; may be empty.
+        attempts: the number of deliveries; None if unknown.
+        died: when it became a dead letter, in unix seconds by Redis' clock.
+        header: the message's header.
+        payload: the encoded body.
+        raised: class and place of the last exception, without its text; empty without an exception.
+        shard: the number of the shard with the letter.
     """
 
     letter: str
@@ -282,7 +294,7 @@ B = TypeVar("B")
 
 
 class FollowUpOptions(TypedDict, total=False):
-    """The options of a job's next step, whose id is made of the job's."""
+    """The options of a job's follow-up message; its id is derived from the job's id."""
 
     delay: Duration
     at: datetime | None
@@ -296,7 +308,7 @@ class FollowUpOptions(TypedDict, total=False):
 
 
 class PublishOptions(FollowUpOptions, total=False):
-    """The options of one message, for type checkers; the docstring of `Queue.publish` describes each."""
+    """The options of one message, for type checkers; see `Queue.publish` for their meaning."""
 
     id: str | UUID | None
     incarnation: int | None
@@ -306,7 +318,12 @@ class PublishOptions(FollowUpOptions, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing(Generic[B]):
     """
-    One message for `publish_many`, with its own options; `Queue.publish` describes them.
+    One message for `publish_many`, with its own options.
+
+    Attributes:
+        body: a value of the queue's type.
+        delay, at, id, retries, ttl, headers, dedup, replace, incarnation, key, priority: see `Queue.publish`, which has
+            the same defaults.
 
     Example: `queue.publish_many([Outgoing(body=order, id=f"order-{order.id}", delay=60) for order in orders])`
     """
@@ -334,14 +351,14 @@ class Copied(Outgoing[B]):
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A handler's answer: done. Any other value that it returns, None too, means the same."""
+    """A handler's result: success. Any other return value, None included, means the same."""
 
 
-class Answer(Exception):  # noqa: N818  answers are raised, but they are not errors
+class Answer(Exception):  # noqa: N818  raised, but not an error
     """
-    The base class of what a handler may return or raise as its answer: `Nack`, `Reject`, `Snooze`, `RateLimited`.
+    The base class of results that a handler may return or raise: `Nack`, `Reject`, `Snooze` and `RateLimited`.
 
-    A handler that catches every exception lets it pass with `except Answer: raise`.
+    If your handler catches every exception, let these pass: `except Answer: raise`.
     """
 
     reason: str
@@ -356,11 +373,13 @@ class Answer(Exception):  # noqa: N818  answers are raised, but they are not err
 
 class Nack(Answer):
     """
-    A handler's answer: failed, deliver again. It spends a retry; without one left the message becomes a dead letter.
+    A handler's result: failed, deliver again.
+
+    It uses up a retry. Without retries left, the message becomes a dead letter.
 
     Args:
-        delay: seconds or timedelta until the next delivery; None for the handler's backoff.
-        reason: a text for logs and the dead letter.
+        delay: time until the next delivery, in seconds or as a timedelta. Default: None, the handler's backoff.
+        reason: a text for the log and the dead letter. Default: empty.
 
     Example: `raise Nack(delay=60, reason="the bank is closed")`
     """
@@ -373,7 +392,10 @@ class Nack(Answer):
 
 class Reject(Answer):
     """
-    A handler's answer: never deliver again. The message becomes a dead letter at once.
+    A handler's result: never deliver again. The message becomes a dead letter immediately.
+
+    Args:
+        reason: a text for the log and the dead letter. Default: empty.
 
     Example: `raise Reject("no such customer")`
     """
@@ -385,11 +407,11 @@ class Reject(Answer):
 
 class Snooze(Answer):
     """
-    A handler's answer: not yet. It spends no retry.
+    A handler's result: not yet, deliver again later. It does not use up a retry.
 
     Args:
-        delay: seconds or timedelta until the next delivery.
-        reason: a text for logs.
+        delay: time until the next delivery, in seconds or as a timedelta.
+        reason: a text for the log. Default: empty.
 
     Example: `return Snooze(delay=timedelta(minutes=5))`
     """
@@ -402,17 +424,17 @@ class Snooze(Answer):
 
 class RateLimited(Answer):
     """
-    A handler's answer: whoever it calls takes no more for now, such as a server that answered 429. It spends no retry.
+    A handler's result: a called service is rate limited, for example it answered 429. It does not use up a retry.
 
-    The message goes back to where it was, and its key sleeps: no message of that key starts before `delay` is over, in
-    any process. A message without a key puts its queue to sleep. Where a queue has neither keys nor limits the message
-    alone waits, as after `Snooze`.
+    The message returns to its place, and its key sleeps: for the time of `delay`, no message with that key starts in
+    any process. A message without a key puts the whole queue to sleep. In a queue without keys and limits only the
+    message waits, as after `Snooze`.
 
     Args:
-        delay: seconds or timedelta until the next delivery.
-        reason: a text for logs.
-        max_delay: the longest `delay` that is allowed, an hour by default: a header in other units must not stop a
-            queue for days. A longer delay is an error of the handler.
+        delay: time until the next delivery, in seconds or as a timedelta.
+        reason: a text for the log. Default: empty.
+        max_delay: the longest allowed `delay`, in seconds or as a timedelta. A longer delay counts as a failure of the
+            handler, so that a header in an unexpected unit does not stop a queue for days. Default: an hour.
 
     Example: `raise RateLimited(delay=float(response.headers["Retry-After"]))`
     """

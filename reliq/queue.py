@@ -1,4 +1,4 @@
-"""The public `Queue`: messages and dead letters are published, received and controlled, blocking or in async code."""
+"""The public `Queue`: publish, receive and control messages and dead letters, in blocking or async code."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ if TYPE_CHECKING:
     from reliq.outbox.transactions import AsyncTransaction, Transaction
 
 
-#: One call of a redrive writes back at most this many bytes of bodies: a script holds all others up.
+#: One redrive call writes back at most this many bytes of bodies: while a script runs, Redis serves no other client.
 LETTER_BYTES = 8 * MIB
 
 _LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
 
 
 def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
-    """Return the command that reads dead letters; raise ConfigurationError for a limit or place not allowed."""
+    """Return the command that reads dead letters; raise ConfigurationError for an invalid limit or position."""
     if not isinstance(after, str) or (after and _LETTER_NAME.fullmatch(after) is None):
         raise ConfigurationError("after must be the `letter` of a dead letter, such as '1700000000000-0', or empty")
     count = check_int("limit", limit, least=1, most=BATCH_LIMIT)
@@ -84,7 +84,7 @@ def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
 
 
 def first_letters(all: Iterable[list[Letter]], limit: int) -> list[Letter]:
-    """Return the oldest of the letters of several shards: `limit`, and those that died at once with the last of them."""
+    """Return the `limit` oldest letters of several shards, and all letters that died at the same time as the last."""
     letters = sorted((one for some in all for one in some), key=_place)
     last = _place(letters[limit - 1])[:2] if len(letters) > limit else None
     return [one for one in letters if last is None or _place(one)[:2] <= last]
@@ -97,27 +97,27 @@ def _place(letter: Letter) -> tuple[int, int, int]:
 
 S = TypeVar("S")
 
-#: A pause's reason has at most this many characters.
+#: The longest reason of a pause, in characters.
 REASON_LIMIT = 200
 
 
 def tombstone_ms(tombstone: Duration | None) -> int | None:
-    """Return for how many ms a cancelled id is refused; raise ConfigurationError for a time that is not above 0."""
+    """Return a tombstone's duration in ms; raise ConfigurationError if it is not above 0."""
     return None if tombstone is None else milliseconds(seconds("tombstone", tombstone, least=0.001))
 
 
 def rescheduling(keys: Keys, id: str | UUID, delay: Duration, at: datetime | None) -> Call[list[RescheduleStatus]]:
-    """Return the call that gives a message another due time; raise ConfigurationError for one that is not allowed."""
+    """Return the call that changes a message's due time; raise ConfigurationError for an invalid time."""
     at_ms, delay_ms = when(delay, at)
     return transitions.reschedule(keys, [check_id(id)], at_ms=at_ms, delay_ms=delay_ms)
 
 
 def pausing(keys: Keys, reason: str, for_: Duration | None, by: str = "") -> Command[None]:
     """
-    Return the command that pauses a queue; raise ConfigurationError for a reason or time that is not allowed.
+    Return the command that pauses a queue; raise ConfigurationError for an invalid reason or duration.
 
     Args:
-        by: the name that is shown; by default user@host of this process.
+        by: the name to store, by default user@host of this process.
     """
     for_seconds = None if for_ is None else seconds("for_", for_, least=0.001)
     pause = pause_by(by, reason, for_seconds)
@@ -125,7 +125,7 @@ def pausing(keys: Keys, reason: str, for_: Duration | None, by: str = "") -> Com
 
 
 def pause_by(by: str, reason: str, for_seconds: float | None = None) -> Pause:
-    """Return a pause that begins now; raise ConfigurationError for a reason that is not allowed."""
+    """Return a pause that starts now; raise ConfigurationError for an invalid reason."""
     if not isinstance(reason, str) or not reason.isprintable() or len(reason) > REASON_LIMIT:
         raise ConfigurationError(f"reason must be one line of at most {REASON_LIMIT} characters")
     now = round(time.time(), 3)
@@ -133,7 +133,7 @@ def pause_by(by: str, reason: str, for_seconds: float | None = None) -> Pause:
 
 
 def user_at_host() -> str:
-    """Return user@host of this process; a container's user may have no name."""
+    """Return user@host of this process; in a container the user may have no name."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -143,18 +143,18 @@ def user_at_host() -> str:
 
 B = TypeVar("B")
 
-#: A `publish_many` that waits for the backlog looks at it every this many seconds.
+#: How often `publish_many` checks the backlog while it is full, in seconds.
 BACKLOG_SECONDS = 0.1
 
 
 #: The keyword arguments of `Queue.publish_many`.
 _BULK_KEYWORDS = frozenset({"items", "chunk", "max_backlog", "durability"})
-#: One call carries at most this many bytes of bodies, unless a single body has more.
+#: One call carries at most this many bytes of bodies, unless a single body is larger.
 CHUNK_BYTES = 8 * MIB
 
 
 class ShardCalls:
-    """The calls of a `publish_many` that fill up, one for each shard; together they hold at most `CHUNK_BYTES`."""
+    """Collects the messages of `publish_many` into one call for each shard; together at most `CHUNK_BYTES`."""
 
     def __init__(self, writer: Writer, size: int) -> None:
         self._writer = writer
@@ -166,7 +166,7 @@ class ShardCalls:
 
     @contextmanager
     def adding_rest(self) -> Iterator[None]:
-        """Add to a PublishFailed all orders that were read and not sent."""
+        """Add the messages that were read but not sent to a PublishFailed."""
         try:
             yield
         except PublishFailed as failed:
@@ -174,14 +174,15 @@ class ShardCalls:
             raise
 
     def sent(self) -> None:
-        """Note that the yielded call is being sent: from now on its own failure reports its orders."""
+        """Note that the yielded call is being sent; its own failure reports its messages from now on."""
         self._full = []
 
     def read(self, items: Iterable[Any]) -> Iterator[list[PreparedMessage]]:
         """
-        Yield the orders of `items` call by call; bodies that are no `Outgoing` go on the queue's terms.
+        Yield the messages of `items` call by call; bodies that are not an `Outgoing` get the queue's options.
 
-        One call goes to one shard: generated ids take them in turn, chosen ids wait until the call of their shard is full.
+        Each call goes to one shard. Generated ids use the shards in rotation; chosen ids wait until their shard's call
+        is full.
         """
         if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
             raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
@@ -210,7 +211,7 @@ class ShardCalls:
         yield from self._rest()
 
     def _rest(self) -> Iterator[list[PreparedMessage]]:
-        """Yield all that there are, full or not."""
+        """Yield all remaining calls, full or not."""
         while self._held:
             yield self._take(next(iter(self._held)))
 
@@ -221,7 +222,7 @@ class ShardCalls:
 
 
 class BulkProgress:
-    """The sum of the calls of a `publish_many`, and whether the next must wait for the backlog."""
+    """The total result of a `publish_many`, and whether the next call must wait for the backlog."""
 
     def __init__(self, max_backlog: int | None) -> None:
         self._most = None if max_backlog is None else check_int("max_backlog", max_backlog, least=1, most=10**9)
@@ -237,7 +238,7 @@ class BulkProgress:
         return self._most is not None
 
     def is_full(self, counts: Counts) -> bool:
-        """Return whether `max_backlog` messages wait, so that the next call must wait too."""
+        """Return whether `max_backlog` messages are waiting, so the next call must wait."""
         return self._most is not None and counts.pending + counts.due >= self._most
 
     def add(self, done: list[Receipt]) -> None:
@@ -250,13 +251,13 @@ class BulkProgress:
             self._durable = not self._unconfirmed
 
     def result(self) -> BulkResult:
-        """Return the sum."""
+        """Return the total result."""
         refused = (tuple(self._duplicates), tuple(self._tombstoned))
         return BulkResult(self.confirmed, *refused, self._durable, tuple(self._unconfirmed))
 
 
 def check_bulk(call: str, others: Mapping[str, Any]) -> None:
-    """Raise TypeError when a `publish_many` was given any other keyword argument than its own."""
+    """Raise TypeError for an unknown keyword argument of `publish_many`."""
     of_messages = sorted(PUBLISH_KEYWORDS & others.keys())
     advice = f"It is for each message: Outgoing(body=…, {of_messages[0]}=…)" if of_messages else ""
     check_keywords(call, of_messages or others, () if of_messages else _BULK_KEYWORDS, advice)
@@ -282,38 +283,52 @@ _KEYWORDS = frozenset({"body", *QueueOptions.__annotations__})
 
 class Queue(Generic[B]):
     """
-    A queue of bodies of one type. Making one does not connect to Redis.
+    A job queue with bodies of one type. Creating the object does not connect to Redis.
+
+    Durations are seconds (int or float) or timedelta.
 
     Args:
-        name: 1 to 128 of A-Z a-z 0-9 _ . - ; in the layout of the Go original any 1 to 512 printable characters.
-        body: the type of a body: dataclass, TypedDict, `msgspec.Struct`, pydantic model, a union of models, dict, list,
-            scalar, `str` or `bytes`.
-        retries: deliveries after the first.
-        ttl: seconds or timedelta after the due time in which a delivery may start.
-        max_body: the most bytes of an encoded body; a publish refuses a larger one, a worker does not read it.
-        dedup: seconds or timedelta for which a chosen id stays taken after its end.
-        letters_max, letters_ttl: how many dead letters are kept, and for how long (seconds or timedelta).
-        history: how many of the last acked messages are remembered, with when and how long they ran.
-        durability: the servers or disks that must have a message before its publish returns: `Durability.replicas(1)`, `Durability.aof()`.
-        validate: whether a publish reads the body back and refuses one that a worker would not get as it was sent;
-            False saves those microseconds.
-        url: a Redis URL or a redis-py client; None means RELIQ_URL when it is first needed.
-        layout: how keys are spelled; `Layout.hdt3213()` shares a queue with the Go original.
-        observers: callables that are called with every event.
-        shards: how many shards the queue must have, a power of two; None takes as many as it has.
-        ordered: one message of a key at a time, in the order in which they were published.
-        per_key: at most this many messages of a key at once, over all processes.
-        rate, burst: how many messages may start, "100/s", "5/m" or "1000/h", and how many at once after a pause.
-        key_rate, key_burst: the same of each key.
-        concurrency: at most this many messages at once, over all processes.
-        key_weights: key -> how many messages it has in the turn in which others have one.
+        name: the queue's name, 1 to 128 characters of A-Z a-z 0-9 _ . - (with `Layout.hdt3213()` 1 to 512 printable
+            characters).
+        body: the type of the bodies: a dataclass, TypedDict, `msgspec.Struct` or pydantic model, a union of models,
+            dict, list, a scalar, `str` or `bytes`. Default: dict.
+        retries: how many times a failed message is delivered again, 0 to 1,000. Default: 12.
+        ttl: how long after its due time a message may still start; later it expires. Default: 7 days.
+        max_body: the largest encoded body in bytes, up to 16 MiB. A publish refuses a larger body, and a worker does
+            not load it. Default: 1 MiB.
+        dedup: how long a chosen id cannot be published again after its message has ended. Default: 10 minutes.
+        letters_max: how many dead letters are kept; 0 keeps none. Default: 100,000.
+        letters_ttl: how long a dead letter is kept. Default: 7 days.
+        history: how many of the last acked messages are kept for lookups, up to 100,000. Default: 0.
+        durability: the replicas or disks that must confirm a message before its publish returns, for example
+            `Durability.replicas(1)` or `Durability.aof()`. Default: `Durability.NONE`.
+        validate: whether each publish decodes the encoded body and refuses it if a worker would get another value.
+            False saves some microseconds. Default: True.
+        url: a Redis URL or a redis-py client. Default: None, the environment variable RELIQ_URL, read at the first use.
+        layout: the format of the Redis keys; `Layout.hdt3213()` shares a queue with HDT3213/delayqueue programs in Go.
+            Default: `Layout.RELIQ`.
+        observers: callables that get every event of this object. Default: none.
+        shards: how many shards the queue must have, a power of two up to 256. Default: None, the number in Redis.
+        ordered: True runs the messages of one key one at a time, in publish order. Default: False.
+        per_key: how many messages of one key may run at the same time, over all workers. Default: None, no limit.
+        rate: how many messages may start per time, for example "100/s", "5/m" or "1000/h". Default: None, no limit.
+        burst: how many messages may start at the same time after a pause. Default: None, the number that `rate` allows
+            in 0.1 s, at least 1.
+        key_rate: like `rate`, for the messages of each key. Default: None, no limit.
+        key_burst: like `burst`, for `key_rate`. Default: None.
+        concurrency: how many messages of the queue may run at the same time, over all workers. Default: None, no limit.
+        key_weights: key -> how many messages it gets in each turn; other keys get 1. Default: none.
 
     Attributes:
-        limits: those that are declared here, None without any. A worker that starts writes them to Redis, where they
-            hold for all workers.
+        limits: the declared limits as a `Limits` object; None without limits. A starting worker writes them to Redis,
+            and then they hold for all workers.
 
     Raises:
-        ConfigurationError: a name or setting is not allowed.
+        ConfigurationError: the name, the body type or an option is not valid.
+
+    Example:
+        orders = Queue("orders", Order, retries=5)
+        orders.publish(Order(42), delay=60)
 
     Example:
         orders = Queue("orders", Order, retries=5)
@@ -326,7 +341,7 @@ class Queue(Generic[B]):
     @overload
     def __init__(self, name: str, body: type[B], **options: Unpack[QueueOptions]) -> None: ...
 
-    @overload  # a type that is no class, such as `Cat | Dog` or `Order | None`
+    @overload  # a type that is not a class, such as `Cat | Dog` or `Order | None`
     def __init__(self, name: str, body: TypeForm[B], **options: Unpack[QueueOptions]) -> None: ...
 
     def __init__(
@@ -373,28 +388,37 @@ class Queue(Generic[B]):
 
     def publish(self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]) -> Receipt:
         """
-        Publish one message and return its receipt, which is true when it was published.
+        Publish one message. The receipt is true if the message was published.
+
+        Durations are seconds (int or float) or timedelta.
 
         Args:
             body: a value of the queue's type.
-            delay: seconds or timedelta until it is due.
-            at: when it is due, as an aware datetime, instead of `delay`.
-            id: an id of your own: it is not published again while its message lives, and for `dedup` after its end.
-            retries: deliveries after the first, None for the queue's.
-            ttl: seconds or timedelta after the due time in which a delivery may start, None for the queue's.
-            headers: short texts that travel beside the body, name -> text.
-            dedup: seconds or timedelta for which the chosen id stays taken after its end, None for the queue's.
-            replace: publish although the id ended a short while ago or has a tombstone.
-            incarnation: a number that distinguishes messages of a chosen id, for `Job.once`; None takes the time.
-            key: its message key, such as a tenant, 1 to 128 bytes of text: keys take turns, and order and limits hold for each.
-            priority: "high" or "low" instead of "normal", for a message without a key.
-            durability: the servers or disks that must have the message before the publish returns, None for the queue's.
+            delay: how long to wait until the message is due. Default: 0.
+            at: when the message is due, as an aware datetime; use `delay` or `at`, not both. Default: None.
+            id: your own message id, a str of 1 to 128 characters of A-Z a-z 0-9 _ . : - or a UUID. While a message with
+                this id exists, and for `dedup` after its end, another publish is refused as a duplicate. Default: a
+                generated id.
+            retries: how many times the message is delivered again after a failure, 0 to 1,000. Default: the queue's
+                `retries`.
+            ttl: how long after its due time the message may still start. Default: the queue's `ttl`.
+            headers: dict of text to text that travels with the body, at most 8 KiB as JSON. Default: none.
+            dedup: how long the chosen id cannot be published again after the message has ended. Default: the queue's
+                `dedup`.
+            replace: True publishes even if `dedup` or a tombstone still blocks the id. Default: False.
+            incarnation: an int that distinguishes messages with the same id, for `Job.once`. Default: the publish time.
+            key: the message key, such as a tenant or an account: 1 to 128 bytes of text. Order and limits hold for each
+                key, and keys take turns. Default: None.
+            priority: "high", "normal" or "low"; only without `key`. Default: "normal".
+            durability: a `Durability`: the replicas or disks that must confirm the message before `publish` returns.
+                Default: the queue's `durability`.
 
         Raises:
-            ConfigurationError: an option is not allowed.
+            ConfigurationError: an option is not valid.
             BodyError: the body cannot be encoded or is too large.
-            PublishFailed: Redis was away for 2 s (plus the wait of `durability`), or refused; publish again with its `id`
-                to be sure.
+            PublishFailed: Redis was unavailable for 2 s (plus the timeout of `durability`) or refused the message.
+                Publish again with the same `id` to avoid a second message.
+            TypeError: the method has no such option.
 
         Example: `queue.publish({"order": 42}, id="order-42", delay=60, headers={"tenant": "a"})`
         """
@@ -404,7 +428,7 @@ class Queue(Generic[B]):
     async def apublish(
         self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]
     ) -> Receipt:
-        """Publish one message in async code, see `publish`."""
+        """Async version of `publish`."""
         order = self._writer.order(body, options, call="apublish")
         return (await self._sender.send(ASYNCIO, [order], 0, self._durability(durability)))[0]
 
@@ -418,20 +442,25 @@ class Queue(Generic[B]):
         **others: Never,
     ) -> BulkResult:
         """
-        Publish bodies, or `Outgoing` with options of their own; return how many were published.
+        Publish many messages in few round trips.
 
-        The items are read as they are sent, never all at once.
+        The items are read as they are sent, so an iterator of any length needs little memory.
 
         Args:
-            items: bodies and `Outgoing`, mixed as you like.
-            chunk: at most this many messages go in one call to Redis.
-            max_backlog: each call waits until fewer messages than this are pending, ready or waiting for a retry.
-            durability: the servers or disks that must have the messages of a call before the next call, None for the queue's.
+            items: an iterable of bodies and of `Outgoing` objects, which carry their own options.
+            chunk: how many messages one call to Redis carries at most, 1 to 500. Default: 500.
+            max_backlog: wait before each call until fewer messages than this are pending, ready or to be redelivered.
+                Default: None, do not wait.
+            durability: a `Durability`: the replicas or disks that must confirm each call before the next call. Default:
+                the queue's `durability`.
+
+        Returns:
+            A `BulkResult` with the number of published messages and the ids of the others.
 
         Raises:
-            ConfigurationError, BodyError: an item is not allowed; the items of earlier calls are published.
-            PublishFailed: Redis is away or refused; `confirmed` counts the messages published before, and `rest` has the
-                others that were read: publish these and go on with `items`.
+            ConfigurationError, BodyError: an item is not valid. The items of earlier calls are published.
+            PublishFailed: Redis was unavailable or refused a call. `confirmed` counts the messages published before;
+                `rest` has the others that were read. Publish `rest` again and continue with `items`.
 
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
@@ -443,7 +472,7 @@ class Queue(Generic[B]):
         def send(orders: list[PreparedMessage], confirmed: int) -> list[Receipt]:
             return run_blocking(self._sender.send(BLOCKING, orders, confirmed, durability))
 
-        # While Redis works on a call, the next one is made.
+        # The next call is prepared while Redis works on the current call.
         with calls.adding_rest(), ThreadPoolExecutor(1, "reliq-publish") as sending:
             under_way: Callable[[], list[Receipt]] = list
             try:
@@ -453,14 +482,14 @@ class Queue(Generic[B]):
                     progress.add(done())
                     while progress.is_bounded and progress.is_full(self.counts()):
                         time.sleep(BACKLOG_SECONDS)
-                    is_first = self.known_shards.is_due  # the next is made when it is known how many shards there are
+                    is_first = self.known_shards.is_due  # the first call reads the number of shards
                     calls.sent()
                     under_way = begun(sending, partial(send, orders, progress.confirmed))
                     if is_first:
                         progress.add(under_way())
                         under_way = list
             except Exception:
-                under_way()  # when it has failed too, that came first
+                under_way()  # if the call under way failed too, its error comes first
                 raise
             progress.add(under_way())
         return progress.result()
@@ -474,14 +503,14 @@ class Queue(Generic[B]):
         durability: Durability | None = None,
         **others: Never,
     ) -> BulkResult:
-        """Publish many messages in async code, see `publish_many`."""
+        """Async version of `publish_many`."""
         check_bulk("Queue.apublish_many", others)
         progress = BulkProgress(max_backlog)
         calls = ShardCalls(self._writer, chunk)
         durability = self._durability(durability)
         with calls.adding_rest():
             for orders in calls.read(items):
-                while progress.is_bounded and progress.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
+                while progress.is_bounded and progress.is_full(await self.acounts()):  # noqa: ASYNC110  a check in Redis
                     await asyncio.sleep(BACKLOG_SECONDS)
                 calls.sent()
                 progress.add(await self._sender.send(ASYNCIO, orders, progress.confirmed, durability))
@@ -497,18 +526,22 @@ class Queue(Generic[B]):
         **options: Unpack[PublishOptions],
     ) -> str:
         """
-        Write one message to the outbox in the transaction `tx`, and return its id; a relay publishes it after the commit.
+        Write one message to the outbox in the transaction `tx`; a relay publishes it after the commit.
 
         Args:
-            tx: a Session or Connection of SQLAlchemy 2, a connection of Django, a Connection of psycopg 3 or sqlite3.
+            tx: a SQLAlchemy 2 Session or Connection, a Django connection, or a psycopg 3 or sqlite3 Connection.
             body: a value of the queue's type.
-            prefix: the beginning of the tables' names; `schema.prefix` names a schema too.
-            durability: the servers or disks that must have the message before the relay notes it as sent, None for the queue's.
-            options: as `publish` has them; a `delay` counts from now on, by the database's clock.
+            prefix: the start of the outbox tables' names, `schema.prefix` for a schema. Default: "reliq_".
+            durability: a `Durability`: the replicas or disks that must confirm the message before the relay marks the
+                row as sent. Default: the queue's `durability`.
+            options: the other options of `publish`; a `delay` starts now, by the database's clock.
+
+        Returns:
+            The message id.
 
         Raises:
-            ConfigurationError: an option is not allowed, `tx` is no transaction or would commit the row by itself, or
-                the table is not there.
+            ConfigurationError: an option is not valid, `tx` is not a transaction or would commit the row by itself, or
+                the outbox table does not exist.
             BodyError: the body cannot be encoded or is too large.
 
         Example:
@@ -531,7 +564,7 @@ class Queue(Generic[B]):
         durability: Durability | None = None,
         **options: Unpack[PublishOptions],
     ) -> str:
-        """Write a message to the outbox in async code, see `publish_in`; `tx` is an AsyncSession or AsyncConnection, of SQLAlchemy or of psycopg 3."""
+        """Async version of `publish_in`; `tx` is a SQLAlchemy AsyncSession or AsyncConnection, or a psycopg 3 AsyncConnection."""
         from reliq.outbox import transactions as outbox  # noqa: PLC0415  a satellite
 
         message = self._writer.order(body, options, call="apublish_in")
@@ -541,19 +574,20 @@ class Queue(Generic[B]):
     @contextmanager
     def receive(self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0) -> Iterator[list[Received[B]]]:
         """
-        Take up to `limit` messages, waiting up to `wait` for the first, and settle them when the block ends.
+        Claim up to `limit` messages and settle them when the `with` block ends.
 
-        Leases are renewed while the block runs. A message that was not answered (`job.nack()`, …) is acked at the
-        end, or nacked with the default backoff when the block raises.
+        The leases are renewed while the block runs. At its end, every message without an answer such as `job.nack()` is
+        acked. If the block raises, these messages are nacked with the default backoff.
 
         Args:
-            limit: the most messages to take.
-            wait: seconds or timedelta to wait for the first; 0 returns at once.
-            lease: seconds or timedelta after which another worker may have them, when this process dies.
+            limit: how many messages to claim at most. Default: 1.
+            wait: how long to wait for the first message, in seconds or as a timedelta. Default: 0, do not wait.
+            lease: how long after this process dies another worker may claim the messages, in seconds or as a timedelta.
+                Default: 30.
 
         Raises:
-            ConfigurationError: an argument is not allowed.
-            RedisUnavailableError: Redis is away.
+            ConfigurationError: an argument is not valid.
+            RedisUnavailableError: Redis is unavailable.
 
         Example:
             with orders.receive(limit=10, wait=5) as jobs:
@@ -571,7 +605,7 @@ class Queue(Generic[B]):
     async def areceive(
         self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0
     ) -> AsyncIterator[list[Received[B]]]:
-        """Receive messages in async code, see `receive`."""
+        """Async version of `receive`."""
         batch = self._receiver.batch(limit=limit, lease=lease)
         wait_seconds = seconds("wait", wait)
         with batch.noting_outages():
@@ -581,119 +615,169 @@ class Queue(Generic[B]):
 
     def shards(self) -> tuple[Keys, ...]:
         """
-        Return the keys of every shard that may hold messages, as Redis has them now: a single one without sharding.
+        Read from Redis which shards may hold messages, and return their keys; one item if the queue is not sharded.
 
-        While the Redis of the map is away, return the shards that this process read last.
+        While the shard map's Redis is unavailable, return the shards that this process read last.
 
         Raises:
-            ConfigurationError: there are not as many as the queue was made with.
-            RedisUnavailableError: Redis is away, and nothing is known.
+            ConfigurationError: the queue does not have the number of shards that it was created with.
+            RedisUnavailableError: Redis is unavailable, and this process has not read the shards before.
         """
         return run_blocking(self._read_shards(BLOCKING))
 
     async def ashards(self) -> tuple[Keys, ...]:
-        """Return the shards' keys in async code, see `shards`."""
+        """Async version of `shards`."""
         return await self._read_shards(ASYNCIO)
 
     def cancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
         """
-        Cancel a message, so that it does not start or, if it runs, is not retried.
+        Cancel a message: a waiting message never starts, and a running message is not retried.
 
-        The id of a `cancelled` message is free at once, the id of a `running` message after its end and its `dedup`.
+        The id of a `cancelled` message can be published again immediately. The id of a `running` message can be
+        published again after the end of its handler and its `dedup`.
 
         Args:
-            tombstone: seconds or timedelta for which a publish of this id is refused as `tombstoned`, also one that is
-                still on its way.
+            id: the message id, a str or UUID.
+            tombstone: how long to refuse publishes of this id as `tombstoned`, in seconds or as a timedelta. This
+                includes a publish that is already on its way. Default: None, no tombstone.
 
         Returns:
-            `cancelled`; `running`, then its handler sees it; `not_found`, it has ended or never was, or a first try
-            with a lost reply has cancelled it.
+            `cancelled`; `running`: the handler can check `job.cancelled`; `not_found`: the message has ended or never
+            existed. After a lost reply the call is repeated, so `not_found` can also mean that the first try cancelled
+            it.
+
+        Raises:
+            ConfigurationError: an argument is not valid.
+            RedisUnavailableError: Redis is unavailable.
         """
         return run_blocking(self._cancel(BLOCKING, id, tombstone))
 
     async def acancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
-        """Cancel a message in async code, see `cancel`."""
+        """Async version of `cancel`."""
         return await self._cancel(ASYNCIO, id, tombstone)
 
     def reschedule(self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
-        """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
+        """
+        Change the due time of a waiting message.
+
+        Args:
+            id: the message id, a str or UUID.
+            delay: the time from now until the message is due, in seconds or as a timedelta. Default: 0.
+            at: the new due time, as an aware datetime, instead of `delay`. Default: None.
+
+        Returns:
+            `rescheduled`, `running` or `not_found`; only `rescheduled` changes the message.
+
+        Raises:
+            ConfigurationError: an argument is not valid.
+            RedisUnavailableError: Redis is unavailable.
+        """
         return run_blocking(self._at_home(BLOCKING, check_id(id), lambda keys: rescheduling(keys, id, delay, at)))
 
     async def areschedule(
         self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None
     ) -> RescheduleStatus:
-        """Give a message another due time in async code, see `reschedule`."""
+        """Async version of `reschedule`."""
         return await self._at_home(ASYNCIO, check_id(id), lambda keys: rescheduling(keys, id, delay, at))
 
     def counts(self) -> Counts:
         """
-        Count the queue's messages by place, and every total; of one shard, or of each, at one moment.
+        Count the queue's messages by state, and read all totals. The numbers of one shard are of the same moment.
 
-        While the Redis of some shards is away, the others are counted: `away` names those.
+        If some shards are unavailable, the others are counted, and `away` has the numbers of the missing shards.
+
+        Raises:
+            RedisUnavailableError: all shards are unavailable.
         """
         return Counts.sum(*answered(run_blocking(self._of_shards(BLOCKING, transitions.counts, ever=True))))
 
     async def acounts(self) -> Counts:
-        """Count messages in async code, see `counts`."""
+        """Async version of `counts`."""
         return Counts.sum(*answered(await self._of_shards(ASYNCIO, transitions.counts, ever=True)))
 
     def pause(self, *, reason: str = "", for_: Duration | None = None) -> None:
         """
-        Have consumers stop claiming within a second, for a while or until `resume`; Redis keeps by whom, when and why.
+        Pause the queue: consumers stop claiming within a second. Running handlers continue.
+
+        Args:
+            reason: a text of one line, up to 200 characters; commands and the web UI show it. Default: empty.
+            for_: how long the pause lasts, in seconds or as a timedelta. Default: None, until `resume`.
 
         Raises:
-            RedisUnavailableError: Redis is away; for a queue with several shards the error names the paused shards.
+            ConfigurationError: an argument is not valid.
+            RedisUnavailableError: Redis is unavailable. If the queue has several shards, the error names the paused
+                shards.
         """
         answers = run_blocking(self._of_shards(BLOCKING, lambda keys: pausing(keys, reason, for_)))
         of_every_shard(self.name, "paused", answers)
 
     async def apause(self, *, reason: str = "", for_: Duration | None = None) -> None:
-        """Pause the queue in async code, see `pause`."""
+        """Async version of `pause`."""
         answers = await self._of_shards(ASYNCIO, lambda keys: pausing(keys, reason, for_))
         of_every_shard(self.name, "paused", answers)
 
     def resume(self) -> bool:
-        """Have consumers claim again; return whether the queue was paused, or put to sleep by `RateLimited`."""
+        """Resume the queue; return whether it was paused, or asleep after `RateLimited`."""
         return run_blocking(self._resume(BLOCKING))
 
     async def aresume(self) -> bool:
-        """Resume the queue in async code, see `resume`."""
+        """Async version of `resume`."""
         return await self._resume(ASYNCIO)
 
     def letters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
-        """Return up to `limit` dead letters, oldest first, those after the letter named `after`."""
+        """
+        Return dead letters, oldest first.
+
+        Args:
+            limit: how many dead letters to return at most, 1 to 500; of several shards a few more. Default: 100.
+            after: the `letter` of the last dead letter of the previous call, to get the next. Default: empty, from the
+                start.
+
+        Raises:
+            ConfigurationError: an argument is not valid.
+            RedisUnavailableError: Redis is unavailable.
+        """
         return run_blocking(self._letters(BLOCKING, limit, after))
 
     async def aletters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
-        """Return dead letters in async code, see `letters`."""
+        """Async version of `letters`."""
         return await self._letters(ASYNCIO, limit, after)
 
     def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0, retries: int | None = None) -> int:
         """
-        Publish up to 500 dead letters again with fresh retries, by default as many as before; return how many.
+        Publish dead letters again, and return how many were published.
 
-        A letter stays while its id is alive, and while a change of the number of shards has not moved it. When a reply is
-        lost the call is repeated, and letters that the first try has redriven are not counted: see
-        `counts().totals["redriven"]`.
+        A letter stays in the queue if a message with its id exists, or if a change of the number of shards has not
+        moved the letter yet. If a reply is lost, the call is repeated, and letters that the first try published are not
+        counted: see `counts().totals["redriven"]`.
+
+        Args:
+            letters: up to 500 `Letter` objects, as returned by `letters`.
+            delay: how long until the messages are due, in seconds or as a timedelta. Default: 0.
+            retries: the retries of each message. Default: None, as many as it was published with.
+
+        Raises:
+            ConfigurationError: an argument is not valid.
+            RedisUnavailableError: Redis is unavailable.
         """
         return run_blocking(self._redrive(BLOCKING, letters, delay, retries))
 
     async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0, retries: int | None = None) -> int:
-        """Publish dead letters again in async code, see `redrive`."""
+        """Async version of `redrive`."""
         return await self._redrive(ASYNCIO, letters, delay, retries)
 
     def close(self) -> None:
-        """Close the blocking connections of this queue's Redis; they come back when they are used again."""
-        with suppress(ConfigurationError):  # no Redis was named: nothing was opened
+        """Close the blocking connections to this queue's Redis; the next use opens them again."""
+        with suppress(ConfigurationError):  # no Redis URL: no connection was opened
             self._clients.close()
 
     async def aclose(self) -> None:
-        """Close the running event loop's connections of this queue's Redis."""
+        """Close the running event loop's connections to this queue's Redis."""
         with suppress(ConfigurationError):
             await self._clients.aclose()
 
     def connection(self) -> Connection:
-        """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
+        """Return the connection to the queue's Redis; raise ConfigurationError without a URL."""
         return self._clients.connection()
 
     async def _read_shards(self, driver: Driver) -> tuple[Keys, ...]:
@@ -742,7 +826,7 @@ class Queue(Generic[B]):
         while left:
             by_shard = defaultdict[int, list[Letter]](list)
             for letter in left:
-                if home(letter.id, shards.map.n) == letter.shard:  # else the change of shards has not moved it yet
+                if home(letter.id, shards.map.n) == letter.shard:  # else it has not been moved yet
                     by_shard[letter.shard].append(letter)
             left = []
             for shard, of_shard in by_shard.items():
@@ -762,8 +846,8 @@ class Queue(Generic[B]):
         return redriven
 
     async def _at_home(self, driver: Driver, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
-        """Make a call about a message in its home shard; while it is not found, in the earlier home, then by the newest map."""
-        make(self.keys)  # bad arguments are refused before Redis is asked
+        """Make a call about a message at its home shard, then its earlier home, then by the newest map, until found."""
+        make(self.keys)  # refuses invalid arguments before Redis is called
         await self.known_shards.refresh(driver)
         while True:
             known = self.known_shards.map
@@ -777,10 +861,10 @@ class Queue(Generic[B]):
 
     async def _of_shards(self, driver: Driver, make: Callable[[Keys], Request[T]], *, ever: bool = False) -> list[Any]:
         """
-        Make a request of every shard that there is now, in one round trip; one that fails has its exception as answer.
+        Make a request to every current shard, in one round trip; a failed request has the exception as its answer.
 
         Args:
-            ever: also of the shards that are no more.
+            ever: also to shards that have been removed.
         """
         first = make(self.keys)
         shards = await self._read_shards(driver)

@@ -1,8 +1,8 @@
 """
-The settings of queues, handlers, workers and limits, checked when they are made; and how long reliq waits and retries.
+The settings of queues, handlers, workers and limits, checked at creation; and the waits and retries of reliq.
 
-Durations are seconds or timedelta for people, and become float seconds here; Redis gets whole milliseconds. Backoffs are
-tenacity's wait strategies.
+The public settings take durations as seconds or timedelta. They are converted to float seconds here, and to whole
+milliseconds for Redis. Backoffs are wait strategies of tenacity.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
 
 
-#: 1 to 3 s, 2 to 6, 4 to 12 …, at most an hour; about two hours over twelve retries. Two thirds of the longest wait are
-#: jitter: what failed together, when a dependency went down, does not come back together.
+#: Waits of 1 to 3 s, 2 to 6 s, 4 to 12 s …, at most an hour; about two hours for twelve retries. Up to two thirds of a
+#: wait is jitter, so that messages which failed together during an outage are not redelivered together.
 DEFAULT_BACKOFF = wait_exponential(max=1800) + wait_random_exponential(multiplier=2, max=1800)
 
-#: The wait between two tries at Redis, in seconds.
+#: The pause between two tries to reach Redis, in seconds.
 RECONNECT = wait_exponential(multiplier=0.05, max=2) + wait_random(0, 0.1)
 
-#: What the names of the outbox's tables begin with.
+#: The default prefix of the outbox tables' names.
 OUTBOX_PREFIX = "reliq_"
 DAY_SECONDS = 86_400.0
-#: The longest duration, ten years.
+#: The longest duration: ten years.
 LONGEST_SECONDS = 3650 * DAY_SECONDS
 MIB = 1_048_576
-#: No queue allows larger bodies, in bytes.
+#: The largest `max_body` of a queue, in bytes.
 LARGEST_BODY = 16 * MIB
 BATCH_LIMIT = 500
-#: One round trip brings no more bytes of bodies than about this: neither Redis nor the process is held up for long.
+#: One round trip reads at most about this many bytes of bodies, to keep Redis and the process responsive.
 READ_BYTES = 8 * MIB
-#: Bodies that have no more bytes together come in the first round trip; of larger ones it brings the sizes.
+#: The first round trip reads bodies up to this total size; of larger bodies it reads only the sizes.
 INLINE_BYTES = 131_072
 #: The shortest and the longest lease.
 LEASE_SECONDS = (0.05, DAY_SECONDS)
-#: How long a batch waits to be full unless its handler says otherwise.
+#: The default of `linger`: how long a batch waits to fill up.
 LINGER_SECONDS = 0.05
 LONGEST_LINGER_SECONDS = 60.0
-#: A rate permits at most this many starts in a second.
+#: The highest rate, in starts per second.
 STARTS_LIMIT = 10_000
-#: The most messages of a key or a queue at once.
+#: The highest limit of simultaneous messages of a key or a queue.
 HELD_LIMIT = 1_000_000
 WEIGHT_LIMIT = 1000
 WEIGHTS_LIMIT = 1000
-#: Without a burst of its own a rate permits at once what it permits in this part of a second, and one at least.
+#: The default burst is the number of starts that the rate allows in a second divided by this, at least 1.
 BURST_PART = 10
 
 #: Microseconds in the units of a rate.
 UNIT_US = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
 _RATE = re.compile(r"([1-9][0-9]{0,7})/([smh])")
-#: What the field of a key's weight begins with.
+#: The prefix of the field for a key's weight.
 WEIGHT_FIELD = "weight:"
 
 
 def seconds_after(backoff: wait_base, attempt: int) -> float:
     """
-    Return how long `backoff` waits after delivery number `attempt` (1 for the first), in seconds.
+    Return how many seconds `backoff` waits after delivery number `attempt`, 1 for the first.
 
-    No attempt is beyond the number that retries allow: a strategy may compute 2**attempt.
+    The number is limited to the allowed retries, because a strategy may compute 2**attempt.
     """
     state = RetryCallState(Retrying(), None, (), {})
     state.attempt_number = min(attempt, RETRIES_LIMIT + 1)
@@ -82,7 +82,7 @@ def seconds_after(backoff: wait_base, attempt: int) -> float:
 
 
 def seconds(name: str, value: Duration, *, least: float = 0.0, most: float = LONGEST_SECONDS) -> float:
-    """Return a duration in seconds; raise ConfigurationError naming `name` when it is outside `least`..`most`."""
+    """Return a duration in seconds; raise ConfigurationError for `name` if it is outside `least`..`most`."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number:  # noqa: PLR0124  NaN
         raise ConfigurationError(f"{name} must be seconds or a timedelta, not {_format_value(value)}")
@@ -92,7 +92,7 @@ def seconds(name: str, value: Duration, *, least: float = 0.0, most: float = LON
 
 
 def check_int(name: str, value: int, *, least: int = 0, most: int) -> int:
-    """Return a whole number; raise ConfigurationError naming `name` when it is outside `least`..`most`."""
+    """Return a whole number; raise ConfigurationError for `name` if it is outside `least`..`most`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"{name} must be a whole number, not {_format_value(value)}")
     if not least <= value <= most:
@@ -101,20 +101,20 @@ def check_int(name: str, value: int, *, least: int = 0, most: int) -> int:
 
 
 def check_is_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise ConfigurationError naming `name` when a value is not among those allowed."""
+    """Raise ConfigurationError for `name` if a value is not one of those allowed."""
     if value not in allowed:
         raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}, not {str(value)[:40]!r}")
 
 
 def _format_value(value: object) -> str:
-    """Return a number as text, unless it is too long to be read; for anything else its type."""
+    """Return a number as text if it is short; otherwise the name of its type."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return "a number of more than 20 digits"
     return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
 def milliseconds(duration: Duration) -> int:
-    """Return seconds as whole milliseconds, rounded up: a wait is never cut short."""
+    """Return seconds as whole milliseconds, rounded up so that no wait is too short."""
     number = duration.total_seconds() if isinstance(duration, timedelta) else duration
     return math.ceil(number * 1000 - 1e-6)
 
@@ -128,7 +128,7 @@ def _check_ints(settings: Any, **bounds: tuple[int, int]) -> None:
 
 
 def _set_seconds(settings: Any, **bounds: tuple[float, float]) -> None:
-    """Turn the named durations of a frozen settings object into float seconds, checked; None stays if it is the default."""
+    """Convert named durations of a frozen settings object to checked seconds; None passes where it is the default."""
     for name, (least, most) in bounds.items():
         value = getattr(settings, name)
         if value is not None or settings.__dataclass_fields__[name].default is not None:
@@ -138,17 +138,18 @@ def _set_seconds(settings: Any, **bounds: tuple[float, float]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durability:
     """
-    Who must have a message before its publish returns: replicas, or files on disk. `replicas` and `aof` make one.
+    Which replicas or disks must confirm a message before its publish returns.
 
-    The receipt says what was not confirmed in time; the message is published all the same.
-
-    Example: `Queue("orders", durability=Durability.replicas(1))`
+    Create it with `Durability.replicas` or `Durability.aof`; `Durability.NONE` requires no confirmation. A message that
+    is not confirmed in time is published all the same; `Receipt.durable` is False then.
 
     Attributes:
-        kind: `none`, `replicas` (Redis' WAIT) or `aof` (WAITAOF).
+        kind: "none", "replicas" (Redis' WAIT) or "aof" (Redis' WAITAOF).
         count: how many replicas must confirm.
         local: whether the server's own append-only file must be on disk.
-        timeout: seconds or timedelta that the publish waits for confirmations (0.001..60).
+        timeout: how long the publish waits for confirmations, 0.001 to 60 s, in seconds or as a timedelta.
+
+    Example: `Queue("orders", durability=Durability.replicas(1))`
     """
 
     kind: Literal["none", "replicas", "aof"] = "none"
@@ -161,7 +162,11 @@ class Durability:
     @classmethod
     def replicas(cls, count: int, timeout: Duration = 0.5) -> Self:
         """
-        Wait until `count` replicas have the message in memory, at most `timeout` (seconds or timedelta).
+        Require `count` replicas to have the message in memory.
+
+        Args:
+            count: how many replicas must confirm, 1 to 100.
+            timeout: how long to wait, 0.001 to 60 s, in seconds or as a timedelta. Default: 0.5.
 
         Raises:
             ConfigurationError: `count` is not 1 to 100, or `timeout` not 0.001 to 60 seconds.
@@ -171,12 +176,18 @@ class Durability:
     @classmethod
     def aof(cls, *, local: bool = True, replicas: int = 0, timeout: Duration = 2.0) -> Self:
         """
-        Wait until the message is on disk (fsync): in the append-only file of the server, of `replicas`, or both.
+        Require the message to be on disk (fsync), in append-only files. Needs Redis 7.2.
 
-        It needs Redis 7.2. With `appendfsync everysec` a confirmation takes up to a second and more.
+        With `appendfsync everysec` a confirmation can take more than a second.
+
+        Args:
+            local: whether the server's own file must have it. Default: True.
+            replicas: how many replicas' files must have it, 0 to 100. Default: 0.
+            timeout: how long to wait, 0.001 to 60 s, in seconds or as a timedelta. Default: 2.
 
         Raises:
-            ConfigurationError: no server is to confirm, `replicas` is not 0 to 100, or `timeout` not 0.001 to 60 seconds.
+            ConfigurationError: no server must confirm, `replicas` is not 0 to 100, or `timeout` not 0.001 to 60
+                seconds.
         """
         if not isinstance(local, bool):
             raise ConfigurationError(f"local must be True or False, not {_format_value(local)}")
@@ -189,7 +200,7 @@ class Durability:
 
     @classmethod
     def checked(cls, given: Any) -> Durability:
-        """Return `given` when it is a Durability; raise ConfigurationError for anything else."""
+        """Return `given` if it is a Durability; otherwise raise ConfigurationError."""
         if not isinstance(given, Durability):
             raise ConfigurationError(
                 f"durability must be Durability.replicas(1), Durability.aof() or Durability.NONE, not {_format_value(given)}"
@@ -204,17 +215,21 @@ Durability.NONE = Durability()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
     """
-    The settings of a queue, keyword arguments of `Queue`; durations are seconds or timedelta.
+    The settings of a queue, which are keyword arguments of `Queue`. Durations are seconds or timedelta.
 
     Attributes:
-        retries: deliveries after the first (0..1000).
-        ttl: for how long after the due time a delivery may start.
-        max_body: the most bytes of an encoded body (1..16 MiB); a publish refuses a larger one, a worker does not read it.
-        dedup: for how long a chosen id stays taken after its end.
-        letters_max: how many dead letters are kept; 0 deletes a message at its end, as the Go original does.
-        letters_ttl: for how long a dead letter is kept.
-        history: how many of the last acked messages are remembered; of other ends, the last 1,000 always are.
-        durability: who must have a message before its publish returns.
+        retries: how many times a failed message is delivered again, 0 to 1,000. Default: 12.
+        ttl: how long after its due time a message may still start. Default: 7 days.
+        max_body: the largest encoded body in bytes, up to 16 MiB. A publish refuses a larger body, and a worker does
+            not load it. Default: 1 MiB.
+        dedup: how long a chosen id cannot be published again after its message has ended. Default: 10 minutes.
+        letters_max: how many dead letters are kept, up to 10,000,000; 0 deletes a failed message, like
+            HDT3213/delayqueue. Default: 100,000.
+        letters_ttl: how long a dead letter is kept. Default: 7 days.
+        history: how many of the last acked messages are kept for lookups, up to 100,000. The last 1,000 messages that
+            ended in another way are always kept. Default: 0.
+        durability: which replicas or disks must confirm a message before its publish returns. Default:
+            `Durability.NONE`.
     """
 
     retries: int = 12
@@ -251,20 +266,24 @@ class SettingsOptions(TypedDict, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
     """
-    The settings of a handler, keyword arguments of `Consumer.handler`; durations are seconds or timedelta.
+    The settings of a handler, which are keyword arguments of `Consumer.handler`. Durations are seconds or timedelta.
 
     Attributes:
-        lease: after this time a silent worker's message goes to another (0.05 s to a day); renewed while it runs.
-        timeout: how long a handler may take; None for no limit.
-        concurrency: at most this many calls run at once in a process; None for no limit but the worker's.
-        weight: this queue's share of free slots, relative to the others'.
-        backoff: tenacity's wait strategy between a failure and the next delivery.
-        retry_on: exceptions after which the message is delivered again; after others it is rejected.
-        reject_on: exceptions after which the message is rejected, even if they are in `retry_on`.
-        undecodable: `retry` a body that does not decode or is too large, with backoff, or `reject` it at once.
-        batch: the most messages in one call of a handler that takes a list (1..500); None for one that takes a body.
-        linger: how long a batch waits at most to be full (0..60 s); None for 0.05; only with `batch`.
-        batch_by_key: whether all messages of a batch have the same key, or none; only with `batch`.
+        lease: the time after which a message of a dead worker is redelivered, 0.05 s to a day. Workers renew the lease
+            while the handler runs. Default: 30 s.
+        timeout: how long a handler may run; None for no limit. Default: 10 minutes.
+        concurrency: how many calls may run at the same time in a process. Default: None, only the worker's limit.
+        weight: this queue's share of free slots, relative to the other queues, from 1 on. Default: 1.
+        backoff: the wait between a failure and the next delivery, a wait strategy of tenacity. Default: exponential
+            with jitter, about two hours for twelve retries.
+        retry_on: exceptions after which the message is delivered again; after others it is rejected. Default:
+            Exception.
+        reject_on: exceptions after which the message is rejected, even if they are in `retry_on`. Default: none.
+        undecodable: "retry" redelivers a body that does not decode or is too large, with backoff; "reject" makes it a
+            dead letter immediately. Default: "retry".
+        batch: the most messages in one call, 1 to 500, for a handler that takes a list. Default: None, one message.
+        linger: how long a batch waits to fill up, 0 to 60 s; only with `batch`. Default: None, 0.05 s.
+        batch_by_key: whether all messages of a batch have the same key, or none; only with `batch`. Default: False.
 
     Example: `@consumer.handler(orders, lease=60, timeout=timedelta(minutes=5), concurrency=4)`
     """
@@ -316,12 +335,15 @@ class WorkerSettings:
     The settings of one worker process, for `Consumer.run` and `Consumer.start`.
 
     Attributes:
-        concurrency: how many calls of handlers run at once.
-        grace: how long running handlers have after a stop (seconds or timedelta).
-        max_jobs: messages that `Consumer.run` starts before the process is replaced, None for no limit.
-        burst: stop when the queues are empty, but for messages that are due later; `delayed` waits for those too.
-        allow_eviction: start although Redis may evict messages at `maxmemory`.
-        log_error_text: log the texts of exceptions and the reasons of answers too; they may hold pieces of bodies.
+        concurrency: how many handler calls run at the same time. Default: 16.
+        grace: how long running handlers may continue after a stop, in seconds or as a timedelta. Default: 25.
+        max_jobs: after this many started messages `Consumer.run` ends, so that the process is replaced. Default: None,
+            no limit.
+        burst: True stops when the queues are empty, except for messages that are due later; "delayed" waits for these
+            too. Default: False.
+        allow_eviction: start even if Redis may evict messages at `maxmemory`. Default: False.
+        log_error_text: log the texts of exceptions and the reasons of results, which may contain parts of bodies.
+            Default: False.
 
     Example: `consumer.run(WorkerSettings(concurrency=32, grace=60))`
     """
@@ -343,19 +365,23 @@ class WorkerSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """
-    The limits that a queue declares, as keyword arguments of `Queue`; None is no limit.
+    The limits that a queue declares, which are keyword arguments of `Queue`.
 
     Attributes:
-        ordered: one message of a key at a time, in the order in which they were published.
-        per_key: at most this many messages of a key at once, over all processes (1..1,000,000).
-        rate: how many messages may start in all: "100/s", "5/m" or "1000/h", at most 10,000 in a second.
-        burst: how many of them at once after a pause; None for a tenth of a second's, and one at least.
-        key_rate, key_burst: the same of each key.
-        concurrency: at most this many messages at once, over all processes (1..1,000,000).
-        key_weights: key -> how many messages it has in the turn in which others have one (1..1000, for 1000 keys).
+        ordered: True runs the messages of one key one at a time, in publish order. Default: False.
+        per_key: how many messages of one key may run at the same time, over all workers, 1 to 1,000,000. Default: None.
+        rate: how many messages may start per time: "100/s", "5/m" or "1000/h", at most 10,000 per second. Default:
+            None.
+        burst: how many messages may start at the same time after a pause. Default: None, the number that `rate` allows
+            in 0.1 s, at least 1.
+        key_rate: like `rate`, for the messages of each key. Default: None.
+        key_burst: like `burst`, for `key_rate`. Default: None.
+        concurrency: how many messages of the queue may run at the same time, over all workers, 1 to 1,000,000. Default:
+            None.
+        key_weights: key -> how many messages it gets in each turn, 1 to 1,000, for up to 1,000 keys; other keys get 1.
 
     Raises:
-        ConfigurationError: one of them is not allowed.
+        ConfigurationError: a limit is not valid.
     """
 
     ordered: bool = False
@@ -398,10 +424,10 @@ class Limits:
     @staticmethod
     def parse_rate(text: str, name: str = "rate") -> int:
         """
-        Return the microseconds between two starts of a rate such as "100/s", rounded up: no more may start than it says.
+        Return the microseconds between two starts of a rate such as "100/s", rounded up.
 
         Raises:
-            ConfigurationError: it is not a rate; the message calls it `name`.
+            ConfigurationError: `text` is not a valid rate; the error message uses `name`.
         """
         match = _RATE.fullmatch(text) if isinstance(text, str) else None
         if match is None:
@@ -418,7 +444,7 @@ class Limits:
         return -(-unit_us // number)
 
     def fields(self) -> dict[str, str]:
-        """Return these limits as fields of the hash `limits`; its fields `on` and `declared` are written elsewhere."""
+        """Return these limits as fields of the hash `limits`, which has two more fields: `on` and `declared`."""
         fields: dict[str, int | None] = {
             "ordered": 1 if self.ordered else None,
             "per_key": 1 if self.ordered else self.per_key,
@@ -435,7 +461,7 @@ class Limits:
 
     @property
     def declaration(self) -> str:
-        """The fingerprint of these limits: a worker writes its own when Redis has another one."""
+        """The fingerprint of these limits: a worker writes its limits if Redis has another fingerprint."""
         return sha256(msgspec.json.encode(sorted(self.fields().items()))).hexdigest()[:16]
 
 
@@ -457,10 +483,10 @@ LIMITS = frozenset(LimitOptions.__annotations__)
 
 def limits_in(options: MutableMapping[str, Any], keys: Keys, shards: int | None) -> Limits | None:
     """
-    Take the limits of a queue out of its keyword arguments; None when it declares none.
+    Remove the limits from a queue's keyword arguments and return them; None if there are none.
 
     Raises:
-        ConfigurationError: one is not allowed, or the queue can have none.
+        ConfigurationError: a limit is not valid, or the queue cannot have limits.
     """
     given = {name: options.pop(name) for name in LIMITS & options.keys()}
     if not given:

@@ -3,11 +3,11 @@ The map of a queue's shards: the string `map` of shard 0.
 
 It is a JSON object, `{"epoch":3,"n":16,"was":8,"state":"growing","most":16}`:
 
-        epoch   the number of this map; each change of the map increases it
-        n       how many shards there are
-        was     how many shards there were before the change; equal to `n` when the change is finished
-        state   steady, growing or shrinking
-        most    how many shards there ever were at most; removed shards keep their totals
+    epoch   the number of this map; each change of the map increases it
+    n       how many shards there are
+    was     how many shards there were before the change; equal to `n` when the change is finished
+    state   steady, growing or shrinking
+    most    how many shards there ever were at most; removed shards keep their totals
 
 A queue without a map has one shard, and its epoch is 0. Each shard stores a fence, the string `epoch`: `EPOCH N WAS` or
 `EPOCH N WAS closed`, for example `3 16 8`. A shard refuses a publish or redrive by a map with an earlier epoch. A later
