@@ -55,7 +55,7 @@ def command(url, monkeypatch, capsys):
 
 @pytest.fixture
 def terminal(url):
-    """Run a command, or another program, on a terminal; it ends with the test."""
+    """Run a command, or another program, on a pseudo-terminal; it ends with the test."""
     with ExitStack() as stack:
 
         def start(*words, url=url, **options):
@@ -71,7 +71,7 @@ def layout(request):
 
 @pytest.fixture
 def admin(url):
-    """The methods behind the commands."""
+    """An `Admin` of the test's Redis."""
     admin = Admin(url)
     yield admin
     admin.close()
@@ -138,7 +138,7 @@ def login(client, url):
     yield make
     for user, known_by in made:
         client.acl_deluser(user)
-        Connection.to(known_by).maps.clear()  # the next test has another queue of that name
+        Connection.to(known_by).maps.clear()  # the next test has another queue with this name
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Handlers for a worker that runs with the least rights: one for each kind of answer."""
+"""A worker's handlers for the tests of least rights: one handler for each kind of answer."""
 
 from reliq import Consumer, Nack, Queue, Reject, Snooze
 

@@ -23,7 +23,7 @@ def bury_all(queue, error="bad card"):
 
 
 def raised(error):
-    """Return the error as it is caught, with the line that raised it."""
+    """Call the function; return its error with the line that raised it."""
     try:
         raise error
     except Exception as caught:
@@ -31,7 +31,7 @@ def raised(error):
 
 
 def pages(admin, state, limit, between=lambda: None):
-    """Read page after page of queue `q`; return the messages of each."""
+    """Read queue `q` page by page; return the messages of each page."""
     page = admin.page("q", state, limit=limit)
     found = [page.items]
     while page.after is not None:
@@ -42,7 +42,7 @@ def pages(admin, state, limit, between=lambda: None):
 
 
 def searches(admin, state, where, **options):
-    """Search queue `q` from result to result; return the results."""
+    """Search queue `q` until there are no more results; return the results."""
     found = []
     while not found or found[-1].after is not None:
         after = found[-1].after if found else None

@@ -1,4 +1,4 @@
-"""A queue as bad as a producer, an end user's text or a foreign program can make it."""
+"""Fill a queue with the worst data that a producer, a user's text or a foreign program can write."""
 
 import json
 import time
@@ -18,7 +18,7 @@ TEXTS = [
     "Zürich 東京 \N{PARTY POPPER}".encode(),
     b"x" * 128,
 ]
-#: Names of queues, as the Go layout allows them: each means more than itself to some shell, or is an option of a command.
+#: Queue names that the Go layout allows and that contain shell syntax, or look like an option of a command.
 NAMES = [r"x\$(ls)", "x$(ls)", "x`ls`", "x;ls", "x'y", 'x"y', "x y", "*", "?", "~root", "=ls", "%1", "x:y", "--yes"]
 NUMBERS = [b"3", b"-1", b"9" * 400, b"9" * 4301, b"\xc2\xb2", b"-" + b"9" * 30, b"", b"nan", b"1e999"]
 SCORES = ["+inf", "-inf", "1e300", "-1e300", "0", "99999999999", "4000000000000", "9223372036854775807", "1795300000"]
@@ -50,7 +50,7 @@ def bodies():
 
 
 def complaints(text):
-    """What in a text a terminal obeys, hides or shows elsewhere."""
+    """Return the characters of a text that a terminal obeys, hides or reorders."""
     bad = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return sorted({repr(one) for one in text if one != "\n" and unicodedata.category(one) in bad})
 
@@ -75,7 +75,7 @@ def spoil(client, name="q", number=300):
 
 
 def _beside(many, keys, ids):
-    """Ends, letters, totals, the pause, workers and names."""
+    """Write hostile ends, dead letters, totals, a pause, workers and names."""
     values = list(bodies())
     for at in range(100):
         note, id, kind = NOTES[at % len(NOTES)], ids[at], TEXTS[at % len(TEXTS)]

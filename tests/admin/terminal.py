@@ -18,12 +18,12 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
 
 
 class Terminal:
-    """`reliq WORDS…`, or another program, on a terminal of a size."""
+    """`reliq WORDS…`, or another program, on a pseudo-terminal of the given size."""
 
     def __init__(
         self, *words, columns=120, lines=24, url="", program=(sys.executable, "-m", "reliq"), folder=None, **environment
     ):
-        # A program believes COLUMNS and LINES more than its terminal, and test runners set them.
+        # COLUMNS and LINES, which test runners set, override the terminal's size.
         inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.raw = b""
         self._screen = pyte.Screen(columns, lines)
@@ -46,18 +46,18 @@ class Terminal:
 
     @property
     def text(self):
-        """Return everything that was shown so far, without its styles."""
+        """Return the whole output so far, without styles."""
         return _ESCAPES.sub("", self.raw.decode("utf-8", "replace"))
 
     def wait_for(self, *patterns):
-        """Wait until each of `patterns` is in a line of the screen at the same moment; return the lines."""
+        """Wait until all `patterns` are on the screen at the same moment; return their lines."""
         return self._wait(
             lambda: [row.rstrip() for row in self._screen.display],
             lambda rows: all(any(re.search(pattern, row) for row in rows) for pattern in patterns),
         )
 
     def wait_for_text(self, pattern):
-        """Wait until `pattern` was shown, even if it was overwritten since."""
+        """Wait until `pattern` was printed, even if it has been overwritten."""
         self._wait(lambda: self.text, lambda text: re.search(pattern, text))
 
     def _wait(self, look, is_there):
@@ -72,7 +72,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def end(self, number=None):
-        """Send a signal, if any; return the exit code, once everything that was written is read."""
+        """Send a signal, if any; return the exit code after the last output has been read."""
         if number is not None:
             self.process.send_signal(number)
         code = self.process.wait(PATIENCE_SECONDS)
@@ -89,7 +89,7 @@ class Terminal:
         while True:
             try:
                 piece = os.read(self._master, 65_536)
-            except OSError:  # the other end is closed
+            except OSError:  # the program has closed the terminal
                 return
             if not piece:
                 return

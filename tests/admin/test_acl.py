@@ -1,4 +1,4 @@
-"""`Admin.acl`: users with exactly the printed rule do all of their role, and are refused the rest."""
+"""`Admin.acl`: a user with exactly the printed rule can do all actions of the role, and nothing else."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ from reliq.redis.shards import ShardMap
 PACKAGE = Path(reliq.__file__).parent
 Q = Keys("q")
 BODY = Q.msg("m")
-#: Commands that each role is refused; on Redis 7.0 and newer also those that it may run on other Redis keys only.
+#: Commands that Redis refuses to each role; since Redis 7.0 also commands that it allows on other Redis keys only.
 REFUSED = {
     "producer": (f"MGET {BODY}", f"RPOP {Q.ready}", f"LRANGE {Q.ready} 0 -1", "GET reliq:worker:w"),
     "consumer": (f"RENAME {Q.ready} {Q.retry}",),

@@ -1,4 +1,4 @@
-"""An operator with exactly the rule that `reliq acl` prints runs every command of an operator, and no more than that."""
+"""A user with exactly the rule of `reliq acl` for operators can run every operator command, and nothing else."""
 
 import re
 import time
@@ -10,7 +10,7 @@ from transition import run_transition
 from reliq import Admin, ConfigurationError, Outgoing, Queue
 from reliq.redis.commands import RunningJob
 
-#: Rights that these calls do not need: to watch, to continue a page, to repair other faults.
+#: Rights that these calls do not need: for `watch`, for later pages, for other repairs.
 ELSEWHERE = {"HRANDFIELD", "LREM", "RENAMENX", "EVAL", "ZCOUNT", "ZRANK"}
 #: Commands that move messages between the shards of a queue; tests/admin/test_shards_command.py runs them.
 ELSEWHERE |= {"HSETNX", "SADD", "WAIT"}
@@ -18,7 +18,7 @@ ELSEWHERE |= {"HSETNX", "SADD", "WAIT"}
 
 @pytest.fixture(params=[(), ("--server", "6.2")], ids=["this server", "6.2"])
 def rule(request, command):
-    """The output of `reliq acl` for an operator of two queues."""
+    """Return the output of `reliq acl` for an operator of two queues."""
     done = command("acl", "--role", "operator", "--queue", "q", "--queue", "other", *request.param)
     assert done.code == 0, done.err
     return done.out
@@ -26,7 +26,7 @@ def rule(request, command):
 
 @pytest.fixture
 def operator(client, rule, url):
-    """A user made with that rule and a password; its URL."""
+    """Make a user with this rule and a password; return its URL."""
     client.execute_command("ACL", "SETUSER", "reliq-operator", "reset")
     client.execute_command(*rule.split())
     client.execute_command("ACL", "SETUSER", "reliq-operator", "on", ">secret")
@@ -37,7 +37,7 @@ def operator(client, rule, url):
 
 @pytest.fixture
 def scene(url, client, alive, queue, claim, die):
-    """Messages in every state, dead letters, one message that got lost, and a worker."""
+    """Messages in every state, dead letters, a lost message, and a worker."""
     other = Queue("other", url=url)
     other.publish({}, delay=600)
     other.publish_many(Outgoing(body={}, id=f"keyed{at}", key="tenant") for at in range(3))
@@ -59,7 +59,7 @@ def scene(url, client, alive, queue, claim, die):
 
 
 def ran(client):
-    """The commands that Redis has run since its figures were reset, those in scripts included."""
+    """Return the commands that Redis has run since its statistics were reset, including commands of scripts."""
     figures = client.info("commandstats")
     return {name.removeprefix("cmdstat_").partition("|")[0].upper() for name in figures if figures[name]["calls"]}
 

@@ -1,4 +1,4 @@
-"""The twin of `Admin` for async code: nothing blocks the event loop, and a cancelled bulk method ends between two steps."""
+"""`AsyncAdmin`: no method blocks the event loop, and a cancelled bulk method stops between two steps."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from reliq.errors import ConfigurationError
 
 @pytest.fixture
 def ask(url):
-    """Run async code with an AsyncAdmin of the test's Redis."""
+    """Run async code with an AsyncAdmin on the test's Redis."""
 
     def run(code):
         async def main():
@@ -56,7 +56,7 @@ def test_progress_is_reported_on_the_event_loop(ask, die):
 
 
 async def begun(twin, rate):
-    """Begin a redrive; return its task after the first step."""
+    """Start a redrive; return its task after the first step."""
     step = asyncio.Event()
     task = asyncio.create_task(twin.redrive("q", rate=rate, on_step=lambda *_: step.set()))
     await step.wait()

@@ -3,7 +3,7 @@
 import pytest
 from ports import free_port
 
-#: Valid calls of the commands on a queue that must exist.
+#: Valid calls of commands that need an existing queue.
 ON_A_QUEUE = (
     *(
         "workers QUEUE --running",
@@ -22,7 +22,7 @@ ON_A_QUEUE = (
     *("resume QUEUE", "forget QUEUE --yes", "watch QUEUE", "queues QUEUE"),
 )
 
-#: One bad value of each option and argument, and each combination that makes no sense; tests/unit has the other bad values.
+#: One invalid value of each option and argument, and each invalid combination; tests/unit has more invalid values.
 WRONG = {
     "queues a{b} --check": "queue name must be 1 to 128",
     "watch --interval soon": "a duration is written 30s",

@@ -15,7 +15,7 @@ def the_account_balances(queue):
 
 @pytest.fixture
 def fill(queue, claim):
-    """Put messages into a state; those with even numbers belong to acme."""
+    """Put messages into a state; messages with even numbers have the header of tenant acme."""
 
     def make(state, number=6):
         tenants = ["acme" if at % 2 == 0 else "bits" for at in range(number)]
@@ -40,7 +40,7 @@ def fill(queue, claim):
 
 
 def left(queue, command, state):
-    """Ids of a state that a worker would still get."""
+    """Return the ids in a state that a worker can still claim."""
     found = command("list", queue.name, "--state", state, "--limit", 1000, "--json").json
     return sorted(one["id"] for one in found if one["mark"] != "cancelled")
 

@@ -16,7 +16,7 @@ HOUR = 3600
 
 @pytest.fixture
 def queue(url, layout, client, claim):
-    """A queue with messages in every place: waiting, due, held, nacked, to be retried, ended, dead."""
+    """A queue with messages in every state: waiting, due, in flight, nacked, in retry, garbage, dead letter."""
     queue = Queue("q", bytes, url=url, layout=layout)
     for place in ("over", "dead", "retried", "held", "nacked"):
         queue.publish(b"body", id=place, retries=0 if place in ("over", "dead") else 3)
@@ -60,7 +60,7 @@ def looked_at(queue, client, id, **options):
 
 
 def state(queue, client, id):
-    """Where an id is, with its retry count."""
+    """Return the states of an id, and its retry count."""
     found = looked_at(queue, client, id)
     at = {0: "pending", 1: "unack", 2: "garbage", 8: "ready", 9: "retry"}
     return [name for part, name in at.items() if found[part] not in (b"", 0)], found[3].decode()
@@ -172,7 +172,7 @@ def test_messages_of_a_deleted_list_are_handled_or_cancelled_after_a_repair(url,
     report = Admin(url).check("q", repair=True)
 
     mended = {(fault.name, fault.count, fault.mended) for fault in report.faults}
-    assert mended == {("lost", 600, 600), ("stray-count", 1, 1)}  # the count is of the cancelled message
+    assert mended == {("lost", 600, 600), ("stray-count", 1, 1)}  # the count belongs to the cancelled message
     assert report.is_sound
     assert sorted(handle_all(queue)) == list(range(600))
     assert (queue.counts().totals["cancelled"], queue.counts().missing) == (1, 0)
@@ -239,7 +239,7 @@ def test_message_that_changed_since_the_look_is_not_repaired(queue, client):
 
 
 def break_at_random(client, keys, chance, id):
-    """Leave anything anywhere in the name of an id."""
+    """Write random data of one id into the queue's Redis keys."""
     for key in (keys.pending, keys.unack):
         if chance.random() < 0.3:
             client.zadd(key, {id: chance.choice(("inf", "-inf", 0, 5, 1.8e9, 1.9e9, 1.8e12))})

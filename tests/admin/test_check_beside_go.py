@@ -1,4 +1,4 @@
-"""A check beside programs in Go, which publish and ack in several commands: between them nothing is wrong."""
+"""Check a queue beside Go programs, whose publish and ack are several commands: states in between are no faults."""
 
 import pytest
 from go_original import GoProgram
@@ -30,7 +30,7 @@ def now(client):
 
 @pytest.fixture
 def check(url, go):
-    """Check and repair; while the check lets time pass, `meanwhile` is called. Return the report."""
+    """Check and repair; call `meanwhile` while the check waits. Return the report."""
     connection = Connection.to(url)
 
     def make(meanwhile=lambda: None):
@@ -44,7 +44,7 @@ def check(url, go):
 
 
 def runs_with_a_check_between_each_step(steps, check):
-    """Make the steps; between any two of them a check that is over when the next one has been made."""
+    """Take the steps; run a check from each step to the next step."""
     steps = iter(steps)
 
     def make_the_next():
@@ -73,7 +73,7 @@ def test_ack_of_go_during_a_check_is_not_a_fault(go, now, check, client, first_a
 
 
 def test_every_step_of_go_during_a_check_is_not_a_fault(go, now, check, client):
-    """Everything one message goes through, a check after each command that ends before the next but one."""
+    """Send all commands of a message's life, with a check from each command to the next."""
     first, id = go.publishing(due=now, retries=1)
     steps = [
         *first,
@@ -96,7 +96,7 @@ def test_every_step_of_go_during_a_check_is_not_a_fault(go, now, check, client):
 
 
 def test_half_a_publish_and_half_an_ack_of_go_are_repaired(go, now, check, client):
-    """A publisher that died before its last command, and a consumer that died within an ack."""
+    """A publisher died before its last command, and a consumer died within an ack."""
     published, lost = go.publishing(b"half published", due=now)
     for step in published[:2]:
         step()

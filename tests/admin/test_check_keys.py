@@ -15,7 +15,7 @@ FOR_EVER = float("inf")
 
 @pytest.fixture
 def queue(url):
-    """Three keys: A has one that is held and three that wait, B two that wait, C one that is held."""
+    """Three keys: A has one message in flight and three waiting, B two waiting, C one in flight."""
     queue = Queue("q", bytes, url=url)
     publish(queue, "A", "a-held")
     publish(queue, "C", "c-held")
@@ -51,7 +51,7 @@ def line(client, queue, key):
 
 
 def test_sound_queue_with_keys_has_no_faults(queue, check, url, client):
-    client.zadd(queue.keys.asleep, {"B": FOR_EVER})  # a pause without an end
+    client.zadd(queue.keys.asleep, {"B": FOR_EVER})  # paused without an end
     client.zrem(queue.keys.ring, "B")
 
     assert check(repair=True) == {}

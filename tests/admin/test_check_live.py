@@ -19,7 +19,7 @@ ENOUGH_ACKED = 1000
 
 @pytest.fixture(params=["as it is", "in tiny pieces", "lists count as long"])
 def pieces(request, monkeypatch):
-    """Read in pieces so small, or doubt so much, that nearly everything moves while it is read."""
+    """Read in tiny pieces, or with tiny margins, so that almost every message moves during the read."""
     if request.param != "as it is":
         monkeypatch.setattr(check, "SHORT_LISTS", 0)
     if request.param == "in tiny pieces":
@@ -29,7 +29,7 @@ def pieces(request, monkeypatch):
 
 @contextmanager
 def busy(url, keys=(None,), **limits):
-    """A queue with publishers, workers and failures as long as the block runs; its messages have `keys` by turns."""
+    """Run publishers, workers and failures on a queue while the block runs; its messages use `keys` in turn."""
     queue, consumer = Queue("busy", int, url=url, retries=2, letters_max=20, **limits), Consumer(url)
     over = threading.Event()
 
@@ -52,13 +52,13 @@ def busy(url, keys=(None,), **limits):
     def publish() -> None:
         chance, number = random.Random(7), 0
         while not over.is_set():
-            if queue.counts().alive < 400:  # never so much that the test is about reading a long list
+            if queue.counts().alive < 400:  # keep lists short: this is no test of long lists
                 queue.publish_many(outgoing(number + n, chance.choice((0, 0, 0.02))) for n in range(50))
                 for n in range(0, 50, 9):
                     queue.cancel(f"m-{number + n}")
                 number += 50
 
-    queue.publish(9)  # an empty queue is unknown
+    queue.publish(9)  # the registry does not list an empty queue
     publisher = threading.Thread(target=publish)
     consumer.start(WorkerSettings(concurrency=4))
     publisher.start()
@@ -76,7 +76,7 @@ def wrong(report):
 
 
 def checks(url, queue, acked):
-    """Check until there were enough checks and enough work beside them; return the faults."""
+    """Check until there were enough checks and enough parallel work; return the faults."""
     faults, number, until = [], 0, time.monotonic() + PATIENCE_SECONDS
     while number < ENOUGH_CHECKS or queue.counts().totals.get("acked", 0) < acked:
         assert time.monotonic() < until, "the workers hardly work"
@@ -108,5 +108,5 @@ def test_fault_of_a_busy_queue_is_repaired_and_nothing_else(url, pieces, client)
 
     assert {(fault.name, fault.count) for fault in others} == {("stray-count", 20)}
     assert {(fault.name, fault.mended) for fault in mended} - {("account", 0)} == {("stray-count", 20)}
-    # The strays were never published: ended, they are too many, and nothing else is.
+    # The stray messages were never published, so their ends make the account wrong; nothing else is.
     assert {(fault.name, fault.count) for fault in after} == {("account", 20)}

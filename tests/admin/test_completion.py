@@ -17,7 +17,7 @@ from reliq import Layout, Queue
 from reliq.cli.app import main
 from reliq.keys import QUEUES_KEY
 
-#: Opens its terminal anew, which makes it the controlling one: a shell wants that.
+#: Reopens its terminal to make it the controlling terminal, which a shell needs.
 ON_TERMINAL = ("sh", "-c", 'exec "$@" <"$(tty)"', "sh")
 SHELLS = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"], "fish": ["fish", "-N", "-i"]}
 every_shell = pytest.mark.parametrize("shell", SHELLS)
@@ -25,7 +25,7 @@ every_shell = pytest.mark.parametrize("shell", SHELLS)
 
 @pytest.fixture
 def completed(url, monkeypatch, capsys):
-    """Complete the last of these words, as a shell asks for it; return the words offered, checked to be nothing else."""
+    """Complete the last of these words as a shell does; return the completions."""
     monkeypatch.setenv("RELIQ_URL", url)
 
     def complete(line, shell="bash"):
@@ -49,7 +49,7 @@ def completed(url, monkeypatch, capsys):
 
 @pytest.fixture
 def known(url):
-    """Queues that the registry names."""
+    """Queues in the queue registry."""
     for name in ("orders", "order-deadlines", "mails"):
         Queue(name, url=url).publish({})
     Queue("go", bytes, url=url, layout=Layout.hdt3213()).publish(b"x")
@@ -78,7 +78,7 @@ def test_completion_of_random_queue_names_offers_only_plain_names(shell, complet
 
 @every_shell
 def test_completion_of_hostile_queue_names_in_a_real_shell_runs_no_command(shell, known, client, terminal, tmp_path):
-    """Tab lists the names; the next Tab completes a file where a queue's name would have run a command."""
+    """Tab lists the names; the next Tab completes a file, although the name contains a shell command."""
     if not shutil.which(shell):
         must_run_in_ci(f"{shell} is not installed (Debian: apt-get install {shell})")
     client.hset(QUEUES_KEY, mapping={r"hdt3213 x\$(touch ran)": "1", "hdt3213 evil;touch ran": "1"})

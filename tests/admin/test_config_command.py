@@ -1,4 +1,4 @@
-"""The settings of a worker: by its options, the environment, pyproject.toml; and what `reliq worker --show-settings` prints."""
+"""Settings of a worker from options, environment and pyproject.toml, and `reliq worker --show-settings`."""
 
 import os
 import shutil
@@ -97,7 +97,9 @@ def test_environment_overrides_the_file_and_empty_variables_do_not_count(command
     monkeypatch.setenv("RELIQ_CONCURRENCY", "32")
     monkeypatch.setenv("RELIQ_BURST", "0")
     monkeypatch.setenv("RELIQ_MAX_JOBS", "")
-    monkeypatch.setenv("RELIQ_METRICS_PORT", "tcp://10.96.0.7:9000")  # by Kubernetes for a Service named reliq-metrics
+    monkeypatch.setenv(
+        "RELIQ_METRICS_PORT", "tcp://10.96.0.7:9000"
+    )  # Kubernetes sets this for the Service reliq-metrics
     monkeypatch.setenv("RELIQ_CONCURENCY", "4")
 
     values = shown(command)
@@ -209,7 +211,7 @@ def test_untrusted_or_unreadable_settings_file_is_a_one_line_error(command, writ
 
 def test_settings_file_that_cannot_be_read_is_an_error_unless_its_folder_is_locked(written):
     restrict = []
-    if not os.geteuid():  # root may read anything
+    if not os.geteuid():  # root may read any file
         restrict = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"]
         if shutil.which("setpriv") is None:
             must_run_in_ci("setpriv is not installed")
@@ -225,7 +227,7 @@ def test_settings_file_that_cannot_be_read_is_an_error_unless_its_folder_is_lock
     done = config_locked(path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith(f"reliq: {path} cannot be read: ")
-    for folder in (path.parent / "inner", path.parent):  # the folder above is locked, then the working folder
+    for folder in (path.parent / "inner", path.parent):  # first the parent folder is locked, then this folder
         os.chdir(folder)
         done = config_locked(path.parent)
         assert (done.returncode, done.stderr) == (0, ""), folder

@@ -23,7 +23,7 @@ def reports(url):
 
 @pytest.fixture
 def ticker(url, reports):
-    """The ticker of a process with two entries, started."""
+    """The started ticker of a process with two periodic jobs."""
     consumer = Consumer()
     consumer.cron("0 6 * * *", queue=reports, body={}, name="daily", tz="Europe/Berlin")
     consumer.every(3600, queue=reports, body={}, name="hourly", overlap="skip")
@@ -35,7 +35,7 @@ def ticker(url, reports):
 
 @pytest.fixture
 def ticking(ticker):
-    """The ticker, at work until the test ends."""
+    """Run the ticker until the test ends."""
     over = threading.Event()
 
     def work():
@@ -52,7 +52,7 @@ def ticking(ticker):
 
 @pytest.fixture
 def gone(client):
-    """Let the last process with an entry be silent for a minute."""
+    """Let the last process with a periodic job be silent for a minute."""
     return lambda name: client.hset("{reliq:reports}:cron", f"{name} seen", int(time.time()) - 60)
 
 

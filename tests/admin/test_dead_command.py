@@ -1,4 +1,4 @@
-"""`reliq list --state dead`, `redrive` and `purge`: letters found by their filters, read, published again at a rate, deleted."""
+"""`reliq list --state dead`, `redrive` and `purge`: filter, read, republish at a rate, and delete dead letters."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""`reliq demo` proves its claim, uses no Redis but its own, and leaves nothing behind."""
+"""`reliq demo` shows that no message is lost, uses its own Redis only, and leaves no process or file behind."""
 
 import os
 import re
@@ -28,7 +28,7 @@ ACCOUNT = "Nothing was lost: 200 published = 198 acked + 2 dead letters."
 
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
-    """Start `reliq demo`; at the end of the test none of its processes and no file of it may be there."""
+    """Start `reliq demo`; at the end of the test expect no process and no file of it."""
     mark, temporary = uuid4().hex, tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.delenv("RELIQ_URL", raising=False)
@@ -52,7 +52,7 @@ def demo(tmp_path, monkeypatch):
 
 
 def left(mark, sessions):
-    """Return the processes of the demo: a redis-server overwrites its environment, the guard leaves the session."""
+    """Return the demo's processes: a redis-server overwrites its environment, the guard leaves the session."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):
@@ -64,7 +64,7 @@ def left(mark, sessions):
 
 @pytest.mark.parametrize("named", ["environment", "file"])
 def test_demo_keeps_its_claim_and_uses_no_other_redis(demo, url, client, tmp_path, named):
-    """The setting `queues` would mislead its workers."""
+    """Without protection, the setting `queues` would change the demo's workers."""
     commands = client.info("stats")["total_commands_processed"]
     if named == "file":
         (tmp_path / "pyproject.toml").write_text(f"[tool.reliq]\nurl = {url!r}\nqueues = ['orders']\n")
@@ -83,7 +83,7 @@ def test_interrupted_demo_leaves_nothing_behind(demo, number):
     process = demo()
     assert "200 jobs are in" in process.stdout.readline()
 
-    os.killpg(process.pid, number)  # as a terminal does
+    os.killpg(process.pid, number)  # as a terminal does on Ctrl-C
     os.killpg(process.pid, number)
     out, err = process.communicate(timeout=60)
 
@@ -92,7 +92,7 @@ def test_interrupted_demo_leaves_nothing_behind(demo, number):
 
 
 def test_demo_whose_killed_jobs_do_not_run_again_exits_1(demo):
-    """A running job that is cancelled is not redelivered when its process is killed."""
+    """A cancelled message is not redelivered when the process that runs it is killed."""
     process, said = demo(), []
     reader = threading.Thread(target=lambda: said.extend(iter(process.stdout.readline, "")))
     reader.start()

@@ -1,4 +1,4 @@
-"""`Admin.doctor`: every finding, by the facts of a server; and real servers, with users of many rights."""
+"""`Admin.doctor`: every finding with made-up server facts, and real servers with users of different rights."""
 
 import pytest
 
@@ -119,7 +119,7 @@ def configured(client):
 
 @pytest.fixture
 def patient(client, url):
-    """Make a user with some rules; return its view of the server."""
+    """Make a user with the given rules; return its `Admin`."""
 
     def make(*rules):
         client.execute_command("ACL", "SETUSER", "patient", "reset", *rules, "on", ">secret")

@@ -1,4 +1,4 @@
-"""The doctor's findings about queues: stuck keys, malformed limits, and messages of producers that read no shard map."""
+"""The doctor's findings about queues: stuck keys, malformed limits, and producers that ignore the shard map."""
 
 import pytest
 
@@ -11,13 +11,13 @@ from reliq.redis.shards import ShardMap
 
 @pytest.fixture
 def found(admin):
-    """Return the doctor's findings about queues: verdicts and texts."""
+    """Return the doctor's findings about queues: verdict and text."""
     return lambda: [(one.verdict, one.what, one.mend) for one in admin.doctor() if one.name in ("keys", "queues")]
 
 
 @pytest.fixture
 def keyed(queue):
-    """Two messages of a key."""
+    """A queue with two messages of a key."""
     queue.publish_many([Outgoing(body={}, id=id, key="a") for id in ("a1", "a2")])
     return queue
 
@@ -72,7 +72,7 @@ def test_doctor_reports_limits_that_a_queue_cannot_have(url, found, client):
 
 
 SHARDS = 4
-#: An id that belongs in another shard than the first.
+#: An id that belongs to another shard than the first.
 AWAY = next(id for id in (f"order-{number}" for number in range(100)) if home(id, SHARDS))
 
 
@@ -92,7 +92,7 @@ def test_doctor_reports_a_producer_that_reads_no_shard_map(admin, sharded, clien
 
     assert found() == []
     old = transitions.CallNumber("old", 1)
-    call = transitions.publish(sharded.keys, [(AWAY, b"x")], old, ttl_ms=60_000, retries=3)  # into the first shard
+    call = transitions.publish(sharded.keys, [(AWAY, b"x")], old, ttl_ms=60_000, retries=3)  # to the first shard
     call.read(client.execute_command(*call.command_in_full))
 
     assert found() == [("bad", f"1 message of other shards of q in shard 0, such as {AWAY!r}")]

@@ -12,11 +12,11 @@ from reliq import __version__
 from reliq.cli.app import Commands, app
 
 ROOT = Path(__file__).parents[2]
-#: Commands that print no answer a script would read: they run, or answer by their exit code alone.
+#: Commands without output for scripts: they run until stopped, or answer by their exit code alone.
 NO_JSON = {"init", "demo", "relay", "exporter", "health", "watch", "web", "outbox sql"}
 #: Commands that read the layout of each queue from the application's code.
 NO_LAYOUT = {"worker", "bench"}
-#: Commands that ask no Redis, or a private Redis alone.
+#: Commands that need no Redis, or use a private Redis only.
 NO_URL = {"init", "demo", "health", "outbox sql", "outbox clean", "outbox retry"}
 
 
@@ -56,7 +56,7 @@ def test_list_of_commands_shows_the_summary_of_each_help():
 
 
 def test_help_imports_no_redis_client():
-    """A shell that completes a word waits for it."""
+    """A shell waits for this import at each completion."""
     code = """
 import sys
 from reliq.cli.app import Commands, app

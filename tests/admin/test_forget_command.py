@@ -1,4 +1,4 @@
-"""`reliq forget`: a queue that is no more leaves Redis, one with anything alive stays, one that is used again is back."""
+"""`reliq forget` deletes unused queues, keeps queues with living messages, and lets a forgotten queue be used again."""
 
 import time
 
@@ -13,7 +13,7 @@ from reliq.worker.upkeep import HistoryRollup
 
 @pytest.fixture
 def old(client):
-    """Have a queue last named an hour ago."""
+    """Make a queue's last use in the registry an hour old."""
     return lambda name="q": client.hset(QUEUES_KEY, name, int(time.time()) - 3600)
 
 
@@ -106,7 +106,7 @@ def test_forget_refuses_one_queue_and_forgets_the_others(command, client, queue,
 def test_forgotten_queue_is_registered_again_by_a_publish_or_a_worker(empty, url, admin, queue, client, monkeypatch):
     admin.forget("q")
     assert client.hgetall(QUEUES_KEY) == {}
-    later = time.monotonic() + naming.NAMING_SECONDS + 1  # a publisher remembers for so long that it named the queue
+    later = time.monotonic() + naming.NAMING_SECONDS + 1  # after this time a publisher registers the queue again
     with monkeypatch.context() as patch:
         patch.setattr(naming.time, "monotonic", lambda: later)
         queue.publish({}, delay=60, id="m")

@@ -15,13 +15,13 @@ from reliq.worker.upkeep import HistoryRollup, Janitor
 
 @pytest.fixture
 def now_ms():
-    """When the test began, in unix ms."""
+    """Return the start of the test in unix ms."""
     return int(time.time() * 1000)
 
 
 @pytest.fixture
 def note(client, queue, now_ms):
-    """Write a note as a worker did some minutes ago."""
+    """Write the record of a worker from some minutes ago."""
 
     def make(ago, *numbers, due_ms=None, **options):
         for command in commands.note(queue.keys, Totals(now_ms - round(ago * MINUTE_MS), *numbers, due_ms)):
@@ -32,7 +32,7 @@ def note(client, queue, now_ms):
 
 @pytest.fixture
 def notes(queue):
-    """The notes of one process."""
+    """Return the records of one process."""
     return HistoryRollup(queue._clients.blocking(), lambda: [queue.keys])
 
 
@@ -57,7 +57,7 @@ def test_history_fills_gaps_with_the_mean_and_obeys_its_length(admin, queue, not
     queue.publish({})
     note(12, 0, 0, 0, 0, 0, 0)
     note(2, 100, 50, 0, 0, 0, 0)
-    note(1, 7, 7, 0, 0, 0, 0)  # of a Redis that was restored
+    note(1, 7, 7, 0, 0, 0, 0)  # written by a Redis restored from a backup
     assert [(one.published, one.acked) for one in admin.history("q")] == [(10, 5), (0, 0)]
 
     for ago in (300, 170, 30, 20, 10):
@@ -105,8 +105,8 @@ def test_one_process_of_many_notes_a_minute(queue, client, notes, now_ms):
         other.step(now_ms)
 
     assert client.hlen(queue.keys.minutes) == 1
-    assert ran(client, "hmget") == 3  # the notes twice, the totals once
-    assert client.info("commandstats")["cmdstat_hset"]["calls"] == 3  # the publish, the registry, the note
+    assert ran(client, "hmget") == 3  # the records twice, the totals once
+    assert client.info("commandstats")["cmdstat_hset"]["calls"] == 3  # the publish, the registry, the record
     assert 0 < client.pttl(queue.keys.minutes) <= MINUTES_LIMIT * MINUTE_MS
     for minute in range(0, 4 * MINUTES_LIMIT, 3):
         notes.step(now_ms + minute * MINUTE_MS)

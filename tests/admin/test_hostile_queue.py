@@ -1,4 +1,4 @@
-"""Every command over a queue of 300 hostile messages: nothing reaches the terminal but text, and nothing breaks."""
+"""Every command on a queue of 300 hostile messages prints safe text only, and does not fail."""
 
 import http.server
 import itertools
@@ -63,12 +63,12 @@ ERRANDS = {
 
 
 def strict(text):
-    """Read JSON as the standard has it."""
+    """Parse JSON strictly by the standard."""
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 def calls_of(name, ids):
-    """Yield the words of each call of a command, and its exit code."""
+    """Yield the words and the exit code of each call of a command."""
     movable = ("pending", "ready", "retry", "unack")
     texts = [ids[at].decode("utf-8", "surrogateescape") for at in (*range(9), *range(45, 60))]
     each = {
@@ -92,7 +92,7 @@ def test_every_command_runs_over_the_hostile_queue():
 
 @pytest.fixture
 def hostile(url, client):
-    """Spoil the queue anew; return its ids."""
+    """Fill the queue with hostile data again; return its ids."""
     Queue("other", bytes, url=url).publish(b"x")
     return lambda: spoil(client)
 
@@ -203,7 +203,7 @@ def test_redrive_continues_past_bad_letters_and_counts_them(hostile, command, di
 
 
 LAYOUTS = Layout.hdt3213(prefix="a;b"), Layout.RELIQ
-#: A periodic entry.
+#: A periodic job.
 ENTRY = "da`ily;ls"
 #: Lines that name a command in its output or in an error, on a queue of either layout.
 NAMING = [
@@ -227,7 +227,7 @@ NAMING = [
 
 
 def named_commands(text):
-    """Yield the words of each command that a text names with arguments, as a shell splits them."""
+    """Yield the words of each command with arguments in a text, split as a shell does."""
     names = "|".join(sorted(COMMANDS, key=len, reverse=True))
     for found in re.finditer(rf"reliq ({names}) (.+)", text):
         words = shlex.shlex(found[2], posix=True, punctuation_chars="`;")
@@ -236,7 +236,7 @@ def named_commands(text):
 
 
 def parsed(command, words):
-    """Return the parameters of a command as it reads its words."""
+    """Return the parameters that a command parses from its words."""
     found = Commands.load(command[0])
     for name in command[1:]:
         found = found.commands[name]

@@ -11,7 +11,7 @@ from reliq.cli.init import FILES, STARTER
 
 @pytest.fixture
 def started(command, tmp_path, monkeypatch):
-    """Write the application; return a function that runs a command in its folder as a person would."""
+    """Create the application; return a function that runs a command in its folder as a user does."""
     monkeypatch.chdir(tmp_path)
     assert command("init", "shop").code == 0
 
@@ -36,7 +36,7 @@ def test_application_runs_and_passes_its_tests_and_a_linter(started):
 def test_compose_file_has_a_durable_redis_and_a_worker():
     services = yaml.safe_load((STARTER / "compose.yaml").read_text("utf-8"))["services"]
 
-    assert "ports" not in services["redis"]  # a Redis of this machine may have the port
+    assert "ports" not in services["redis"]  # another Redis on this machine may use the port
     assert "--appendonly yes --maxmemory-policy noeviction" in services["redis"]["command"]
     assert services["worker"]["build"]["dockerfile_inline"].splitlines()[-1] == 'CMD ["reliq", "worker"]'
     assert services["worker"]["environment"] == {"RELIQ_URL": "redis://redis:6379/0"}

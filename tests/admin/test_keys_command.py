@@ -1,4 +1,4 @@
-"""Keys and limits as an operator sees and changes them: keys, limits, and the commands that take a key."""
+"""Keys and limits for operators: list them, change them, and the commands that take a key."""
 
 import pytest
 from handling import lasting
@@ -20,7 +20,7 @@ def tenants(queue):
 
 @pytest.fixture
 def serve(queue, claim):
-    """Claim as a worker that serves keys does; return the ids."""
+    """Claim as a worker of a queue with keys does; return the ids."""
     return lambda limit: [one.id for one in claim(queue, limit)]
 
 
@@ -168,7 +168,7 @@ def test_bad_limit_is_refused_and_ordered_ends_only_by_clear(tenants, command, a
         assert (done.code, said in done.err) == (2, True)
     assert client.hgetall(tenants.keys.limits) == before
 
-    client.hset(tenants.keys.limits, "per_key", "many")  # by something else
+    client.hset(tenants.keys.limits, "per_key", "many")  # an invalid value by another program
     told = command("limits", "q")
     assert (told.code, "--clear NAME" in told.err) == (2, True)
     assert command("limits", "q", "--clear", "per-key").code == 0

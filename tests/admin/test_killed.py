@@ -1,4 +1,4 @@
-"""A move, a redrive and a bulk publish lose nothing, wherever the operator is killed; repeated at once, they double nothing."""
+"""A killed move, redrive or bulk publish loses no message at any point; repeated at once, it duplicates none."""
 
 import contextlib
 import socket
@@ -63,7 +63,7 @@ class Guillotine(Listener):
 
 
 def operate(url, act, arguments):
-    """Be the operator that is killed."""
+    """Run the operation that will be killed."""
     act(Admin(url), *arguments)
 
 
@@ -92,7 +92,7 @@ def every_point(port, act, *arguments, stage, check, least):
 
 
 class Account:
-    """Two queues on an emptied server; whatever happens between them, each body is handled once."""
+    """Two queues on an empty server; expects each body to be handled once, after any moves between them."""
 
     def __init__(self, client, url, act, *arguments, drained, bodies=BODIES):
         self.bodies = bodies
@@ -134,7 +134,7 @@ def test_move_killed_at_any_point_is_finished_by_a_repetition(state, client, url
 
     def check(point):
         move(Admin(url), state)
-        for id in client.zrange(target.keys.pending, 0, -1):  # a message that was put off keeps its new due time
+        for id in client.zrange(target.keys.pending, 0, -1):  # a postponed message keeps its new due time
             target.reschedule(id.decode())
         run_transition(target, "promote")
         account.check(point)
@@ -154,7 +154,7 @@ def test_move_killed_at_any_point_and_not_repeated_in_time_loses_nothing(client,
         handled = account.handled()
         move(Admin(url), "ready")
         later = 2 * HOLD_MS * 1000 + int(time.time() * 1e6)
-        with source.receive(limit=10, wait=0.2) as jobs:  # a message in a list gets its due time when it is met
+        with source.receive(limit=10, wait=0.2) as jobs:  # the claim gives a message in a list its due time
             handled += [job.body for job in jobs]
         for queue in account.queues:
             run_transition(queue, "promote", clock=later)

@@ -1,4 +1,4 @@
-"""Every command reaches a queue of the Go original, however its keys are spelled and whatever it is called."""
+"""Every command works on a queue of the Go original, with any spelling of its Redis keys and any name."""
 
 import re
 import shlex
@@ -13,10 +13,10 @@ from reliq import Layout, PublishFailed, Queue
 from reliq.keys import QUEUES_KEY, Keys
 
 LAYOUTS = [Layout.parse(f"hdt3213{of}") for of in ("", ":tag", ":prefix=shop", ":tag,prefix=shop:eu")]
-#: Names as the original takes them.
+#: Names that the original accepts.
 NAMES = ("orders", "order:timeout", "orders/v2", "订单", "a b*", "{x}y", "[red]!")
 EACH_NAME = tuple(zip(NAMES, cycle(LAYOUTS)))
-#: A call of every command on a queue, in an order in which each has something to do.
+#: A call of every command on a queue, in an order in which each has work to do.
 CALLS = (
     "publish QUEUE {} --id m --delay 1h",
     "list QUEUE --state pending",
@@ -44,7 +44,7 @@ CALLS = (
 
 
 def buried(url, client, name, layout):
-    """Leave in a queue nothing but a dead letter and a periodic entry; return it."""
+    """Leave only a dead letter and a periodic job in a queue; return the queue."""
     queue = Queue(name, bytes, url=url, layout=layout)
     queue.publish(b"body", id="dead-0")
     bury_all(queue)
@@ -77,8 +77,8 @@ def test_every_command_reaches_a_queue_of_go(command, url, client, layout, name)
 
 def test_every_command_with_the_option_layout_is_called():
     called = {re.split(r" (?:QUEUE|other|--)", call)[0] for call in CALLS}
-    elsewhere = {"watch", "doctor", "exporter"} | {"cron run"}  # the last waits for a worker
-    keyed = {"keys", "limits"}  # a queue of Go has none
+    elsewhere = {"watch", "doctor", "exporter"} | {"cron run"}  # `cron run` waits for a worker
+    keyed = {"keys", "limits"}  # a queue of Go has no keys
 
     assert {name for name in COMMANDS if "--layout" in options(name)} - called == elsewhere | keyed
 

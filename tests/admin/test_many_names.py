@@ -1,4 +1,4 @@
-"""A registry full of names: a look stays short, the queues in use are shown, and names can be removed."""
+"""A queue registry full of names: commands read a bounded part, show the used queues, and can remove names."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_scrape_of_100_000_names_reads_at_most_2_000_queues(url, client):
 
 @pytest.fixture
 def few(monkeypatch):
-    """A limit that a test can pass quickly."""
+    """Lower the limit so that a test reaches it quickly."""
     monkeypatch.setattr(looks, "QUEUES_LIMIT", 10)
 
 

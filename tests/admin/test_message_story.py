@@ -1,4 +1,4 @@
-"""What happened to one message, from its publish on."""
+"""The timeline of a message, from its publish on."""
 
 import re
 import time
@@ -13,7 +13,7 @@ from reliq.admin import Admin
 from reliq.keys import Layout
 from reliq.redis.commands import RunningJob
 
-#: In microseconds: when every lease and every wait of these tests is over.
+#: In microseconds: after every lease and every wait of these tests.
 LATER = int(time.time() * 1e6) + 3_600_000_000
 
 

@@ -1,4 +1,4 @@
-"""`reliq move`: messages go to another queue with all that they carry, and only those that are meant."""
+"""`reliq move`: the selected messages, and no others, go to another queue with all their data."""
 
 import time
 
@@ -19,7 +19,7 @@ KEY_OR_PRIORITY = pytest.mark.parametrize(
 
 @pytest.fixture
 def other(url):
-    """The queue that gets them, known because it had a message once."""
+    """The target queue; the registry lists it because it had a message before."""
     queue = Queue("other", url=url)
     queue.publish({"n": -1}, id="first")
     with queue.receive():
@@ -81,7 +81,7 @@ def test_move_obeys_filter_and_limit(command, queue, other):
 def test_message_whose_id_is_used_or_invalid_in_the_target_stays(command, queue, other, client):
     queue.publish({"n": 1}, id="alive")
     other.publish({"n": 2}, id="alive")
-    queue.publish({"n": 3}, id="first")  # ended there a moment ago
+    queue.publish({"n": 3}, id="first")  # this id ended in the target a moment ago
     queue.publish({"n": 4}, id="free")
     client.set(queue.keys.msg("a b"), b'{"n":5}')
     client.hset(queue.keys.retries_left, "a b", 3)
@@ -97,7 +97,7 @@ def test_message_whose_id_is_used_or_invalid_in_the_target_stays(command, queue,
 
 @pytest.fixture
 def cut_off(queue):
-    """A move of three messages to `other` that was cut off when they were put off: two ready messages, one delayed."""
+    """A move of three messages to `other` that was interrupted: two ready messages and one delayed message are held."""
     due = queue.publish({"n": 3}, id="later", delay=3600).due
     queue.publish({"n": 1}, id="a")
     queue.publish({"n": 2}, id="b")

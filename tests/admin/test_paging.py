@@ -1,4 +1,4 @@
-"""Pages of a state by a cursor, while the queue moves; a search with a deadline; dead letters in groups."""
+"""Pages of a state by a cursor while the queue changes; searches with a deadline; dead letters in groups."""
 
 import base64
 

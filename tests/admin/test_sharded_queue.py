@@ -23,7 +23,7 @@ from reliq.redis.server import Connection
 from reliq.redis.shards import WITNESSES, ShardMap
 
 SHARDS = 4
-#: How many messages each shard has in each state.
+#: Number of messages of each shard in each state.
 HELD = {"pending": 3, "ready": 3, "unack": 2, "retry": 1, "garbage": 1, "dead": 2}
 ALIVE = sum(HELD.values()) - HELD["dead"]
 TOTAL = {state: number * SHARDS for state, number in HELD.items()}
@@ -63,7 +63,7 @@ class Shard:
 
 @pytest.fixture
 def map_is(client):
-    """Write how many shards the queue has, and the fence of each, as `reliq shards` would."""
+    """Write the number of shards and the fence of each shard, as `reliq shards` does."""
 
     def write(n, was=None):
         client.set(KEYS.map, ShardMap(epoch=1, n=n, was=was or n).text)
@@ -75,7 +75,7 @@ def map_is(client):
 
 @pytest.fixture
 def filled(client, url, map_is):
-    """The shards of a queue, with messages in every state, and a queue beside it."""
+    """The shards of a queue with messages in every state, and an unrelated queue."""
     map_is(SHARDS)
     Queue("other", bytes, url=url).publish(b"{}")
     caller = Client(Connection.to(url).wire())
@@ -86,12 +86,12 @@ def ids_of(shards, state):
     return {id for shard in shards for id in shard.ids[state]}
 
 
-#: Commands that do not read the messages of a shard.
+#: Commands that do not read the messages of shards.
 ONE_FOR_ALL = {
-    *("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch", "init"),  # they are programs
+    *("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch", "init"),  # independent programs
     *("outbox sql", "outbox clean", "outbox retry", "doctor", "acl"),
-    *("keys", "limits"),  # a queue of several shards has neither
-    *("publish", "show", "forget"),  # the id names the shard; a shard alone cannot be forgotten
+    *("keys", "limits"),  # a queue of several shards has no keys and limits
+    *("publish", "show", "forget"),  # the id determines the shard; a shard cannot be forgotten alone
 }
 
 

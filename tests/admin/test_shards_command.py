@@ -1,4 +1,4 @@
-"""`reliq shards`: a live queue grows and shrinks; each step can be cut off and made again."""
+"""`reliq shards`: a queue grows and shrinks under load; each step can be interrupted and repeated."""
 
 import json
 
@@ -30,7 +30,7 @@ def chosen(number=40, **options):
 
 @pytest.fixture
 def resize(admin, queue):
-    """Change the number of shards, handle all messages, and finish."""
+    """Change the number of shards, handle all messages, and finish the resize."""
 
     def make(number):
         admin.resize("q", number)
@@ -49,7 +49,7 @@ def test_queue_grows_from_1_to_8_to_16_and_accepts_each_id_once(admin, queue, ur
     assert [one.published for one in told] == [40, 0]
     assert stale.publish_many(chosen(120)).published == 40
     left = admin.finish_resize("q")
-    assert 30 < left <= 40  # they are ready: workers have them sooner than any move
+    assert 30 < left <= 40  # ready messages: workers take them before any move
     with pytest.raises(ConfigurationError, match="from 1 to 8 shards is not finished: reliq shards q --finish"):
         admin.resize("q", 16)
 
@@ -101,7 +101,7 @@ def test_lost_map_is_reported_and_restored_and_no_id_runs_twice(admin, resize, q
     many.publish_many(chosen(dedup=100))
     assert (metric(queue), shard_findings(admin), admin.check("q").is_sound) == (0, [], True)
 
-    client.delete(*client.scan_iter("[{]reliq:q}:*"))  # a failover, seen from another process
+    client.delete(*client.scan_iter("[{]reliq:q}:*"))  # a failover, detected by another process
     queue.connection().maps.clear()
 
     again = Queue("q", url=url).publish_many(chosen())
@@ -119,7 +119,7 @@ def test_lost_map_is_reported_and_restored_and_no_id_runs_twice(admin, resize, q
 
 def test_shard_with_a_newer_map_refuses_publishes_until_a_repair(admin, resize, queue, url, client):
     resize(8)
-    client.set(Keys("q", shard=5).epoch, "2 8 8")  # a failover took back how the map and the other fences were written
+    client.set(Keys("q", shard=5).epoch, "2 8 8")  # a failover lost the writes of the map and of the other fences
     queue.connection().maps.clear()
     id = next(id for id in ids() if home(id, 8) == 5)
 
@@ -133,7 +133,7 @@ def test_shard_with_a_newer_map_refuses_publishes_until_a_repair(admin, resize, 
 
 @pytest.fixture(params=[b"junk", b'{"epoch":1,"n":1000}', None], ids=["junk", "impossible", "a list"])
 def spoil(request, client, queue):
-    """Have something else write the map, seen from another process."""
+    """Overwrite the map as a foreign program; read it in another process."""
 
     def write():
         client.delete(queue.keys.map)
@@ -244,7 +244,7 @@ def test_queue_that_shrinks_keeps_messages_and_totals(admin, resize, url, client
     for totals in (many.counts().totals, seen.queues[0].totals):
         assert totals["published"] == admin.account("q").totals["published"] == before + 40
     client.hset("reliq:queues", "q", 0)
-    client.delete(Keys("q").map)  # a lost map hides no shard
+    client.delete(Keys("q").map)  # without a map all shards are still found
     assert admin.forget("q") == 0
     assert lasting(client) == set()
 

@@ -1,4 +1,4 @@
-"""`reliq show` and `reliq ends`: where a message is, or what became of it."""
+"""`reliq show` and `reliq ends`: the state of a message, or how it finished."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from reliq.admin import Admin
 from reliq.keys import Layout
 from reliq.redis.commands import RunningJob
 
-#: In microseconds: when every lease and every wait of these tests is over.
+#: In microseconds: after every lease and every wait of these tests.
 LATER = int(time.time() * 1e6) + 3_600_000_000
 
 

@@ -1,4 +1,4 @@
-"""`reliq watch`: a screen that fits its terminal and leaves it clean."""
+"""`reliq watch`: the screen fits its terminal and is removed at the end."""
 
 import re
 import signal
@@ -24,7 +24,7 @@ ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 
 @pytest.fixture
 def watch(terminal):
-    """Watch in a terminal of a size."""
+    """Run `reliq watch` in a terminal of the given size."""
     return partial(terminal, "watch", "--interval", "100ms")
 
 
@@ -67,7 +67,7 @@ def test_watch_fits_its_terminal_moves_and_leaves_it_clean(watch, scene, queue, 
 
 
 class Interrupted(str):
-    """A place at which Ctrl-C comes while it is drawn."""
+    """Raise KeyboardInterrupt while this place is drawn."""
 
     __slots__ = ()
 

@@ -1,13 +1,13 @@
-"""How messages ended: counted, and the last of them by name."""
+"""Model of the totals: the number of each kind of end, and the ids of the last ends."""
 
 from collections import Counter
 
-#: How many acked messages are remembered, and how many others.
+#: Number of acked messages that are remembered, and of others.
 HISTORY, ENDS = 3, 1000
 
 
 class Account:
-    """The totals of a queue, and (id, kind) of the last messages: those not acked, and those acked."""
+    """The totals of a queue, and (id, kind) of the last ends: other than acked, and acked."""
 
     def __init__(self):
         self.totals = Counter()

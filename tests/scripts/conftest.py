@@ -48,7 +48,7 @@ def limited(url, client):
 
 @pytest.fixture
 def publish(run, keys):
-    """Publish messages, each with its id as body, by a new number of one lane."""
+    """Publish messages with their ids as bodies, by the next call number of one lane."""
     numbers = count(1)
 
     def make(*ids, retries=3, ttl_ms=HOUR_MS, window_ms=None, clock=NOON, **options):
@@ -78,7 +78,7 @@ def claim(run, keys, claim_turn):
 
 @pytest.fixture
 def where(client, keys):
-    """Every place that holds ids; lists begin with the id to be claimed next."""
+    """Return the ids in every state; lists begin with the id that is claimed next."""
 
     def look():
         places = {
@@ -96,13 +96,13 @@ def where(client, keys):
 
 @pytest.fixture
 def left(client, keys):
-    """The retries left of a message, as Redis holds them, or None."""
+    """Return the stored retry count of a message, or None."""
     return lambda name: (client.hget(keys.retries_left, name) or b"").decode() or None
 
 
 @pytest.fixture
 def due(client):
-    """A score of a sorted set in ms, or None."""
+    """Return a score of a sorted set in ms, or None."""
 
     def look(key, id):
         score = client.zscore(key, id)
@@ -118,7 +118,7 @@ def total(run, keys):
 
 @pytest.fixture
 def dump(client):
-    """Every key's value as Redis would dump it."""
+    """Return the DUMP of every Redis key."""
 
     def look():
         names = client.keys()
@@ -138,7 +138,7 @@ def token(client, keys):
 
 @pytest.fixture(autouse=True)
 def the_account_balances(request):
-    """Published + redriven = every end + alive, whatever a test did, unless it plays a foreign client."""
+    """Published + redriven = all ends + alive after each test, except tests that play a foreign client."""
     foreign = request.node.get_closest_marker("foreign_hands")
     account = foreign is None and "run" in request.fixturenames
     run = account and request.getfixturevalue("run")
@@ -150,7 +150,7 @@ def the_account_balances(request):
 
 @pytest.fixture
 def bury(publish, claim, run, client, keys):
-    """Publish messages and reject them: they are garbage."""
+    """Publish messages and reject them: they become garbage."""
 
     def make(*ids, **options):
         publish(*ids, **options)
@@ -173,7 +173,7 @@ def collect(run, keys):
 
 @pytest.fixture
 def die(bury, collect, client, keys):
-    """Publish a message, reject and collect it; return the name of its letter."""
+    """Publish a message, reject and collect it; return the id of its dead letter."""
 
     def make(id, **options):
         bury(id, **options)
@@ -200,7 +200,7 @@ def serve(claim):
 
 @pytest.fixture
 def limit(run, keys):
-    """Give the queue limits."""
+    """Set limits of the queue."""
     return lambda **fields: run(t.limit(keys, {name: str(value) for name, value in fields.items()}, clock=NOON))
 
 

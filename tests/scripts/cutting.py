@@ -1,10 +1,10 @@
-"""A script that is cut off or listened to; and a queue put back as it was."""
+"""Cut off or record scripts, and restore a queue to an earlier state."""
 
 import re
 
 import redis
 
-#: Commands that change nothing.
+#: Commands that only read.
 ONLY_READ = frozenset(
     {
         *("EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD", "HSCAN"),
@@ -30,7 +30,7 @@ local cut_call, cut_pcall = cutting(redis.call), cutting(redis.pcall)
 """
 
 
-#: Stands around a script's text, and answers the commands that it ran, each with its key.
+#: Wrapped around a script: returns the commands that it ran, each with its first key.
 LISTENING = """\
 local ran = {{}}
 local function listening(call)
@@ -79,7 +79,7 @@ def cut_after(client, call, writes):
 
 
 class Snapshot:
-    """All that Redis holds, to be put back."""
+    """The content of Redis, which can be restored."""
 
     def __init__(self, client):
         self._client, names = client, sorted(client.keys("*"))

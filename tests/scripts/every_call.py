@@ -1,4 +1,4 @@
-"""A queue with something in every place, and a call of every script that has work to do there."""
+"""Prepare a queue with messages in every state, and a call of every script that has work to do there."""
 
 from held_clock import HOUR_MS, NOON, micros
 
@@ -11,7 +11,7 @@ WINDOW_MS = 600_000
 
 
 def daily_tick(minute=1, **options):
-    """The tick of the staged periodic entry so many minutes after noon."""
+    """Return a tick of the periodic job, the given minutes after noon."""
     at = NOON // 10**6 + 60 * minute
     message = (f"cron.daily.{at}", b',"r":1}\nbody')
     return t.Tick("daily", "every 60", at, at - 60, missed=1, message=message, **options)
@@ -23,7 +23,7 @@ def keyed_queue(keys):
 
 
 def stage_keyed(run, keys):
-    """Fill lines of the queue; return the call of each script's variant for a queue with keys."""
+    """Fill key queues; return the call of each script's variant for queues with keys."""
     made = iter(range(1, 99))
 
     def publish(key, *ids, delay_ms=0):
@@ -64,7 +64,7 @@ def stage_keyed(run, keys):
 
 
 def stage(run, client, keys):
-    """Fill the queue; return the call of each script by name, all to be made at `LATER`."""
+    """Fill the queue; return a call of each script by name, all for the time `LATER`."""
     keyed = {f"{name} (keyed)": call for name, call in stage_keyed(run, keyed_queue(keys)).items()}
     publisher, worker = iter(range(1, 99)), iter(range(1, 99))
 
@@ -92,7 +92,7 @@ def stage(run, client, keys):
     claim("overdue", lease_ms=40_000)
     run(publish("due", delay_ms=1000))
     run(publish("pending", "cancelled", "moved", "leaving", delay_ms=3_000_000))
-    client.persist(keys.msg("leaving"))  # its expiry is by the clock of the server, which goes on
+    client.persist(keys.msg("leaving"))  # it expires by the server's clock, which is not held
     run(publish("ready", "ready-too", "no-count"))
     run(t.cancel(keys, ["never-seen"], clock=NOON))
     client.delete(keys.wake, keys.watch)

@@ -14,12 +14,12 @@ ONCE = TRANSITIONS | OF_CHECK
 KEYED = {f"{name} (keyed)": one for name, one in TRANSITIONS.items() if one.keyed_keys}
 SCRIPTS = ONCE | KEYED
 NAMES = sorted(SCRIPTS)
-#: The keys of a queue's limits; a script that has one of them has the prelude of queues with keys.
+#: Redis keys of limits; a script that declares such a key has the prelude of queues with keys.
 OF_LIMITS = {"limits", "ring", "held", "asleep", "rates", "line"}
 
 
 def source(name):
-    """The text of a script, or of its branch for a queue with keys, as it is read; or of a prelude."""
+    """Return the text of a script, of its branch for queues with keys, or of a prelude."""
     package, (bare, _, keyed) = reliq.admin if name in OF_CHECK else reliq.lua, name.partition(" ")
     text = files(package).joinpath(f"{bare}.lua").read_text("utf-8")
     return reliq.lua._keyed_source(text) if keyed else text

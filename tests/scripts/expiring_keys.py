@@ -5,7 +5,7 @@ from math import inf
 
 from held_clock import NOON
 
-#: For how long a chosen id stays taken after its end, a publish's lane keeps its last answer, and a cancel is known.
+#: How long a chosen id stays taken, a lane keeps its last reply, and a cancel is remembered.
 WINDOW_MS, LANE_MS, FREED_MS = 45_000, 600_000, 60_000
 
 
@@ -20,25 +20,25 @@ class Body:
 
 class ExpiringKeys:
     """
-    The keys of a queue that expire, and the time by which they do.
+    The expiring Redis keys of a queue, with their expiry times.
 
     Args:
-        keys_expire: whether Redis' own clock is held too, so that keys go when their time has passed.
+        keys_expire: whether Redis' clock is held too, so that Redis keys expire.
     """
 
     def __init__(self, *, keys_expire):
         self.now = NOON  # in microseconds
         self.keys_expire = keys_expire
-        self.lanes = {}  # lane -> until when Redis remembers its last call
-        self.bodies = {}  # by id
-        self.markers = {}  # id -> (why it is taken, until when)
+        self.lanes = {}  # lane -> expiry of its last reply
+        self.bodies = {}  # id -> body
+        self.markers = {}  # id -> (reason, expiry)
 
     up = property(lambda self: -(-self.now // 1000))
     down = property(lambda self: self.now // 1000)
 
     @property
     def key_time(self):
-        """Now, as far as keys that expire are concerned."""
+        """Return the current time for expiring Redis keys."""
         return self.down if self.keys_expire else NOON // 1000
 
     def due_in(self, delay_ms):
@@ -54,7 +54,7 @@ class ExpiringKeys:
         self.markers[id] = why, self.key_time + for_ms
 
     def postpone(self, id, by_ms, due):
-        """Move a body's expiry on, and write the new due time into its header."""
+        """Extend a body's expiry, and write the new due time into its header."""
         if body := self.bodies.get(id):
             body.due = due
             if by_ms and body.until > self.key_time:

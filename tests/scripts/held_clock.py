@@ -1,4 +1,4 @@
-"""The held clock of the scripts' tests: a script takes it for Redis' own."""
+"""The held clock of the script tests, which scripts use instead of Redis' time."""
 
 #: In unix microseconds; scripts count in ms.
 NOON = 1_800_000_000_000_000
@@ -6,10 +6,10 @@ HOUR_MS = 3_600_000
 
 
 def micros(ms=0, us=0):
-    """The clock so long after noon."""
+    """Return the time this long after noon, in microseconds."""
     return NOON + ms * 1000 + us
 
 
 def millis(ms=0):
-    """The same moment in unix ms."""
+    """Return the same time in unix ms."""
     return NOON // 1000 + ms

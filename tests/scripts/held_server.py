@@ -10,7 +10,7 @@ SOURCE = Path(__file__).with_name("held_server.c")
 
 
 class HeldClock:
-    """The time of a server that is started by `server`; `folder` holds what that takes."""
+    """The clock of a server that `server` starts; its files are in `folder`."""
 
     def __init__(self, folder: Path, library: Path, us: int) -> None:
         self._folder, self._library = folder, library
@@ -20,7 +20,7 @@ class HeldClock:
             self._memory = mmap.mmap(file.fileno(), 8)
 
     def set(self, us: int) -> None:
-        """Let it be `us` microseconds after 1970."""
+        """Set the time to `us` microseconds after 1970."""
         self._memory[:] = struct.pack("q", us)
 
     def server(self, server: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A queue with keys, by a held clock: every move at random, and after each what must always be true."""
+"""A state machine of a queue with keys on a held clock: random moves, and the invariants after each move."""
 
 import sys
 from collections import Counter
@@ -17,12 +17,12 @@ from reliq.lua import transitions as t
 from reliq.message import PRIORITY_LINES
 from reliq.wire_format import ENVELOPE_START, envelope_rest, is_key, open_envelope
 
-#: Ids that are chosen, and used again and again; others are new each time.
+#: Chosen ids, used again and again; generated ids are new each time.
 IDS = [f"m{number}" for number in range(5)]
 KEYS = ["A", "B", "C", "a long key, é"]
 LEASE_MS, WINDOW_MS, FOR_EVER_MS = 20_000, 45_000, 10**12
 ALL = 500
-#: A key that sleeps by a bucket of its rate sleeps for so long at most.
+#: The longest sleep of a key because of its rate.
 RATE_US, KEY_RATES_US = 50_000, [200_000, 1_500_000]
 
 some_keys = st.sampled_from([*KEYS, *KEYS, "", *PRIORITY_LINES.values()])
@@ -52,7 +52,7 @@ def natural(name):
 
 
 def value_of(key, left, window_ms):
-    """The value of a message as `publish` takes it: its header has the key."""
+    """Return the envelope of a message for `publish`: its header contains the key."""
     return envelope_rest(left, 1, window_ms, line=key) + b"body"
 
 
@@ -102,7 +102,7 @@ class KeyedMachine(RuleBasedStateMachine):
         self.numbers[lane] += 1
         return t.CallNumber(lane, self.numbers[lane])
 
-    # ---- in -----------------------------------------------------------------
+    # ---- publish ------------------------------------------------------------
 
     @rule(some=messages, delay_ms=delays, left=st.sampled_from([0, 1, 3]), replace=st.booleans())
     def publish(self, some, delay_ms=0, left=3, replace=True):
@@ -135,7 +135,7 @@ class KeyedMachine(RuleBasedStateMachine):
     @rule(limit=limits)
     def promote(self, limit=ALL):
         self.run(t.promote(self.keys, limit=limit, clock=self.clock))
-        # Whatever the clock did: a key that has used up its rate sleeps until the next start, and no longer.
+        # Wherever the clock went, a key that used up its rate sleeps until the next start, and no longer.
         slept = KeyedState(self.client, self.keys).asleep.items() if limit == ALL else []
         longest_ms = self.oracle.number("key_rate_us") // 1000 + 2
         assert not [key for key, until in slept if until > self.now_ms + longest_ms and key not in self.by_hand]
@@ -169,7 +169,7 @@ class KeyedMachine(RuleBasedStateMachine):
         assert not claimed or not before.paused
         assert [one.key for one in claimed] == [self.oracle.key_of[one.id] for one in claimed]
         self.oracle.start([one.id for one in claimed])
-        # A claim of nothing leaves no lane behind: made again it is another one.
+        # An empty claim leaves no lane; repeated, it is a new claim.
         self.last_claim = (turn, options, self.oracle.now + 1000 * LEASE_MS) if claimed else None
         self.receipts += claimed
         state = KeyedState(self.client, self.keys)
@@ -188,11 +188,11 @@ class KeyedMachine(RuleBasedStateMachine):
         assert {one.key for one in again} <= {self.oracle.key_of[one.id] for one in again}
 
     def chosen(self, picked):
-        """Receipts ever given, the latest most often; none when there was none."""
+        """Return old receipts, the latest most often; none if there were no receipts."""
         return [self.receipts[-1 - pick % len(self.receipts)] for pick in picked] if self.receipts else []
 
     def good(self, receipts):
-        """The receipts that hold, each once."""
+        """Return the valid receipts, each once."""
         words, unack = self.state.words, self.state.unack
         held = [one for one in receipts if one.id in unack and call_of(words.get(one.id, "")) == call_of(one.nonce)]
         return list({one.id: one for one in held}.values())
@@ -254,7 +254,7 @@ class KeyedMachine(RuleBasedStateMachine):
         for one in self.settled(receipts, answer):
             self.oracle.order[one.id] = None
 
-    # ---- out, and by hand ---------------------------------------------------
+    # ---- operators ----------------------------------------------------------
 
     @rule(limit=limits, spare=st.booleans())
     def reclaim(self, limit=500, spare=False):
@@ -269,7 +269,7 @@ class KeyedMachine(RuleBasedStateMachine):
             self.oracle.end(id)
 
     def living(self, picked):
-        """Ids that are alive, the latest most often; another one when none is."""
+        """Return living ids, the latest most often; another id if no message lives."""
         alive = sorted(self.oracle.alive, key=natural)
         return [alive[-1 - pick % len(alive)] for pick in picked] if alive else IDS[:1]
 
@@ -339,7 +339,7 @@ class KeyedMachine(RuleBasedStateMachine):
     def the_script_cache_is_lost(self):
         self.client.script_flush()
 
-    # ---- what usually comes together ----------------------------------------
+    # ---- typical sequences --------------------------------------------------
 
     def then(self, what, *args, **options):
         what(*args, **options)
@@ -418,7 +418,7 @@ class KeyedMachine(RuleBasedStateMachine):
     def what_redis_holds_is_sound(self):
         before, self.state = self.state, KeyedState(self.client, self.keys)
         for id in self.oracle.cancelled - self.state.counts.keys():
-            self.oracle.end(id)  # it was met, and ended
+            self.oracle.end(id)  # the claim dropped it
         assert self.oracle.alive == self.state.counts.keys()
         assert self.oracle.garbage == self.state.garbage
         check_places(self.state)

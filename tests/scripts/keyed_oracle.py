@@ -9,14 +9,14 @@ from reliq.wire_format import is_key
 
 class Oracle:
     """
-    The messages of a queue, and their starts.
+    The messages of a queue, and their starts so far.
 
     Attributes:
         now: unix us.
-        key_of: id -> the key that it was last published with, empty without one.
-        alive: ids that have not ended; those that were `cancelled` end when they are met.
-        order: id -> its due time if it was delayed, else 0, and its number among those: a message starts before others of
-            its key with one due time and a higher number. None where no order is promised.
+        key_of: id -> the key of its last publish, empty without a key.
+        alive: ids that have not ended; `cancelled` ids end when a claim or promote meets them.
+        order: id -> its due time if delayed, else 0, and its number among equal due times. Of one key and due time, the
+            message with the lower number starts first. None without a promised order.
         limits: the fields of the hash `limits`.
     """
 
@@ -27,11 +27,11 @@ class Oracle:
         self.forget_starts()
 
     def forget_starts(self):
-        """From now on count anew: the limits are others, or the clock went back."""
+        """Count starts from zero: the limits have changed, or the clock went back."""
         self.starts, self.starts_of, self.started = [], {}, {}
 
     def take_back(self, id):
-        """A message that was claimed had expired: its start counts for no rate."""
+        """Do not count the start of a claimed message that had expired."""
         key, at = self.started.pop(id)
         self.starts.remove(at)
         if is_key(key):
@@ -49,7 +49,7 @@ class Oracle:
         return bool(self.number("ordered"))
 
     def is_shut(self, state):
-        """Whether the queue is paused, or runs as many messages as it may."""
+        """Return whether the queue is paused, or all its slots are taken."""
         most = self.number("concurrency")
         return state.paused or (bool(most) and state.running >= most)
 
@@ -61,11 +61,11 @@ class Oracle:
         return bool(waits) and not self.is_shut(state) and not sleeps and self.permits(state, "") >= 1
 
     def waits_for_rate(self, state):
-        """Whether messages without a key wait only for the queue's rate."""
+        """Return whether messages without a key only wait for the queue's rate."""
         return bool(state.ready) and not self.is_shut(state) and "" not in state.asleep and not self.may_start(state)
 
     def permits(self, state, key, prefix=""):
-        """How many messages of a key, or of the queue, may start now by its rate."""
+        """Return how many messages of a key, or of the queue, may start now by its rate."""
         every, burst = self.number(f"{prefix}rate_us"), self.number(f"{prefix}burst", 1)
         full = min(max(state.rates.get(key, 0), self.now), self.now + every * burst)
         return burst - (full - self.now) / every + 1e-6 if every else inf
@@ -92,7 +92,7 @@ class Oracle:
         self.garbage.add(id)
 
     def start(self, ids):
-        """Ids were claimed, in that order."""
+        """Record the starts of claimed ids, in this order."""
         for id in ids:
             assert id in self.alive, id
             assert id not in self.cancelled, id

@@ -1,4 +1,4 @@
-"""All that Redis holds of a queue with keys, read at one moment, and what must always be true of it."""
+"""The Redis content of a queue with keys at one moment, and its invariants."""
 
 from collections import Counter
 from functools import cached_property
@@ -6,7 +6,7 @@ from math import inf
 
 from reliq.wire_format import Held, StateWord, is_key
 
-#: Stands for a key before ids that keep their place.
+#: Prefix of a key before ids that keep their place.
 KEPT = "\2"
 
 
@@ -65,13 +65,13 @@ class KeyedState:
 
     @cached_property
     def met(self):
-        """How often each id is somewhere, but for garbage."""
+        """Return how often each id occurs, without garbage."""
         lists = (self.pending, self.unack, self.ready, self.retry, *self.lines.values())
         return Counter(id for place in lists for id in place)
 
     @cached_property
     def leased(self):
-        """The ids in unack that a worker of reliq's holds, whether its lease is over or not."""
+        """Return the leased ids in unack, including expired leases."""
         return {id for id in self.unack if isinstance(StateWord.parse(self.words.get(id, "").encode()), Held)}
 
     @property
@@ -81,12 +81,12 @@ class KeyedState:
 
     @cached_property
     def tally(self):
-        """How many places of each key are held."""
+        """Return the number of taken places of each key."""
         return Counter(key for key, _ in self.places)
 
     @property
     def running(self):
-        """How many messages hold a place and are not only keeping it."""
+        """Return the number of places taken by running messages."""
         return len(self.places) - len(self.kept)
 
     def cancelled(self, id):
@@ -102,7 +102,7 @@ class KeyedState:
 
 
 def check_places(state):
-    """An id that is alive is in exactly one place, one at its end in garbage alone."""
+    """Each living id is in exactly one state; garbage ids are in no other state."""
     assert state.met == Counter(state.counts.keys())
     assert not state.garbage & state.counts.keys()
 
@@ -127,7 +127,7 @@ def check_ring(state, per_key, *, is_steady):
 
 
 def check_rate(starts, every_us, burst):
-    """Never more starts in a time than the bucket permits; `starts` are in unix us, the last one is new."""
+    """In no span are there more starts than the bucket permits; `starts` are in unix us, the last is new."""
     last = starts[-1]
     for number, start in enumerate(reversed(starts), 1):
         assert (number - burst) * every_us <= last - start, (starts[-number:], every_us, burst)

@@ -1,4 +1,4 @@
-"""Every move as a rule of a state machine: made in Redis and on the model, the answers compared."""
+"""The moves of a queue as rules of a state machine: run each in Redis and on the model, and compare the answers."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ from reliq.keys import Keys
 from reliq.lua import transitions as t
 from reliq.wire_format import ENVELOPE_START, envelope_rest
 
-#: Few, so that an id is used again and again.
+#: Few ids, so that each is used again and again.
 IDS = [f"m{number}" for number in range(6)]
 LEASE_MS = 20_000
 FOR_EVER_MS, HOUR_MS = 10**12, 3_600_000
@@ -24,7 +24,7 @@ delays = st.sampled_from([0, 0, 1, 500, LEASE_MS, 60_000])
 limits = st.sampled_from([1, 2, 4, 500])
 tombstones = st.sampled_from([None, None, 1, 60_000, 3_600_000])
 a_few = st.sampled_from([0, 1, 4])
-#: Of a process of so many slots that holds none, one that may run beside as many, one that may run alone.
+#: A process without suspects, a process with room for more suspects, and a process with room for a single suspect.
 some_suspects = st.builds(
     lambda slots, held: t.Suspects(slots, held, max(1, slots // 2) if held else slots),
     st.sampled_from([1, 2, 4, 8]),
@@ -38,7 +38,7 @@ ttls = st.sampled_from([1, LEASE_MS, 2 * LEASE_MS, HOUR_MS, HOUR_MS])
 
 class Moves(RuleBasedStateMachine):
     """
-    Six ids, every move, repeated and mistaken calls.
+    Six ids and every move, with repeated and invalid calls.
 
     Attributes:
         held: the server's held clock. None: real time; scripts get the time as an argument, and no Redis key expires.
@@ -77,14 +77,14 @@ class Moves(RuleBasedStateMachine):
         return t.CallNumber(lane, self.numbers[lane] - back)
 
     def chosen(self, picked):
-        """Receipts ever given, the latest most often; none when there was none."""
+        """Return old receipts, the latest most often; none if there were no receipts."""
         return [self.receipts[-1 - pick % len(self.receipts)] for pick in picked] if self.receipts else []
 
     def wait_for(self, place):
-        """The ms until the first of a place is due; -1: it is empty."""
+        """Return the ms until the first id of a place is due; -1 for an empty place."""
         return max(0, min(place.values()) - self.model.down) if place else -1
 
-    # ---- in -----------------------------------------------------------------
+    # ---- publish ------------------------------------------------------------
 
     def publish_call(self, ids, turn, *, delay_ms, left, replace, ttl_ms=HOUR_MS):
         items = [(id, f"{id}.{self.versions + index}") for index, id in enumerate(ids)]
@@ -144,7 +144,7 @@ class Moves(RuleBasedStateMachine):
 
     @rule()
     def a_worker_looks(self):
-        """A look is a claim of nothing; its number stays free for the next claim."""
+        """A poll is an empty claim; its call number stays free for the next claim."""
         turn = t.CallNumber("w", self.numbers["w"] + 1)
         call = t.claim(self.keys, turn, limit=0, lease_ms=LEASE_MS, clock=self.clock)
 
@@ -182,7 +182,7 @@ class Moves(RuleBasedStateMachine):
         assert self.run(call).claimed == []
 
     def settle(self, verb, receipts, **options):
-        """Make a call about receipts, and the same on the model."""
+        """Settle receipts in Redis and in the model."""
         clock = {"clock": self.clock}
         last = ENVELOPE_START.encode() + b"%d" % self.model.down + envelope_rest(1, 1, WINDOW_MS) + b"last"
         match verb:
@@ -223,7 +223,7 @@ class Moves(RuleBasedStateMachine):
     def snooze(self, picked, delay_ms):
         self.settle("snooze", self.chosen(picked), delay_ms=delay_ms)
 
-    # ---- out, and by hand ---------------------------------------------------
+    # ---- operators ----------------------------------------------------------
 
     @rule(limit=limits, spare=st.booleans())
     def reclaim(self, limit, spare=False):

@@ -18,7 +18,7 @@ def call_of(word):
 
 
 class Model(ExpiringKeys, Account):
-    """A queue's places, state words and account."""
+    """The states of a queue, its state words and its account."""
 
     def __init__(self, **options):
         ExpiringKeys.__init__(self, **options)
@@ -27,10 +27,10 @@ class Model(ExpiringKeys, Account):
         self.ready, self.retry, self.garbage = [], [], set()
         self.counts, self.words = {}, {}  # id -> retries left, state word
         self.windows = set()  # ids whose deduplication window is known
-        self.letters = {}  # which death -> (id, body), the oldest first
+        self.letters = {}  # id of a dead letter -> (id, body), the oldest first
         self.deaths = count()
-        self.fence = 0  # the token of the last claim that took something
-        self.token, self.paused, self.stolen = False, False, 0  # stolen: ended by foreign hands, without an account
+        self.fence = 0  # the token of the last claim that took a message
+        self.token, self.paused, self.stolen = False, False, 0  # stolen: ended by foreign clients, not in the account
 
     @property
     def alive(self):
@@ -116,7 +116,7 @@ class Model(ExpiringKeys, Account):
         return "redriven"
 
     def died(self, id):
-        """How many deliveries in a row a message has not survived."""
+        """Return how many deliveries in a row ended with the death of the worker."""
         word = self.words.get(id, "")
         waits, held = re.fullmatch(r"suspect(\d*)", word), re.match(r"(\d+)~", word)
         return int(waits[1] or 1) if waits else int(held[1]) if held else 0
@@ -173,7 +173,7 @@ class Model(ExpiringKeys, Account):
         return self.lease([replace(one, left=self.counts[one.id]) for one in still], lease_ms)
 
     def held(self, receipts):
-        """The receipts that hold, and the ids of the others."""
+        """Return the valid receipts, and the ids of the others."""
         good, lost = [], []
         for one in receipts:
             same = call_of(self.words.get(one.id, "")) == call_of(one.nonce)
@@ -360,7 +360,7 @@ class Model(ExpiringKeys, Account):
         return before - len(self.alive)
 
     def taken(self, id):
-        """It ended, and stays taken if it is known for how long."""
+        """Take the id of an ended message for its deduplication window, if that is known."""
         if id in self.windows:
             self.mark(id, "ended")
         self.windows.discard(id)

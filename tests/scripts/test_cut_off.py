@@ -1,4 +1,4 @@
-"""Rule 4: wherever a script is cut off, no message is lost: at worst it comes twice, and `check` mends the queue."""
+"""Rule 4: a script cut off at any point loses no message: at worst a message runs twice; `check` repairs the queue."""
 
 import random
 import re
@@ -17,23 +17,23 @@ from reliq.wire_format import envelope_rest
 
 pytestmark = [pytest.mark.foreign_hands, pytest.mark.slow]
 
-#: States, and steps to each; every script that changes something is cut in each of them.
+#: Number of states, and steps to each; every script that writes is cut off in each state.
 STATES, LONG_STATES, STEPS = 6, 150, 40
-#: A claim takes so many in its hand, and puts those back that must wait.
+#: A claim takes this many messages at a time, and puts back messages that must wait.
 LIMIT = 4
 #: Scripts that only read, or write once. `check` repairs unsound states, so it runs again where a script was cut off.
 LOOKS = {"ask", "bodies", "counts", "forget", "held_up", "key_queues", "remap"}
-#: They are three steps of one move: test_relocation.py cuts them off.
+#: The three steps of a move between shards: test_relocation.py cuts them off.
 MOVES = {"depart", "arrive", "leave"}
-#: Of queues with keys alone: test_keyed_cut_off.py cuts it off.
+#: Only for queues with keys: test_keyed_cut_off.py cuts it off.
 OF_KEYS = {"limit"}
-#: What may stay wrong after a repair: the account cannot be mended, the others pass by themselves.
+#: Faults that may remain after a repair: the account cannot be repaired, the others disappear by themselves.
 ALLOWED = {"account", "no-body", "no-word"}
 
 
 class Held:
     """
-    What a queue holds.
+    The content of a queue.
 
     Attributes:
         alive: ids with a body that will be delivered or become a dead letter.
@@ -54,19 +54,19 @@ class Held:
         self.letters = Counter(letter[b"id"].decode() for _, letter in letters)
 
     def lost_of(self, before):
-        """The messages that were there and are nowhere; for a letter its id may live again."""
+        """Return the messages that are gone; the id of a dead letter may live again."""
         alive = {id for id in before.alive - self.alive if self.letters[id] <= before.letters[id]}
         return alive | {
             id for id, number in before.letters.items() if self.letters[id] < number and id not in self.alive
         }
 
     def moved_since(self, before):
-        """The messages that are elsewhere."""
+        """Return the messages that are in another state."""
         return {id for was, now in zip(before.places, self.places, strict=True) for id in {*was} ^ {*now}}
 
 
 def machine(client, seed):
-    """A queue in a state that chance has made."""
+    """Make a queue in a random state."""
     chance = random.Random(seed)
     one = type("Machine", (QueueMachine,), {"client": client})()
     one.begin()
@@ -101,7 +101,7 @@ def _step(one, chance):
 
 
 def _calls(one, chance):
-    """A call of every script that moves something, on whatever there is."""
+    """Return a call of every script that moves messages, on the current content."""
     keys, clock = one.keys, one.clock
     ids = chance.sample([f"m{number}" for number in range(6)], 4)
     receipts = one.chosen(range(8))
@@ -143,7 +143,7 @@ def _calls(one, chance):
 
 @pytest.fixture
 def survives(client, keys, run, url):
-    """Make a call as it is, then cut off in many ways, each from the same state; return how often it was cut off."""
+    """Run a call completely, then cut off in many ways from the same state; return the number of cuts."""
     admin = Admin(url)
 
     def make(call, ways):
@@ -185,7 +185,7 @@ def _delivered(client, keys, run):
 
 @pytest.fixture(params=["after each write", "without each command"])
 def ways(request, client, limited):
-    """Put a queue back and cut a call off, again and again: after each write, or where a right is missing."""
+    """Restore the queue and cut off the call repeatedly: after each write, or at a denied command."""
 
     def after_each_write(call, put_back):
         for writes in range(1, 200):

@@ -29,7 +29,7 @@ def ask(run, keys):
 
 @pytest.fixture
 def written(dump, keys):
-    """Return all keys but the number of the last call."""
+    """Return all Redis keys except the number of the last call."""
     return lambda: {key: value for key, value in dump().items() if key != keys.lane("publisher")}
 
 
@@ -46,7 +46,7 @@ def test_a_chosen_id_is_published_by_the_map_of_the_shard_and_by_no_earlier_one(
 
 
 def test_a_call_that_must_not_run_is_refused_for_ever(fence, publish, run, keys, written):
-    """A copy of it that was sent earlier may arrive when its message has been published elsewhere."""
+    """An earlier copy of the call may arrive after its message has been published elsewhere."""
     assert publish("x", window_ms=1000, fence="never").is_stale
     assert written() == {}
 

@@ -28,7 +28,7 @@ WINDOW_SECONDS = 600
 #: An id that belongs to shard 1 of two.
 ID = next(id for number in count() if home(id := f"order-{number}", 2) == 1)
 TERMS = CallTerms(None, 0, 3_600_000, 3, WINDOW_SECONDS * 1000, False)
-#: All publish the same: a state is known by its bytes.
+#: All producers publish the same body, so that equal states have equal bytes.
 ORDER = PreparedMessage(ID, envelope_rest(3, 1, WINDOW_SECONDS * 1000) + b"{}", TERMS)
 
 
@@ -46,7 +46,7 @@ class Known:
 
 
 def producer(name, map, accepted, *, asks=True, fenced=True):
-    """Publish the id once, beginning with the map that is known; each yield is one call to Redis."""
+    """Publish the id once, starting with the producer's current map; each yield is one call to Redis."""
     known = Known(map)
     route = Router(known, [ORDER])
     while route.left:
@@ -79,7 +79,7 @@ def resharder(before, after):
 
 
 class Work:
-    """End whatever message is in a shard: the id stays taken for its window."""
+    """End the message in a shard; its id stays taken for its window."""
 
     def __init__(self, shard):
         self.command = ("WORK", "", shard)
@@ -93,7 +93,7 @@ class Work:
 
 
 def worker(shard):
-    """Look for a message until one was there."""
+    """Claim until there was a message."""
     work = Work(shard)
     while not (yield work):
         pass
@@ -142,7 +142,7 @@ def walk(client, run, dump):
 
 @pytest.fixture
 def explore(walk):
-    """Walk every path; return how many states there are, and in how many of them the id was accepted twice."""
+    """Walk every path; return the number of states, and of states in which the id was accepted twice."""
 
     def make(actors, before, *, first=False):
         seen, twice, todo = set(), 0, [()]
@@ -169,7 +169,7 @@ def actors(before, after, *, many=False, **mutant):
 
 
 def beginning(name, accepted, mutant):
-    """A producer that begins by reading the map, whenever that is."""
+    """A producer that first reads the map, at any time."""
     known = yield shard_map(Keys("q"))
     yield from producer(name, known, accepted, **mutant)
 

@@ -17,12 +17,12 @@ FAMILIES = {"lane", "line", "msg"}
 
 
 def code(text):
-    """The text without comments and strings."""
+    """Return the text without comments and strings."""
     return re.sub(r"'[^']*'", "''", "\n".join(line for line in text.splitlines() if not line.strip().startswith("--")))
 
 
 def spelled_of(keys, name):
-    """A key of a queue by its name: of a family its start."""
+    """Return a Redis key of a queue by its name; for a family of keys, the common prefix."""
     return getattr(keys, name)("") if name in FAMILIES else getattr(keys, name)
 
 
@@ -31,7 +31,7 @@ def words(text):
 
 
 def helpers(prelude):
-    """The opening of a prelude, and its functions by name."""
+    """Return the opening of a prelude, and its functions by name."""
     text = code(source(prelude))
     found = re.finditer(r"^local function (\w+)\((?:[^\n]* end|[\s\S]*?\nend)$", text, re.MULTILINE)
     return text[: text.index("local function")], {one[1]: one[0] for one in found}
@@ -48,7 +48,7 @@ def used_words(text):
 
 
 def everything_run_by(name):
-    """The words of a script, of the preludes' openings, and of the helpers that it calls, directly or not."""
+    """Return the words of a script, of the preludes' openings, and of all helpers that it calls, also indirectly."""
     if name in KEYED or (branch := f"{name} (keyed)") not in KEYED:
         return words_of_branch(name, keyed=name in KEYED or OF_LIMITS & {*SCRIPTS[name].keys})
     return words_of_branch(name, keyed=False) | words_of_branch(branch, keyed=True) | {"keyed"}

@@ -16,9 +16,9 @@ LAYOUTS = dict.fromkeys(RECORDED, TAGGED) | {
     "published_default": Layout.hdt3213(),
     "published_custom_prefix": Layout.hdt3213(prefix="acme"),
 }
-#: After so many seconds everything recorded is due, and only then.
+#: Seconds after which all recorded messages are due.
 DUE_AFTER = dict.fromkeys(RECORDED, 0) | {"in_flight": 29, "nacked_with_delay": 59}
-#: The retries that the messages of a recording have left.
+#: Retries left of the messages of a recording.
 LEFT = {"published_default": {3, 5}, "in_flight": {2}, "nacked_with_delay": {2}, "nacked_waiting_retry": {8}}
 DAY = 86_400
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.foreign_hands
 
 @pytest.fixture
 def restore(client):
-    """Write a recorded key space as it was; return the moment of the recording in whole unix seconds."""
+    """Write the recorded Redis content; return the time of the recording in whole unix seconds."""
 
     def load(name):
         for key, held in RECORDED[name]["keys"].items():
@@ -50,7 +50,7 @@ def restore(client):
 
 @pytest.fixture
 def drain(run, client):
-    """Promote, reclaim, claim and ack whatever is due at a unix second; return bodies with the retries left."""
+    """Promote, reclaim, claim and ack all due messages at a unix second; return bodies with their retries left."""
 
     def make(keys, second, number):
         clock = second * 1_000_000
@@ -112,7 +112,7 @@ def test_a_message_of_the_original_can_be_cancelled_nacked_and_rescheduled(resto
 @pytest.mark.parametrize("spare_leases", [False, True], ids=["all", "sparing leases"])
 @pytest.mark.parametrize("name", ["in_flight", "nacked_with_delay"])
 def test_a_message_that_the_original_leased_or_nacked_is_no_suspect_and_not_spared(name, spare_leases, restore, run):
-    """600 messages that Go had merely nacked took 44.7 s instead of 2.0: each ran as one that may kill its worker."""
+    """As suspects, 600 messages nacked by Go took 44.7 s instead of 2.0: each ran alone."""
     keys = Keys("orders", TAGGED)
     clock = (restore(name) + DAY) * 1_000_000
 
@@ -128,7 +128,7 @@ def test_a_cancel_looks_through_a_bounded_piece_of_a_long_list(run, client):
     keys = Keys("orders", TAGGED)
     client.rpush(keys.ready, *(f"m{number}" for number in range(1000)))
     client.hset(keys.retries_left, mapping={f"m{number}": 3 for number in range(1000)})
-    some = [f"m{number}" for number in range(300, 800)]  # each may be looked for among 200 from either end
+    some = [f"m{number}" for number in range(300, 800)]  # each may be searched among 200 from either end
 
     assert set(run(t.cancel(keys, some))) == {"cancelled"}
 
@@ -148,7 +148,7 @@ def test_an_empty_body_that_is_rejected_becomes_a_dead_letter(restore, run, clie
     assert run(t.collect(keys, [one.id], letters_max=9, letters_ms=10**12)) == ((one.id,), ())
 
 
-# ---- the other way ----------------------------------------------------------
+# ---- reliq's keys read by Go ---------------------------------------------------
 
 
 @pytest.fixture(params=["published_default", "published_hash_tag", "published_custom_prefix"])

@@ -11,7 +11,7 @@ from reliq.keys import Keys, Layout
 from reliq.lua import transitions as t
 
 SECOND = NOON // 1_000_000
-#: Names and layouts as a Go program has them.
+#: Names and layouts of a Go program.
 QUEUES = [
     Keys("orders", Layout.hdt3213()),
     Keys("order:timeout", Layout.hdt3213()),
@@ -123,7 +123,7 @@ def test_go_takes_messages_of_a_killed_worker_over(go, publish, claim):
     assert go.claim(SECOND + 6, again=True) == id
 
 
-# ---- Go intercepts a message, which is its cancel -------------------------------
+# ---- Go intercepts a message: its cancel ----------------------------------------
 
 
 @pytest.mark.parametrize("place", ["pending", "ready", "snoozed", "retry"])
@@ -168,7 +168,7 @@ def test_a_message_that_go_intercepts_is_not_redelivered_after_a_failure(go, cla
     assert client.smembers(keys.garbage) == {id.encode()}
 
 
-# ---- ends that reliq makes ------------------------------------------------------
+# ---- reliq ends messages --------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", [0, 1, 2], ids=["first", "middle", "last"])

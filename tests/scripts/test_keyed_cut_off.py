@@ -1,4 +1,4 @@
-"""Wherever a script of a queue with keys is cut off: nothing is lost, no limit is passed, and no key stands still."""
+"""A script of a queue with keys cut off at any point loses no message, exceeds no limit, and blocks no key."""
 
 import random
 import time
@@ -16,13 +16,13 @@ from reliq.wire_format import is_key
 
 pytestmark = pytest.mark.foreign_hands
 
-#: Limits of the states in which scripts are cut off, and the steps to each; without --long after every fourth write,
-#: but for claims, which must take places before leases.
+#: Limits of the states in which scripts are cut off, and the steps to each state. Without --long scripts are cut off
+#: after every fourth write; claims after every write, because they must take places before leases.
 STATES = [{"ordered": 1, "per_key": 1}, {"per_key": 2, "key_rate_us": 200_000, "key_burst": 2, "concurrency": 5}]
 LONG_STATES, STEPS = 40, 40
-#: What may stay wrong after a repair: the account cannot be mended, the others pass by themselves.
+#: Faults that may remain after a repair: the account cannot be repaired, the others disappear by themselves.
 ALLOWED = {"account", "no-body", "no-word", "misplaced", "asleep"}
-#: Messages that were cancelled while they waited, and the keys under which they are published again.
+#: Messages that were cancelled while they waited, and the keys of their next publish.
 AGAIN = {"again": "A", "moved": "A", "plain": "B"}
 #: The scripts that are cut off.
 CUT = {
@@ -54,7 +54,7 @@ def _step(one, chance):
 
 
 def machine(client, seed, fields):
-    """A queue with keys in a state that chance has made."""
+    """Make a queue with keys in a random state."""
     chance = random.Random(seed)
     one = type("Machine", (KeyedMachine,), {"client": client})()
     one.begin(fields)
@@ -79,7 +79,7 @@ def machine(client, seed, fields):
 
 
 def _calls(one, chance):
-    """A call of every script that moves something, on whatever there is."""
+    """Return a call of every script that moves messages, on the current content."""
     keys, clock, state = one.keys, one.clock, one.state
     turn = lambda lane: t.CallNumber(lane, one.numbers[lane] + 1)  # noqa: E731
     receipts = one.good(one.receipts)
@@ -116,7 +116,7 @@ def _calls(one, chance):
 
 
 def lost_of(before, after):
-    """The messages that were alive, with a body, and are nowhere."""
+    """Return the living messages with a body that are gone."""
     there = after.met.keys() | after.garbage
     return {id for id in before.counts if not before.cancelled(id)} - there
 
@@ -141,7 +141,7 @@ def test_a_script_that_is_cut_off_loses_nothing_and_holds_no_key_up(request, url
 
 
 def cut_after_writes(one, call, admin, per_key, first, step):
-    """Cut a call off after its writes, `step` by `step`, from the same state; return how often it was."""
+    """Cut a call off after every `step` writes, from the same state; return the number of cuts."""
     client, keys = one.client, one.keys
     state, before = Snapshot(client), KeyedState(client, keys)
     one.run(call)
@@ -173,7 +173,7 @@ def cut_after_writes(one, call, admin, per_key, first, step):
 
 
 def _all_is_served(one, told):
-    """Let hours pass: every message ends, and no key is left."""
+    """Let hours pass: every message ends, and no key remains."""
     far = one.oracle.now + 10**9
     for number in range(1, 200):
         far += 30_000_000

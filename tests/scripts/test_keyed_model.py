@@ -1,4 +1,4 @@
-"""A queue with keys, whatever is done in whatever order: one place for each message, limits kept, nothing left behind."""
+"""A queue with keys after any calls in any order: each message is in one place, limits hold, nothing remains."""
 
 import pytest
 import redis
@@ -11,7 +11,7 @@ from reliq.testing.server import EmbeddedRedis
 
 pytestmark = pytest.mark.slow
 
-#: Examples, and steps in each.
+#: Number of examples, and steps in each.
 QUICK, LONG = (80, 40), (4000, 40)
 
 

@@ -1,4 +1,4 @@
-"""Limits of a queue: so many messages of a key at once, so many of the queue, and how they are changed."""
+"""Limits of a queue: concurrent messages of a key, concurrent messages of the queue, and changes of limits."""
 
 import pytest
 from held_clock import HOUR_MS, NOON, micros
@@ -90,7 +90,7 @@ def test_a_place_is_given_back_however_a_message_leaves_its_worker(
 
 
 def test_raised_per_key_reaches_thousands_of_keys_whose_first_message_runs(publish_under, serve, run, keys, limit):
-    """A change looks at 1,000 keys, and promotes go on with the others: each key starts its second message."""
+    """A change handles 1,000 keys, and promotes handle the others: each key starts its second message."""
     limit(per_key=1)
     names = [f"key-{number}" for number in range(3000)]
     for name in names:
@@ -128,7 +128,7 @@ def test_a_declaration_replaces_all_limits_once_and_an_empty_value_removes_one(r
     assert now() == {"on": "1", "declared": "v2", "rate_us": "5"}
 
 
-# ---- keys and a queue that sleep ------------------------------------------------
+# ---- sleeping keys and queues ---------------------------------------------------
 
 
 def test_a_sleeping_key_is_not_served_before_its_time(publish_under, serve, run, keys, due):
@@ -137,7 +137,7 @@ def test_a_sleeping_key_is_not_served_before_its_time(publish_under, serve, run,
     first, second = serve(2).values()
     run(t.release(keys, [first], sleep_ms=30_000, clock=NOON))
     run(t.release(keys, [second], sleep_ms=10, clock=NOON))
-    assert due(keys.asleep, "a") == NOON // 1000 + 30_000  # a shorter sleep ends no longer one
+    assert due(keys.asleep, "a") == NOON // 1000 + 30_000  # a shorter sleep does not shorten a longer sleep
 
     assert [*serve()] == ["b1"]
     assert run(t.promote(keys, clock=micros(ms=29_999))) == (0, 1)

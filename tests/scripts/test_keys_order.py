@@ -1,4 +1,4 @@
-"""Messages with keys come in order: of their publish, of their due times, and again after a failure."""
+"""Messages with keys start in the order of their publishes or due times, also after a failure."""
 
 from itertools import islice
 
@@ -43,7 +43,7 @@ def test_a_clock_that_goes_back_holds_up_only_the_ordered_key_of_a_backoff(
     assert [*serve(clock=due)] == ["a1"]
 
 
-# ---- back to the head of a line ---------------------------------------------------
+# ---- back to the head of the key queue ------------------------------------------
 
 
 def test_released_and_reclaimed_messages_return_to_the_head_of_their_line(publish_under, serve, run, keys, lines):

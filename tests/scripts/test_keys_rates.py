@@ -5,7 +5,7 @@ from held_clock import HOUR_MS, NOON, micros
 
 from reliq.lua import transitions as t
 
-#: 100 a second, at most 5 at once.
+#: 100 starts a second, with a burst of 5.
 RATE = {"rate_us": 10_000, "burst": 5}
 
 
@@ -14,7 +14,7 @@ class Fleet:
 
     def __init__(self, run, keys, take_token):
         self.run, self.keys, self.take_token, self.now, self.number = run, keys, take_token, NOON, 0
-        self.timers = dict.fromkeys(range(4))  # process -> when it promotes
+        self.timers = dict.fromkeys(range(4))  # process -> time of its next promote
         self.starts, self.claims, self.empty, self.promotes = [], 0, 0, 0
 
     def claim(self, process):
@@ -155,7 +155,7 @@ def test_messages_that_expire_or_are_cancelled_spend_no_rate(
     late = [(one, None) for one in serve(clock=micros(ms=5)).values()]
     assert [one.id for one, _ in late] == ["a3", "a4"]
     assert serve(clock=micros(ms=5)) == {}
-    # One of both starts has filled up by itself until now, and is used: it is not given back once more.
+    # The permit of one start has been refilled and used meanwhile: it is not returned a second time.
     promote(ms=1005)
     assert [*serve(clock=micros(ms=1005))] == ["a5"]
     run(t.ack(keys, late, kind="expired", clock=micros(ms=1005)))
@@ -164,7 +164,7 @@ def test_messages_that_expire_or_are_cancelled_spend_no_rate(
 
 
 def test_a_start_that_is_given_back_has_somebody_wait_for_the_sooner_time(publish_under, run, keys, limit, token):
-    """One of two starts is older: it gives back less than one permit to the other's key, which sleeps on for less."""
+    """The older start returns less than one permit to its key, which then sleeps for a shorter time."""
 
     def claim(number, ms):
         call = t.CallNumber("w", number)

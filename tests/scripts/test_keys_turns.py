@@ -1,4 +1,4 @@
-"""Keys take turns: a busy key holds no other up, weights and priorities have their shares, nothing is left."""
+"""Keys take turns: a busy key delays no other key, weights and priorities get their shares, nothing remains."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from reliq.lua import transitions as t
 
 @pytest.fixture
 def fill(client, keys):
-    """Publish many messages of a key by pipelined calls of 500."""
+    """Publish many messages of a key in pipelined calls of 500."""
     lanes = iter(range(1, 10**6))
 
     def make(key, number, name=None):
@@ -30,7 +30,7 @@ def fill(client, keys):
 
 @pytest.fixture
 def drain(serve, ack):
-    """Claim and ack until nothing is served, or so many messages were; yield their keys in the order of their starts."""
+    """Claim and ack until the queue is empty or `most` messages ran; yield their keys in the order of the starts."""
 
     def make(limit, most=10**9):
         done = 0

@@ -23,13 +23,13 @@ from reliq.wire_format import open_envelope
 
 pytestmark = pytest.mark.slow
 
-#: Examples, and steps in each.
+#: Number of examples, and steps in each.
 QUICK, LONG = (240, 50), (4000, 50)
-#: The same at a node of a Cluster, which refuses a script that touches a key of another slot than those it declares.
+#: The same on a Cluster node, which refuses scripts that touch a key of a slot that they do not declare.
 QUICK_IN_A_CLUSTER, LONG_IN_A_CLUSTER = (60, 50), (1000, 50)
 #: Hypothesis remembers every example of a run: several short runs need less memory than a long run.
 EXAMPLES_OF_A_ROUND = 20
-#: For finding the shortest way to a failure, or for the long run; the quick one takes a few seconds.
+#: For shrinking a failure, or for the long run; the quick run takes a few seconds.
 TIMEOUT_SECONDS = 1800
 
 FAILURES = ["nack", "cancel", "release", "renew", "expire", "reject", "collect", "redrive", "redrive and cancel"]
@@ -43,7 +43,7 @@ VERBS = {
 
 
 class QueueMachine(ForeignMoves):
-    """The moves; what time, eviction and a foreign consumer do; and what usually comes together."""
+    """The moves, the effects of time, eviction and a foreign consumer, and typical sequences."""
 
     # ---- time and expiry in Redis -------------------------------------------
 
@@ -72,7 +72,7 @@ class QueueMachine(ForeignMoves):
     def the_script_cache_is_lost(self):
         self.client.script_flush()
 
-    # ---- what usually comes together ----------------------------------------
+    # ---- typical sequences --------------------------------------------------
 
     @rule(
         ids=some_ids,
@@ -269,7 +269,7 @@ def opened(values):
 
 @pytest.fixture
 def held(tmp_path):
-    """A clock that stands, or None on a machine without a C compiler."""
+    """A held clock, or None on a machine without a C compiler."""
     held = held_clock(tmp_path, NOON)
     if held is None:
         fail_in_ci("without a C compiler no key of the model expires (Debian: apt-get install gcc libc6-dev)")
@@ -292,7 +292,7 @@ def test_a_node_of_a_cluster_holds_what_the_model_holds(request, server_path, he
     with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
         client.execute_command("CLUSTER", "ADDSLOTS", *range(CLUSTER_SLOTS))
         if held:
-            held.set(NOON + 10_000_000)  # a node that has just begun takes no writes for two seconds
+            held.set(NOON + 10_000_000)  # a new node accepts no writes for two seconds
         eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"), "the node serves")
         check_model(QueueMachine, client, held, examples=examples, steps=steps)
 

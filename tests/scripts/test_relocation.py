@@ -1,4 +1,4 @@
-"""A queue shrinks: all messages of shards that go move to the others, also after kills and beside another shrink."""
+"""A queue shrinks: all messages of the removed shards move to the others, also after kills and with another shrink."""
 
 import time
 from collections import Counter
@@ -20,7 +20,7 @@ OF_SHARD_3 = [id for number in range(99) if home(id := f"a-{number}", 4) == 3][:
 
 
 class KilledError(BaseException):
-    """The process is gone."""
+    """The process has been killed."""
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def queue(url, client):
 
 
 def moves_of(queue):
-    """The raw transitions of each shard."""
+    """Return the raw transitions of each shard."""
     return queue._clients.blocking().run
 
 
 def fill(queue, client):
-    """Have messages in every state of all four shards; return how many of each id are to be delivered, and the letters."""
+    """Fill all states of four shards; return how often each id will be delivered, and the dead letters."""
     run = moves_of(queue)
     queue.publish_many([Outgoing(body=f"later {n}", id=f"later-{n}", delay=3600, ttl=60) for n in range(NUMBER)])
     queue.publish_many([Outgoing(body="generated", delay=3600) for _ in range(8)], chunk=1)
@@ -78,7 +78,7 @@ def held_by(client, number=4):
 
 
 def is_in_two(client):
-    """Nothing is where only four shards look for it."""
+    """Nothing is left in the shards 2 and 3."""
     assert client.get(Keys("q").map) == ShardMap(2, 2, 2, "steady", most=4).text
     for shard in (2, 3):
         keys = Keys("q", shard=shard)
@@ -142,7 +142,7 @@ def test_a_message_whose_id_lives_where_it_belongs_stays_where_it_was(admin, que
     queue.publish("x", id=id, delay=3600)
     admin.resize("q", 2)
     there, options = Keys("q", shard=1), {"ttl_ms": 10**6, "retries": 1, "window_ms": 1, "fence": "2 2 1"}
-    # A publisher of an earlier version did not ask.
+    # A publisher of an earlier version does not check the fence.
     moves_of(queue)(t.publish(there, [(id, b"other")], CallNumber("p", 1), **options))
     before = held_by(client)
 
@@ -166,7 +166,7 @@ def test_a_message_without_a_body_ends_as_expired(admin, queue, client):
 
 
 class Steps:
-    """Counts the calls of operators to Redis, and does something before one of them."""
+    """Counts the Redis calls of operators, and runs a function before one of them."""
 
     def __init__(self, monkeypatch):
         self.made, self._at, self._do = 0, -1, None
@@ -187,7 +187,7 @@ class Steps:
 
 
 def small(queue, client):
-    """One message or letter of each kind in a shard that goes."""
+    """Put one message or dead letter of each kind into a shard that will be removed."""
     client.flushdb()
     client.set(Keys("q").map, FOUR.text)
     ids = OF_SHARD_3

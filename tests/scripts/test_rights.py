@@ -19,19 +19,19 @@ from reliq.settings import INLINE_BYTES
 pytestmark = pytest.mark.foreign_hands
 
 
-#: Letters have the server's own time in their names: in microseconds, a time that it has not seen.
+#: Ids of dead letters contain the server's time: a time in microseconds that the server has not reached.
 FAR = 4_000_000_000_000_000
 
 
 @pytest.fixture
 def calls(run, client, keys):
-    """Calls by script: those that are staged, and more where one call does not take every path of its script."""
+    """Return calls by script: the staged calls, and more where one call does not cover all paths of its script."""
     calls = {name: [call] for name, call in stage(run, client, keys).items()}
     client.lpush(keys.ready, "of-go")
     client.hset(keys.retries_left, "of-go", 3)
     cancel = t.cancel(keys, ["of-go"], tombstone_ms=5)
-    calls["cancel"].append(replace(cancel, args=(cancel.args[0], "1", *cancel.args[2:])))  # of a bare body
-    calls["publish"] += [*calls["publish"], *_publishes(client, keys)]  # the first is repeated
+    calls["cancel"].append(replace(cancel, args=(cancel.args[0], "1", *cancel.args[2:])))  # for a bare body
+    calls["publish"] += [*calls["publish"], *_publishes(client, keys)]  # the first call is repeated
     calls["claim"].append(t.claim(keys, t.CallNumber("w", 99), limit=10, lease_ms=1000, watcher="me", clock=LATER))
     client.set(keys.msg("large"), "x" * 2 * INLINE_BYTES)
     calls["bodies"].append(t.bodies(keys, ["large", "ready"], max_body=1000))
@@ -70,7 +70,7 @@ def calls(run, client, keys):
 
 
 def _of_keys(client, keys):
-    """Looks at the lines of one key, and of the largest; a key put to sleep and woken, beside another in the ring."""
+    """Return calls that read the queues of one key and of the largest keys, and that put a key to sleep and wake it."""
     client.hset(keys.limits, mapping={"on": 1, "per_key": 2, "rate_us": 5, "burst": 9, "weighted": 1})
     client.hset(keys.limits, mapping={"concurrency": 9, "weight:tenant": 2, "walk": "0 0"})
     client.lpush(keys.line("tenant"), "of-tenant")
@@ -143,7 +143,7 @@ def play(client, keys, url):
     return make
 
 
-#: The calls above come to none of these; redrive never comes to its two of `msg`, which stand in a helper that it shares.
+#: Commands that the calls above do not reach; both commands of redrive on `msg` are in a shared helper that it skips.
 UNREACHED = {
     "ack": "asleep:ZREM ends:XADD errors:HMGET limits:HGET rates:ZADD ready:EXISTS retry:EXISTS ring:ZADD",
     "arrive": (

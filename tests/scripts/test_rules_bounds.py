@@ -1,4 +1,4 @@
-"""Rules 3 and 7: work per call is bounded, one message is a list of one, and none is no work."""
+"""Rules 3 and 7: the work of a call is bounded, one message is a list of one, and an empty list is no work."""
 
 import pytest
 from held_clock import micros

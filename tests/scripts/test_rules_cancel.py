@@ -1,4 +1,4 @@
-"""Rule 12: cancel and reschedule, by the place of a message."""
+"""Rule 12: cancel and reschedule, in each state of a message."""
 
 import pytest
 from held_clock import HOUR_MS, NOON, micros, millis
@@ -18,7 +18,7 @@ ANSWERS = {
 
 @pytest.fixture
 def put(publish, claim, bury, run, keys, nack):
-    """Bring the message `m` into a place."""
+    """Put the message `m` into a state."""
 
     def make(place):
         if place == "garbage":
@@ -50,7 +50,7 @@ def test_cancel_answers_by_the_place_of_the_message_also_when_repeated(
     assert run(cancel) == [ANSWERS[place]]
     assert dump() == before
 
-    if place in ("ready", "retry"):  # the claim that meets it drops it
+    if place in ("ready", "retry"):  # the next claim drops it
         assert (where(), total("cancelled"), claim()) == ({place: ["m"]}, 0, [])
     if ANSWERS[place] == "cancelled":
         assert (where(), total("cancelled")) == ({}, 1)

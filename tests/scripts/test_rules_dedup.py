@@ -17,7 +17,7 @@ def keys(request):
 
 @pytest.fixture
 def send(run, keys):
-    """Publish the message `m` under its chosen id; return why not, or None."""
+    """Publish the message `m` under its chosen id; return the reason of a refusal, or None."""
     numbers = iter(range(1, 9))
 
     def make(window_ms=WINDOW_MS, **options):

@@ -64,7 +64,7 @@ def test_a_redriven_dead_letter_is_a_message_again_once(die, run, claim, where, 
     assert redrive((letter, "another", 7), ("1-1", "m", 7)) == ["not_found", "not_found"]
     assert where() == {"dead": ["m", "m"]}
 
-    client.hset(keys.lease, "m", "!")  # left behind: it would be cancelled by it
+    client.hset(keys.lease, "m", "!")  # a leftover that would cancel the message
     assert redrive((letter, "m", 7), (letter, "m", 7), (later, "m", 7)) == ["redriven", "not_found", "alive"]
     assert redrive((letter, "m", 7)) == ["not_found"]
 

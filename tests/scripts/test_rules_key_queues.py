@@ -12,7 +12,7 @@ MINUTE_MS = 60_000
 
 @pytest.fixture
 def look(run, keys):
-    """Look at the lines."""
+    """Return the state of the key queues."""
     return lambda clock=NOON, **options: run(t.key_queues(keys, clock=clock, **options))
 
 
@@ -83,7 +83,7 @@ def test_a_key_that_sleeps_is_not_served_until_its_time_has_come(publish_under, 
     client.set(keys.watch, "another", px=2000)
 
     assert run(t.sleep(keys, "a", for_ms=MINUTE_MS, clock=NOON)) is False
-    assert (client.exists(keys.watch), token()) == (0, True)  # a process watches for its time
+    assert (client.exists(keys.watch), token()) == (0, True)  # a process watches its due time
 
     assert [*serve(5)] == ["b1"]
     [line] = look(of=["a"]).largest

@@ -1,4 +1,4 @@
-"""Rules 1 and 4: a script touches its KEYS alone, checks them before it writes, and drains at maxmemory."""
+"""Rules 1 and 4: a script touches its KEYS only, checks them before it writes, and can drain a queue at maxmemory."""
 
 import pytest
 import redis
@@ -9,21 +9,20 @@ from every_script import NAMES, OF_LIMITS, SCRIPTS, TRANSITIONS
 from reliq.keys import Keys
 from reliq.lua import transitions as t
 
-#: In the words of 6.2, and of 7.0.
+#: Error texts of Redis 6.2 and 7.0.
 OOM = r"OOM|maxmemory"
-#: They drain nothing, and may be refused at maxmemory.
+#: Scripts that add data, and may be refused at maxmemory.
 ADDING = {"publish", "publish (keyed)", "ask", "remap", "register", "tick", "limit", "sleep", "depart", "arrive"}
-#: Written late and never in the way.
+#: Keys that are written last and whose type does not matter.
 LATE = ("totals", "ends", "history", "minutes", "windows")
-#: Of any type they are written anew.
+#: Keys that are overwritten, whatever their type.
 ANY_TYPE = ("watch", "paused")
 #: Prefixes of the names of key queues and bodies.
 STARTS = tuple(start for keys in (Keys("q"), Keys("q-keyed")) for start in (keys.line_start, keys.msg_start))
 CHECKED = {(name, key) for name in NAMES for key in SCRIPTS[name].keys if key not in (*LATE, *ANY_TYPE, "line", "msg")}
-#: Where there are no limits a script does not look at what else a queue with keys has.
+#: Without limits, a script does not read the additional keys of queues with keys.
 CHECKED -= {(name, key) for name, one in TRANSITIONS.items() for key in one.keyed_keys}
-#: The first are read for an id that is taken or was cancelled, and not else; the others go with the queue, whatever they
-#: are.
+#: Some keys are read only for an id that is taken or was cancelled; `forget` deletes keys of any type.
 CHECKED -= {
     *(("publish", "unack"), ("publish (keyed)", "unack"), ("publish (keyed)", "pending"), ("publish (keyed)", "map")),
     *(("ask", "unack"), ("claim", "errors")),
@@ -80,7 +79,7 @@ def test_a_key_of_the_wrong_type_is_named_and_nothing_is_changed(calls, reply, c
     wrong = {}
     for name, key in sorted(CHECKED):
         call = calls[name]
-        if (name, key) == ("publish", "ready"):  # the staged one is due later
+        if (name, key) == ("publish", "ready"):  # the staged message is due later
             call = t.publish(keys, [("new", b"body")], t.CallNumber("p", 99), ttl_ms=1000, retries=1, clock=LATER)
         broken = call.keys[SCRIPTS[name].keys.index(key)]
         value = client.dump(broken)
@@ -128,7 +127,7 @@ def test_a_marker_of_the_wrong_type_does_not_stop_a_cancel_half_way(run, publish
 
 @pytest.fixture
 def full(client):
-    """No memory left, and nothing may be evicted."""
+    """Let Redis have no memory left and evict nothing."""
     client.config_set("maxmemory-policy", "noeviction")
     yield lambda most=1: client.config_set("maxmemory", most)
     client.config_set("maxmemory", 0)

@@ -8,7 +8,7 @@ from reliq.lua import transitions as t
 
 @pytest.fixture
 def remembered(client, keys):
-    """The ends that are remembered, oldest first: id, kind and note."""
+    """Return the remembered ends, the oldest first: id, kind and note."""
 
     def look(stream=None):
         rows = client.xrange(stream or keys.ends)

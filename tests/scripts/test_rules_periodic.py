@@ -1,4 +1,4 @@
-"""A periodic entry: the newest schedule is in force, each tick is published once, and it goes on after that."""
+"""A periodic job: the newest schedule is in force, each tick is published once, and the ticks continue."""
 
 import pytest
 import redis
@@ -16,7 +16,7 @@ ID = f"cron.daily.{NEXT}"
 
 @pytest.fixture
 def register(run, keys):
-    """Register one entry; return how far it is, or None."""
+    """Register one periodic job; return its progress, or None."""
 
     def make(schedule="every 60", entry="daily", seconds=0, **options):
         _, [state] = run(t.register(keys, [(entry, schedule)], clock=micros(ms=1000 * seconds), **options))
@@ -27,7 +27,7 @@ def register(run, keys):
 
 @pytest.fixture
 def call(keys):
-    """The call of the tick a minute after noon, or of another."""
+    """Return the call of the tick a minute after noon, or of another tick."""
 
     def make(at=NEXT, since=SECOND, seconds=60, schedule="every 60", id="", **options):
         message = (id or f"cron.daily.{at}", envelope_rest(3, 1, 0) + b"body")
@@ -66,31 +66,31 @@ def test_an_entry_makes_up_for_nothing_when_it_is_new_and_stays_where_it_is_then
 def test_the_schedule_of_the_process_that_started_last_is_in_force(register, tick):
     register("every 60", newest=True)
 
-    # A tick of this very second may not be made yet; nothing older is made up for.
+    # A tick of the current second may still be missing; older ticks are not made up for.
     assert register("every 90", newest=True, seconds=7) == t.InForce(SECOND + 6, None)
     assert register("every 60", seconds=8) is None
 
     tick(since=SECOND + 6, schedule="every 90")
-    assert register("every 60", newest=True, seconds=20) == t.InForce(NEXT, None)  # never back to a tick that is done
+    assert register("every 60", newest=True, seconds=20) == t.InForce(NEXT, None)  # never back to a published tick
 
 
 def test_a_schedule_whose_processes_are_silent_for_half_a_minute_gives_way(register):
     register("every 90", newest=True)
-    register("every 90", seconds=20)  # they are still there
+    register("every 90", seconds=20)  # its processes are alive
 
     assert register("every 60", seconds=50) is None
-    assert register("every 60", seconds=51) == t.InForce(SECOND, None)  # its own ticks since then are not done
+    assert register("every 60", seconds=51) == t.InForce(SECOND, None)  # its own ticks since then are missing
 
 
 def test_a_former_schedule_with_running_processes_owes_its_ticks(register):
     register("every 60", newest=True)
     register("every 90", newest=True, seconds=3)
     register("every 90", seconds=30)
-    assert register("every 60", seconds=45) is None  # superseded, and there
-    assert register("every 60", newest=True, seconds=70) == t.InForce(SECOND + 2, None)  # another process of them
+    assert register("every 60", seconds=45) is None  # superseded, but still registered
+    assert register("every 60", newest=True, seconds=70) == t.InForce(SECOND + 2, None)  # by another process
 
     register("every 90", newest=True, seconds=80)
-    assert register("every 60", newest=True, seconds=200) == t.InForce(SECOND + 199, None)  # a rollback owes none
+    assert register("every 60", newest=True, seconds=200) == t.InForce(SECOND + 199, None)  # a rollback owes no ticks
 
 
 def test_processes_note_together_every_ten_seconds_that_they_are_there(register, state):
@@ -226,7 +226,7 @@ def test_a_tick_whose_message_is_in_garbage_is_not_published_again(register, tic
     register(newest=True)
     tick()
     nack(*claim(), value=b"last")
-    client.hset(keys.cron, "daily last", SECOND)  # as after a cut
+    client.hset(keys.cron, "daily last", SECOND)  # as after a cut-off script
 
     assert (tick(), where()) == ("published", {"garbage": [ID]})
 
@@ -244,7 +244,7 @@ def test_wherever_a_tick_is_cut_off_it_is_published_and_then_the_entry_goes_on(
         is_there = where().get("ready") and client.get(keys.msg(ID))
         assert state()["last"] == str(SECOND) or is_there
         if state()["last"] == str(SECOND):
-            is_counted = bool(left(ID))  # then it adds no other
+            is_counted = bool(left(ID))  # a counted id is not counted again
             assert (tick(), len(where()["ready"]) == 1 or not is_counted) == ("published", True)
         writes += 1
         fresh.put_back()

@@ -1,4 +1,4 @@
-"""Rule 5: only the receipt of the delivery that holds a message settles it; any other changes nothing."""
+"""Rule 5: only the receipt of the current delivery settles a message; any other receipt changes nothing."""
 
 import pytest
 from held_clock import NOON, micros, millis
@@ -19,7 +19,7 @@ SETTLE = {
 
 @pytest.fixture
 def notes(client, keys):
-    """The failure notes of a message, the newest first."""
+    """Return the failure notes of a message, the newest first."""
     return lambda name: FailureNote.parse_all(client.hget(keys.errors, name))
 
 
@@ -51,7 +51,7 @@ def test_a_late_receipt_beside_the_valid_one_of_its_message_hides_no_outcome(ver
     assert reported == [(event, ("m",)), ("Lost", ("m",))]
 
 
-# ---- leases that are spared ---------------------------------------------------
+# ---- spared leases --------------------------------------------------------------
 
 
 def test_a_reclaim_passes_over_ten_times_its_limit_of_spared_leases(publish, claim, run, keys):
@@ -83,7 +83,7 @@ def test_a_count_that_is_no_number_counts_as_no_retry_left_and_is_reported(
     assert where()["garbage"] == ["m"]
 
 
-# ---- why it failed --------------------------------------------------------------
+# ---- reasons of failures --------------------------------------------------------
 
 
 def test_the_last_failure_stays_when_the_last_lease_expires(publish, claim, run, keys, notes):

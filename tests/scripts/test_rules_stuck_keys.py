@@ -1,4 +1,4 @@
-"""A key that stands still because a worker of an earlier version has settled its message goes on by itself."""
+"""A key that got stuck because a worker of an earlier version settled its message recovers by itself."""
 
 import pytest
 from held_clock import HOUR_MS, NOON
@@ -23,7 +23,7 @@ def tidy(run, keys):
 
 @pytest.fixture
 def in_order(limit, publish_under):
-    """A queue of one at a time per key, with two messages of A."""
+    """A queue with one message of each key at a time, and two messages of A."""
     limit(ordered=1, per_key=1)
     publish_under("A", "first", "second")
 

@@ -1,4 +1,4 @@
-"""Rules 10 and 13: a message that may have killed a worker is narrowed down, and neither list starves the other."""
+"""Rules 10 and 13: a message that may have killed a worker is isolated step by step, and neither list starves."""
 
 import random
 
@@ -8,13 +8,13 @@ from held_clock import NOON, micros
 from reliq.lua import transitions as t
 
 LEASE_MS = 1
-#: A suspect runs that leaves no room for another one.
+#: A running suspect leaves no room for another suspect.
 NO_ROOM = t.Suspects(slots=16, held=1, narrowest=1)
 
 
 @pytest.fixture
 def lose(publish, claim, run, keys):
-    """Publish messages and let the lease of their delivery expire: they are suspects, in retry."""
+    """Publish messages and let their leases expire: they become suspects in retry."""
 
     def make(*ids, **options):
         publish(*ids, **options)
@@ -80,7 +80,7 @@ def test_a_claim_begins_with_the_list_that_it_names_and_goes_on_with_the_other(
 
 
 class Process:
-    """A process that runs the messages it claims until one of them kills it, and all beside it."""
+    """A process that runs claimed messages until a message kills it with all messages beside it."""
 
     def __init__(self, name, slots):
         self.name, self.slots, self.claims, self.held = name, slots, 0, []

@@ -1,4 +1,4 @@
-"""Rule 11: at most one token, pushed by whatever makes work claimable or the next due time sooner; one watcher."""
+"""Rule 11: at most one token, set when messages become claimable or the next due time moves forward; one watcher."""
 
 import pytest
 from held_clock import NOON, micros
@@ -11,7 +11,7 @@ FAILED = "failed 1 x"
 
 @pytest.fixture
 def held(publish, claim, token):
-    """Four messages under a lease of a minute, and no token."""
+    """Four messages with a lease of a minute, and no token."""
     publish(*"abcd")
     claimed = claim(lease_ms=60_000)
     token()
@@ -73,7 +73,7 @@ def test_a_claim_that_leaves_work_behind_pushes_a_token(publish, claim, run, key
 
 @pytest.fixture
 def ask(run, keys, claim_turn):
-    """An idle claim by a process that would watch; its waits."""
+    """Claim nothing, as a process that would watch; return its waits."""
 
     def make(watcher, clock=NOON):
         answer = run(t.claim(keys, claim_turn(), limit=1, lease_ms=60_000, watcher=watcher, clock=clock))
@@ -99,7 +99,7 @@ def test_the_first_idle_process_watches_until_its_watch_is_over_or_lasts_too_lon
     client.delete(keys.watch)
     assert ask("you") == IDLE
 
-    for lasts_ms in (600_000, 3_600_000, None):  # longer than two seconds: it is no process's
+    for lasts_ms in (600_000, 3_600_000, None):  # longer than two seconds, so not of a process
         client.set(keys.watch, "a dead one", px=lasts_ms)
         assert ask("me") == IDLE
         assert client.get(keys.watch) == b"me"
