@@ -1,4 +1,4 @@
-"""Text on the screens of the commands and of the web console: bodies, figures, and what is missing or in the way."""
+"""Text for terminals and web pages: message bodies, figures, and notes on missing shards."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
     from reliq.message import Counts
 
-#: JSON nested deeper is shown as text: a reader of our JSON may take no more levels.
+#: JSON with more levels is shown as text, because programs that read the output of `--json` may refuse it.
 DEEPEST = 100
 
 _UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
 
 
 def format_missing(away: Sequence[int]) -> str:
-    """Return a note that figures are partial, because the Redis of these shards is away."""
+    """Return a note that figures are partial, because the Redis of some shards is away."""
     shards = "shard" if len(away) == 1 else "shards"
     return f"partial: without {shards} {', '.join(map(str, away))}, whose Redis is away"
 
 
 def account(counts: Counts, layout: str) -> dict[str, int | None]:
-    """Return what came into a queue, how it ended, what is alive and what is missing: None in a layout of the Go original."""
+    """Return the totals of a queue, its living and its missing messages; missing is None in a layout of the Go original."""
     kinds = ("published", "redriven", "acked", "dead", "expired", "cancelled", "purged")
     numbers = {kind: counts.totals.get(kind, 0) for kind in kinds}
     return {**numbers, "alive": counts.alive, "missing": counts.missing if layout == "reliq" else None}
@@ -41,12 +41,12 @@ def format_number(number: float) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Return a rate: with its tenths while it is small."""
+    """Return a rate per second, below 10 with tenths."""
     return f"{per_second:.1f}".removesuffix(".0") if per_second < 10 else format_number(per_second)  # noqa: PLR2004
 
 
 def pretty(body: bytes) -> Iterator[str]:
-    """Yield the lines of a body: JSON laid out, text as it is, else its bytes escaped."""
+    """Yield the lines of a body: JSON indented, text unchanged, other bytes escaped."""
     import msgspec  # noqa: PLC0415  completion of a command does not wait for it
 
     try:
@@ -61,8 +61,8 @@ def pretty(body: bytes) -> Iterator[str]:
 
 
 def as_value(body: bytes) -> Any:
-    """Return a body as JSON where it is JSON, else as text, else as bytes, which become base 64."""
-    import msgspec  # noqa: PLC0415  as above
+    """Return a body as a JSON value if it is JSON, else as text, else as bytes."""
+    import msgspec  # noqa: PLC0415  completion of a command does not wait for it
 
     try:
         value = msgspec.json.decode(body)
@@ -82,6 +82,6 @@ def as_value(body: bytes) -> Any:
 
 
 def start_of(body: bytes, limit: int) -> str:
-    """Return the start of a body as text, with `…` when there is more."""
+    """Return the start of a body as text, with `…` after a cut."""
     text = body[: 4 * limit].decode("utf-8", "replace")
     return text if len(text) <= limit else text[: limit - 1] + "…"

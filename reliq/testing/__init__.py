@@ -1,7 +1,7 @@
 """
-The testing kit: a test has a Redis of its own, whatever its queues name, looks at what was published, and works it off.
+The test kit: each test gets its own Redis and clock, checks the published messages, and runs their handlers.
 
-The pytest plugin has it as the fixture `reliq`; `with isolated() as reliq` is the same without pytest.
+pytest has it as the fixture `reliq`; without pytest use `with isolated() as reliq`.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from reliq.testing.kit import JobOptions as JobOptions, Reliq as Reliq, isolated as isolated
     from reliq.testing.published import Match as Match, Published as Published, State as State
 
-if not TYPE_CHECKING:  # a type checker sees every name above, and that there is no other
+if not TYPE_CHECKING:  # a type checker sees the names above and reports any other
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {

@@ -1,7 +1,7 @@
 """
-A drain: what is due is delivered in the caller's own thread, or on its event loop, until nothing is due.
+A drain delivers due messages in the caller's thread or on its event loop, until nothing is due.
 
-`Drain` claims and settles as a worker does, and yields each call of a handler; `Calls` and `AsyncCalls` make it.
+`Drain` claims and settles as a worker does, and yields each call of a handler; `Calls` and `AsyncCalls` make the calls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from reliq.worker.runner import Returned
     from reliq.worker.slots import HeldDelivery
 
-#: The lease of a drain: a developer may stop in a debugger.
+#: Lease of a drain in ms; it is long, because a developer may stop in a debugger.
 LONG_LEASE_MS = 3_600_000
-#: Outcome -> where it is listed.
+#: Outcome -> its list in `DrainResult`.
 _LISTED = {
     "ack": "acked",
     "nack": "nacked",
@@ -60,12 +60,14 @@ _LISTED = {
 @dataclass(frozen=True, slots=True)
 class DrainResult:
     """
-    The deliveries of a drain: their ids by their end, in their order.
+    The message ids of a drain by outcome, in the order of delivery.
 
     Attributes:
-        nacked: delivered again later.
-        dead: rejected, or failed with no retry left: dead letters.
-        expired: their body was gone before a handler could have it.
+        acked: ids of messages that their handlers finished.
+        nacked: ids of failed deliveries; the messages are redelivered after their backoff.
+        snoozed: ids of messages that a handler snoozed, or that waited for a rate limit.
+        dead: ids of messages that became dead letters: rejected, or failed without a retry left.
+        expired: ids of messages with a body that had expired before the delivery.
     """
 
     acked: list[str] = field(default_factory=list)
@@ -76,7 +78,7 @@ class DrainResult:
 
 
 class Calls:
-    """Makes calls in this thread, those of coroutine handlers on an event loop that is made for them."""
+    """Calls handlers in this thread; coroutine handlers run on an event loop of its own."""
 
     def __init__(self) -> None:
         self._loop = asyncio.Runner()
@@ -88,31 +90,28 @@ class Calls:
         self._loop.close()
 
     def run(self, runner: Runner, call: HandlerCall) -> Returned:
-        """Make one call, to its outcome; return what its handler returned, and what it raised."""
+        """Make one call to its outcome; return the answer and the exception of the handler."""
         if not runner.begin(call):
             return None, None
-        if not call.handler.is_async:
-            return runner.run(call)
-        return self._await(runner.arun(call))  # type: ignore[no-any-return]
+        return self._await(runner.arun(call)) if call.handler.is_async else runner.run(call)
 
     @contextmanager
     def lifespan(self, consumer: Consumer, state: Any) -> Iterator[Any]:
-        """Give `state`, or what the consumer's lifespan yields; an async lifespan is entered and left within one task."""
-        manager = consumer.lifespan() if state is None and consumer.lifespan is not None else None
-        if manager is None:
-            yield state
-        elif hasattr(manager, "__aenter__"):
-            entered: asyncio.Future[Any] = self._loop.get_loop().create_future()
-            over = asyncio.Event()
-            living = self._loop.get_loop().create_task(live(manager, entered, over))
-            try:
-                yield self._await(_result(entered))
-            finally:
-                over.set()
-                self._await(_result(living))
-        else:
+        """Yield `state`, or the state of the consumer's lifespan; one task enters and leaves an async lifespan."""
+        manager = consumer.lifespan() if state is None and consumer.lifespan is not None else nullcontext(state)
+        if not hasattr(manager, "__aenter__") or isinstance(manager, nullcontext):
             with manager as yielded:
                 yield yielded
+            return
+        loop = self._loop.get_loop()
+        entered: asyncio.Future[Any] = loop.create_future()
+        over = asyncio.Event()
+        living = loop.create_task(live(manager, entered, over))
+        try:
+            yield self._await(asyncio.wait_for(entered, None))
+        finally:
+            over.set()
+            self._await(asyncio.wait_for(living, None))
 
     def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         try:
@@ -126,15 +125,11 @@ class Calls:
             ) from error
 
 
-async def _result(future: asyncio.Future[Any]) -> Any:
-    return await future
-
-
 class AsyncCalls:
-    """Makes calls on the running event loop; a plain handler holds it up."""
+    """Calls handlers on the running event loop; a plain handler blocks it."""
 
     async def run(self, runner: Runner, call: HandlerCall) -> Returned:
-        """As `Calls.run`."""
+        """Make one call to its outcome; return the answer and the exception of the handler."""
         if not runner.begin(call):
             return None, None
         if not call.handler.is_async:
@@ -146,11 +141,9 @@ class AsyncCalls:
 
     @asynccontextmanager
     async def lifespan(self, consumer: Consumer, state: Any) -> AsyncIterator[Any]:
-        """As `Calls.lifespan`."""
-        manager = consumer.lifespan() if state is None and consumer.lifespan is not None else None
-        if manager is None:
-            yield state
-        elif hasattr(manager, "__aenter__"):
+        """Yield `state`, or the state of the consumer's lifespan."""
+        manager = consumer.lifespan() if state is None and consumer.lifespan is not None else nullcontext(state)
+        if hasattr(manager, "__aenter__"):
             async with manager as yielded:
                 yield yielded
         else:
@@ -160,11 +153,11 @@ class AsyncCalls:
 
 class HandlerCalls:
     """
-    The calls of a consumer's handlers, made as a worker makes them, and the first failure among them.
+    The calls of a consumer's handlers, as a worker makes them, and their first failure.
 
     Attributes:
-        runner: makes them; its `state` is that of the lifespan.
-        failed: an exception of a handler that is no answer, or why a body does not decode.
+        runner: makes the calls; its `state` is the state of the lifespan.
+        failed: the first exception of a handler that is no answer, or the error of an undecodable body.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -179,7 +172,7 @@ class HandlerCalls:
 
     @staticmethod
     def of(handler: Handler, deliveries: list[HeldDelivery]) -> HandlerCall:
-        """Return a call of `handler`, to be made now."""
+        """Return a call of `handler` that starts now."""
         for held in deliveries:
             held.started = True
         now = time.monotonic()
@@ -187,7 +180,7 @@ class HandlerCalls:
         return HandlerCall(deliveries, handler, now, None if timeout is None else now + timeout)
 
     def answer(self, returned: Returned) -> Any:
-        """Return what a handler has returned; raise what it has raised, or why the body does not decode."""
+        """Return the answer of a handler; raise its exception, or the error of an undecodable body."""
         __tracebackhide__ = True
         answer, error = returned
         if error := error or self.failed:
@@ -200,7 +193,7 @@ class HandlerCalls:
 
 
 class Ticks(Ticker):
-    """The ticks of a consumer's periodic entries; a body that cannot be made fails the test."""
+    """The ticks of a consumer's periodic jobs; an error in the making of a body fails the test."""
 
     def _handle_body_failure(self, _entry: Periodic, _failures: int, error: BaseException) -> None:
         raise own_traceback(error)
@@ -211,10 +204,11 @@ class Drain:
     A drain of the queues of a consumer.
 
     Args:
-        began: a client whose clock stands at the beginning of the test: periodic entries are in force from then on.
-        travel: moves the clock on by so many seconds, to the next due time; None ends the drain when nothing is due.
+        client: makes the requests.
+        began: a client with a clock that shows the start of the test, from which on periodic jobs tick.
+        travel: moves the clock forward by a number of seconds, to the next due time; None ends the drain when nothing is due.
         fail_fast: raise the first failure.
-        most: deliveries after which a drain without an end is given up.
+        most: deliveries after which the drain fails.
     """
 
     def __init__(
@@ -249,10 +243,10 @@ class Drain:
 
     def steps(self) -> Iterator[HandlerCall | None]:
         """
-        Yield each call of a handler, for the caller to make before the next is asked for; None where a round begins.
+        Yield each call of a handler, which the caller makes before it continues; yield None where a round begins.
 
         Raises:
-            AssertionError: there were more deliveries than `most`.
+            AssertionError: the drain made more deliveries than `most`.
         """
         __tracebackhide__ = True
         while True:
@@ -269,7 +263,7 @@ class Drain:
                 self._travel(min(waits) / 1000)
 
     def _of_queue(self, handler: Handler, keys: Keys, waits: list[int]) -> Iterator[HandlerCall]:
-        """Claim what one call takes, and yield it; note in how many ms something else comes due."""
+        """Claim the messages of one call and yield the calls; append to `waits` in how many ms another message comes due."""
         __tracebackhide__ = True
         settings = handler.queue.settings
         spread = 1 if handler.settings.batch_by_key else None
@@ -288,9 +282,9 @@ class Drain:
         for ended in reader.gone:
             self._count(handler, ended.delivery.claimed, ended.outcome)
         held = [delivery for delivery in held if not delivery.settling]
-        alone = [[delivery] for delivery in held if delivery.must_start]
-        together = [delivery for delivery in held if not delivery.must_start]
-        for group in [*alone, *([together] if together else [])]:
+        groups = [[delivery] for delivery in held if delivery.must_start]
+        groups.append([delivery for delivery in held if not delivery.must_start])
+        for group in filter(None, groups):
             yield self.calls.of(handler, group)
             self._run_all([call for call, _ in settlement.calls(keys, settings, group)])
             final = [ended.delivery.id for ended in group if is_final(ended.delivery.claimed, ended.outcome)]
@@ -322,13 +316,13 @@ class Drain:
 
 
 def own_traceback(error: BaseException) -> BaseException:
-    """Return an exception with the part of its traceback that begins in the user's code."""
+    """Cut the traceback of an exception down to the part that begins in the user's code."""
     trace = from_handler(error.__traceback__)
     return error if trace is None or isinstance(error, UndecodableError) else error.with_traceback(trace)
 
 
 def _settle(deliveries: Sequence[HeldDelivery], outcome: Outcome | None = None) -> None:
-    """Note the outcome of deliveries, as a worker's settler does; the caller tells Redis."""
+    """Set the outcome of deliveries, as a worker's settler does; the caller sends it to Redis."""
     for held in deliveries:
         held.settling = True
         held.outcome = held.outcome if outcome is None else outcome

@@ -1,4 +1,4 @@
-"""The block that isolates a test, with a Redis and a clock of its own, and the calls of the fixture `reliq`."""
+"""The block that gives a test its own Redis and clock, and the methods of the fixture `reliq`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import math
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from reliq import distribution
+from reliq.admin.calls import keys_scanned
+from reliq.admin.session import REPLY_SECONDS
 from reliq.errors import ConfigurationError
 from reliq.message import Claimed, Delivery, Outgoing
 from reliq.metrics.snapshot import registered
@@ -17,6 +21,7 @@ from reliq.publish import Writer
 from reliq.redis.client import Client
 from reliq.redis.commands import Command, drop_watch, push_wake_token
 from reliq.redis.server import Connection, redirected
+from reliq.redis.session import Session
 from reliq.redis.shards import shard_map
 from reliq.settings import LONGEST_SECONDS, OUTBOX_PREFIX, check_int, check_is_one_of, seconds
 from reliq.testing.drain import LONG_LEASE_MS, AsyncCalls, Calls, Drain, DrainResult, HandlerCalls
@@ -26,7 +31,6 @@ from reliq.testing.published import (
     Published,
     amove,
     format_messages,
-    keys_of,
     meets,
     messages,
     move,
@@ -37,7 +41,7 @@ from reliq.wire_format import ENVELOPE_START, open_envelope
 from reliq.worker.slots import deliveries_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from uuid import UUID
 
     from reliq.consumer import Consumer
@@ -46,34 +50,26 @@ if TYPE_CHECKING:
     from reliq.worker.slots import HandlerCall
 
 
-#: Other code has moved Python's clock when it differs by this much from the time that has passed.
+#: Other code has moved Python's clock when its step differs by this much from the time that has passed.
 MOVED_US = 5000
-#: After a move, keys expire sooner by this: real time has passed between a script's clock and its write.
+#: A key that has no more time left than this after a move expires: a script writes later than its clock shows.
 SOONER_MS = 50
-
-
-def expiries(any_keys: Sequence[str]) -> list[Command[int]]:
-    """Read in how many ms keys expire; below 0: never, or gone."""
-    return [Command(("PTTL", key), int) for key in any_keys]
-
-
-def expire(any_key: str, lasts_ms: int) -> Command[bool]:
-    """Have a key expire in so many ms; below 1: at once."""
-    return Command(("PEXPIRE", any_key, lasts_ms), bool)
+#: A step of the scan of all Redis keys looks at this many.
+SCANNED_KEYS = 1000
 
 
 class TestClock:
     """
-    Python's clock as Redis' own: scripts are told it, and what expires does so when it says.
+    Python's clock in place of the Redis clock: scripts get its time, and Redis keys expire by it.
 
     Args:
-        client: of the tests' Redis, by its own clock.
+        session: the tests' Redis, with its own clock.
     """
 
     __test__ = False  # no test of pytest's
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._lock = threading.RLock()
         self._ahead = _ahead_us()
         self._moves = ExitStack()
@@ -86,33 +82,36 @@ class TestClock:
         return _now_us()
 
     def follow(self) -> None:
-        """Have keys expire as much sooner, or later, as the clock was moved since the last time."""
+        """Move the expiry of all Redis keys by as much as the clock was moved since the last call."""
         with self._lock:
             by_ms = (_ahead_us() - self._ahead) // 1000
             self._ahead += by_ms * 1000
-            keys = keys_of(self._client)
-            expiring = zip(keys, self._client.run_all(expiries(keys)), strict=True)
-            left = [(key, ms - by_ms) for key, ms in expiring if ms >= 0]
-            self._client.run_all([expire(key, ms if ms > SOONER_MS else 0) for key, ms in left])
+            found = self._session.scan(partial(keys_scanned, "*", count=SCANNED_KEYS))
+            keys = list(dict.fromkeys(chain.from_iterable(found)))  # a scan may return a key twice
+            left_ms = self._session.run_all([Command(("PTTL", key), int) for key in keys])
+            expiries = [(key, ms - by_ms) for key, ms in zip(keys, left_ms, strict=True) if ms >= 0]
+            self._session.run_all(
+                [Command(("PEXPIRE", key, ms if ms > SOONER_MS else 0), bool) for key, ms in expiries]
+            )
 
     def travel(self, by: Duration) -> None:
         """
-        Move the clock on.
+        Move the clock forward.
 
         Raises:
-            ConfigurationError: time would go backwards, time-machine is not installed, or something else holds the clock.
+            ConfigurationError: `by` is negative, time-machine is not installed, or something else holds the clock.
         """
         by_us = round(seconds("travel", by, most=LONGEST_SECONDS) * 1_000_000)
         # Due times are rounded up to whole ms: so is the time that meets them.
         self._move_to(-(-(_now_us() + by_us) // 1000) * 1000, ticks=not self._is_held and _ticks())
 
     def hold(self) -> None:
-        """Have time pass by `travel` alone; raise as that does."""
+        """Stop the clock, so that only `travel` moves it; raises as `travel` does."""
         self._is_held = True
-        self._move_to(_now_us() // 1000 * 1000, ticks=False)  # due times and time outs are whole ms
+        self._move_to(_now_us() // 1000 * 1000, ticks=False)  # due times and timeouts are whole ms
 
     def end(self) -> None:
-        """Give Python its clock back."""
+        """Reset Python's clock."""
         self._moves.close()
 
     def _move_to(self, to_us: int, *, ticks: bool) -> None:
@@ -143,7 +142,7 @@ def _ahead_us() -> int:
 
 
 def _ticks() -> bool:
-    """Say whether Python's clock goes on by itself: a test may hold it by time-machine."""
+    """Return whether Python's clock runs; a test may have stopped it with time-machine."""
     if not _time_machine().escape_hatch.is_travelling():
         return True
     began = time.time_ns()
@@ -162,16 +161,14 @@ def _time_machine() -> Any:
 
 B = TypeVar("B")
 
-#: A reply is awaited for this many seconds.
-KIT_REPLY_SECONDS = 5.0
-#: A drain has at most this many deliveries, unless it is told another number.
+#: Default limit of deliveries in a drain.
 MOST_DELIVERIES = 1000
 _MATCH_KEYWORDS = ("body", *Match.__annotations__)
 _open: list[Reliq] = []
 
 
 class JobOptions(TypedDict, total=False):
-    """The keyword arguments of `Reliq.perform` for type checkers, which describes each."""
+    """Keyword arguments of `Reliq.perform` for type checkers; `Reliq.perform` describes them."""
 
     id: str | UUID | None
     attempt: int
@@ -188,15 +185,18 @@ _JOB_KEYWORDS = frozenset({"state", *JobOptions.__annotations__})
 @contextmanager
 def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
     """
-    Give a test a Redis that is empty, which every URL, client and RELIQ_URL means meanwhile, in this process and its forks.
+    Give a test an empty Redis, and redirect every URL, client and RELIQ_URL of this process and its forks to it.
 
     Args:
-        server: `embedded`, a redis-server that this process starts once and stops at its end; or the URL of a single
-            server's empty database.
+        server: `embedded` for a redis-server that this process starts once and stops at its end, or the URL of an empty
+            database of a single server, such as `redis://127.0.0.1:6379/10`.
+
+    Returns:
+        A context manager that yields a `Reliq`.
 
     Raises:
-        ConfigurationError: no redis-server is installed, the database holds keys, another block has not ended, or a
-            worker that was started in this one still runs at its end.
+        ConfigurationError: no redis-server is installed, the database has keys, the block is inside another one, or a worker
+            that was started in the block still runs at its end.
 
     Example:
         class Orders(unittest.TestCase):
@@ -208,7 +208,7 @@ def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
             "one test has been isolated already, and its block has not ended: they cannot be nested"
         )
     url = url_of(server)
-    upkeep = Client.to(Connection(url), KIT_REPLY_SECONDS)
+    upkeep = Session(Connection(url).wire(REPLY_SECONDS))
     clear(upkeep, url)
     clock = TestClock(upkeep)
     before = _workers()
@@ -236,11 +236,11 @@ def _workers() -> set[threading.Thread]:
 
 class Reliq:
     """
-    A Redis for one test, and time in it.
+    The Redis and the clock of one test.
 
     Attributes:
-        url: of that Redis; other processes need it, for only this process and its forks are redirected.
-        connection: what every target means meanwhile.
+        url: URL of the test's Redis, for other processes: only this process and its forks are redirected.
+        connection: the connection that every URL and client leads to during the test.
     """
 
     def __init__(self, url: str, clock: TestClock) -> None:
@@ -248,24 +248,29 @@ class Reliq:
         self._clock = clock
         self._began_us = time.time_ns() // 1000
         self.connection = Connection(url, clock)
-        self._client = Client.to(self.connection, KIT_REPLY_SECONDS)
+        self._client = Client.to(self.connection, REPLY_SECONDS)
 
     def published(self, queue: Queue[B], body: B | None = None, **match: Unpack[Match]) -> list[Published[B]]:
         """
-        Return the messages of `queue` that have not ended, those first that are delivered first.
+        Return the messages of a queue that have not ended, the next to be delivered first.
 
         Args:
-            body, state, id, key, priority: what they must have; None is any.
-            headers: those that they must have; there may be more.
-            due: unix seconds or an aware datetime, met within a second.
+            queue: the queue.
+            body: return only messages with an equal body; None matches any, as in each argument.
+            state: `ready`, `waiting`, `retry`, `pending` or `unack`.
+            id: the message id.
+            key: the message key.
+            priority: `high`, `normal` or `low`.
+            headers: headers that a message must have; it may have more.
+            due: due time in unix seconds or as an aware datetime; a message may differ by one second.
         """
         check_keywords("Reliq.published", match, _MATCH_KEYWORDS)
         if (state := match.get("state")) is not None:
             check_is_one_of("state", state, ALIVE_STATES)
-        return [message for message in messages(self._client, queue) if meets(message, body, match)]
+        return [message for message in messages(self.connection, queue) if meets(message, body, match)]
 
     def assert_published(self, queue: Queue[B], body: B | None = None, **match: Unpack[Match]) -> Published[B]:
-        """Return the first message that `published` finds; raise AssertionError, which shows the others, for none."""
+        """Return the first message that `published` finds; raise AssertionError with the other messages when it finds none."""
         __tracebackhide__ = True
         check_keywords("Reliq.assert_published", match, _MATCH_KEYWORDS)
         if matching := self.published(queue, body, **match):
@@ -275,7 +280,7 @@ class Reliq:
         raise AssertionError(f"no message in {queue.name!r} with {wanted}: {format_messages(self.published(queue))}")
 
     def refute_published(self, queue: Queue[B], body: B | None = None, **match: Unpack[Match]) -> None:
-        """Raise AssertionError, which shows them, when `published` finds messages."""
+        """Raise AssertionError with the messages that `published` finds, if there are any."""
         __tracebackhide__ = True
         check_keywords("Reliq.refute_published", match, _MATCH_KEYWORDS)
         if matching := self.published(queue, body, **match):
@@ -285,37 +290,40 @@ class Reliq:
         self, consumer: Consumer, queue: Queue[B], body: B, *, state: Any = None, **options: Unpack[JobOptions]
     ) -> Any:
         """
-        Call the handler of `queue` with `body` here and now, and return its answer; Redis is not asked.
+        Call the handler of a queue once in this thread, without Redis, and return its answer.
 
         The body goes through the queue's codec, the handler gets a real `Job`, and middleware, observers and error hooks
-        are called as in a worker. A batch handler gets a batch of one.
+        run as in a worker. A batch handler gets a batch of one.
 
         Args:
-            state: `job.state`; None enters the consumer's lifespan.
-            id: the message's id.
-            attempt: the number of the delivery, 1 for the first.
-            retries: deliveries after the first, None for the queue's.
-            headers, incarnation, key, priority: those of its publish.
+            consumer: the consumer with the handler.
+            queue: the queue of the handler.
+            body: the body, of the queue's type.
+            state: value of `job.state`; None enters the lifespan of the consumer.
+            id: the message id; None makes one.
+            attempt: number of the delivery, from 1.
+            retries: how many retries the message has; None uses the queue's setting.
+            headers: headers of the message.
+            incarnation: incarnation of the message, which `job.once` stores with the id.
+            key: the message key.
+            priority: `high`, `normal` or `low`.
 
         Raises:
-            ConfigurationError, BodyError: as `publish`, or there is no handler.
-            Exception: whatever the handler raised, `Nack`, `Reject` and `Snooze` too.
+            ConfigurationError: the queue has no handler, or an argument is not allowed.
+            BodyError: the codec cannot encode the body.
+            Exception: any exception of the handler, also `Nack`, `Reject` and `Snooze`.
         """
         __tracebackhide__ = True
-        check_keywords("Reliq.perform", options, _JOB_KEYWORDS)
-        handler_calls = HandlerCalls(consumer)
-        call = _call(consumer, handler_calls, queue, body, options)
+        handler_calls, call = _call("perform", consumer, queue, body, options)
         with Calls() as calls, calls.lifespan(consumer, state) as handler_calls.runner.state:
             return handler_calls.answer(calls.run(handler_calls.runner, call))
 
     async def aperform(
         self, consumer: Consumer, queue: Queue[B], body: B, *, state: Any = None, **options: Unpack[JobOptions]
     ) -> Any:
-        """As `perform`, in async code; a plain handler is called on the event loop."""
+        """Call the handler of a queue once in async code; a plain handler blocks the event loop. See `perform`."""
         __tracebackhide__ = True
-        check_keywords("Reliq.aperform", options, _JOB_KEYWORDS)
-        handler_calls = HandlerCalls(consumer)
-        call = _call(consumer, handler_calls, queue, body, options)
+        handler_calls, call = _call("aperform", consumer, queue, body, options)
         async with AsyncCalls().lifespan(consumer, state) as handler_calls.runner.state:
             return handler_calls.answer(await AsyncCalls().run(handler_calls.runner, call))
 
@@ -330,20 +338,24 @@ class Reliq:
         outbox: Any = None,
     ) -> DrainResult:
         """
-        Deliver what is due in the queues of `consumer`, and what comes of it, in this thread, until nothing is due.
+        Deliver the due messages of a consumer's queues in this thread, and the messages that they lead to.
 
-        Ticks of periodic jobs that have passed since the test began, or the last drain, are published first.
+        First publish the ticks of periodic jobs that passed since the test began, or since the last drain.
 
         Args:
-            scheduled: travel to the next due time, a backoff's included, until nothing is left.
-            fail_fast: raise the first failure here, with the handler's own traceback: an exception that is no answer, or
-                a body that does not decode. Without it a message is retried, and dies, as ever.
-            most: deliveries after which a drain that does not end is given up.
-            state: `job.state`; None enters the consumer's lifespan.
-            outbox: moved in each round, as `relay` does.
+            consumer: the consumer with the handlers.
+            scheduled: travel to the next due time, also of a backoff, until no message is left.
+            fail_fast: raise the first exception of a handler, with the handler's traceback, or the error of an undecodable
+                body; with False such messages are retried, and become dead letters, as in a worker.
+            most: deliveries after which the drain fails, because it seems to have no end.
+            state: value of `job.state`; None enters the lifespan of the consumer.
+            outbox: a transaction or a `Relay`; its rows move in each round, as by `relay`.
+
+        Returns:
+            The message ids by outcome.
 
         Raises:
-            AssertionError: there were more deliveries than `most`.
+            AssertionError: the drain made more deliveries than `most`.
         """
         __tracebackhide__ = True
         drain = self._drain(consumer, scheduled=scheduled, fail_fast=fail_fast, most=most)
@@ -366,7 +378,7 @@ class Reliq:
         state: Any = None,
         outbox: Any = None,
     ) -> DrainResult:
-        """As `drain`, in async code; plain handlers are called on the event loop."""
+        """Deliver the due messages of a consumer's queues in async code; plain handlers block the event loop. See `drain`."""
         __tracebackhide__ = True
         drain = self._drain(consumer, scheduled=scheduled, fail_fast=fail_fast, most=most)
         runner = drain.calls.runner
@@ -380,35 +392,38 @@ class Reliq:
 
     def relay(self, outbox: Any, *, prefix: str = OUTBOX_PREFIX) -> int:
         """
-        Move the messages of `publish_in` to the test's Redis, and return how many.
+        Move the messages of `publish_in` to the test's Redis; return the number of messages.
 
         Args:
-            outbox: the test's own transaction, as `publish_in` takes it: what it sees is moved, and nothing committed;
-                or a `Relay`, which moves what is committed.
-            prefix: of the tables' names; a `Relay` has its own.
+            outbox: the test's own transaction, as `publish_in` takes it, to move the rows that it sees without a commit; or
+                a `Relay`, to move committed rows.
+            prefix: prefix of the table names; a `Relay` has its own.
 
         Raises:
-            ConfigurationError: it is neither, or its database has no such tables.
+            ConfigurationError: `outbox` is neither, or its database has no such tables.
         """
         return move(outbox, prefix)
 
     async def arelay(self, outbox: Any, *, prefix: str = OUTBOX_PREFIX) -> int:
-        """As `relay`, in async code, with an AsyncSession or AsyncConnection of SQLAlchemy too."""
+        """Move the messages of `publish_in` in async code, also of an AsyncSession or AsyncConnection. See `relay`."""
         return await amove(outbox, prefix)
 
     @property
     def now(self) -> float:
-        """The time in this test, in unix seconds: Python's, and that of its Redis."""
+        """The time in this test, in unix seconds."""
         return time.time()
 
     def travel(self, by: Duration) -> None:
         """
-        Move time on, in seconds or a timedelta: in Python, in Redis' scripts, and for all that expires there.
+        Move time forward for Python, for the scripts in Redis, and for all Redis keys that expire.
 
-        What comes due wakes workers of this process; other processes do not see it.
+        Workers of this process wake for messages that come due; other processes keep their time.
+
+        Args:
+            by: seconds, or a timedelta.
 
         Raises:
-            ConfigurationError: time would go backwards, time-machine is not installed, or freezegun holds the clock.
+            ConfigurationError: `by` is negative, time-machine is not installed, or freezegun holds the clock.
         """
         self._clock.travel(by)
         for keys in registered(self._client, list).queues:
@@ -418,19 +433,23 @@ class Reliq:
                 self._client.run_all([drop_watch(shard), *push_wake_token(shard)])
 
     def hold(self) -> None:
-        """Hold the clock: from now on time passes by `travel` alone."""
+        """Stop the clock until the test ends, so that only `travel` moves it."""
         self._clock.hold()
 
     def _drain(self, consumer: Consumer, *, scheduled: bool, fail_fast: bool, most: int) -> Drain:
-        client = Client.to(self.connection, KIT_REPLY_SECONDS, consumer.observers)
+        client = Client.to(self.connection, REPLY_SECONDS, consumer.observers)
         travel = self.travel if scheduled else None
         self._began_us = min(self._began_us, time.time_ns() // 1000)  # a test may have moved the clock back since
-        began = Client(self.connection.wire(KIT_REPLY_SECONDS), clock=lambda: self._began_us)
+        began = Client(self.connection.wire(REPLY_SECONDS), clock=lambda: self._began_us)
         return Drain(consumer, client, began, travel=travel, fail_fast=fail_fast, most=most)
 
 
-def _call(consumer: Consumer, calls: HandlerCalls, queue: Queue[Any], body: Any, options: JobOptions) -> HandlerCall:
-    """Return a call of the queue's handler with one message, which is encoded as for a publish and due now."""
+def _call(
+    method: str, consumer: Consumer, queue: Queue[Any], body: Any, options: JobOptions
+) -> tuple[HandlerCalls, HandlerCall]:
+    """Return the call of the queue's handler with one message, encoded as for a publish and due now."""
+    check_keywords(f"Reliq.{method}", options, _JOB_KEYWORDS)
+    calls = HandlerCalls(consumer)
     [handler] = consumer.chosen([queue.name])
     fields: dict[str, Any] = dict(options)
     attempt = fields.pop("attempt", 1)
@@ -438,9 +457,8 @@ def _call(consumer: Consumer, calls: HandlerCalls, queue: Queue[Any], body: Any,
     bare = queue.layout.bare
     order = Writer(queue.known_shards, queue.codec, queue.settings).special(outgoing)
     check_int("attempt", attempt, least=1, most=order.terms.retries + 1)
-    due = b"" if bare else f"{ENVELOPE_START}{round(time.time() * 1000)}".encode()
-    value = due + order.value
+    value = (b"" if bare else f"{ENVELOPE_START}{round(time.time() * 1000)}".encode()) + order.value
     claimed = Claimed(order.id, f"performed:{LONG_LEASE_MS}", order.terms.retries - attempt + 1, token=attempt)
     [held] = deliveries_of([claimed], handler, time.monotonic())
     held.delivery = Delivery(claimed, value, *open_envelope(value, bare=bare))
-    return calls.of(handler, [held])
+    return calls, calls.of(handler, [held])

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `reliq`. Nothing else of reliq is imported before a test asks for it."""
+"""The pytest plugin with the fixture `reliq`; it imports the rest of reliq when a test uses the fixture."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of pytest's ini file."""
+    """Add the ini option `reliq_server`."""
     parser.addini("reliq_server", "the Redis of tests: 'embedded', or the URL of an empty database", default="embedded")
 
 
 @pytest.fixture(scope="session")
 def reliq_server(pytestconfig: pytest.Config) -> str:
-    """Return what `isolated` takes, as the ini file names it."""
+    """Return the argument of `isolated` from the ini file."""
     worker = getattr(pytestconfig, "workerinput", {}).get("workerid", "")
     return server_of(str(pytestconfig.getini("reliq_server")), worker)
 
 
 def server_of(server: str, worker: str) -> str:
     """
-    Return the server of one process: each of pytest-xdist has an embedded one, or a database, of its own.
+    Return the server of a pytest process; each process of pytest-xdist has its own embedded server or database.
+
+    Args:
+        server: `embedded`, or a URL that ends in a database number.
+        worker: the name that pytest-xdist gave this process, such as `gw1`; empty without pytest-xdist.
 
     Raises:
-        pytest.UsageError: there are several processes, and the URL has no number of a database to count on from.
+        pytest.UsageError: with pytest-xdist, the URL has no database number.
     """
     if server == "embedded" or not worker:
         return server
@@ -42,7 +46,7 @@ def server_of(server: str, worker: str) -> str:
 
 @pytest.fixture
 def reliq(reliq_server: str) -> Iterator[Reliq]:
-    """Give the test a Redis of its own, which every queue means, whatever it names."""
+    """Give the test its own empty Redis, whatever URLs its queues name."""
     testing = importlib.import_module("reliq.testing")
     errors = importlib.import_module("reliq.errors")
     try:

@@ -1,4 +1,4 @@
-"""What a test has published, in Redis and in an outbox, whose rows move to the test's Redis."""
+"""Reads the messages of a test's Redis, and moves the rows of an outbox there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, get_args
 
-from reliq.admin import calls
+from reliq.admin.filters import EVERYTHING
+from reliq.admin.messages import parts_of, walk
+from reliq.admin.session import REPLY_SECONDS, QueueSession
 from reliq.errors import UndecodableError
 from reliq.handlers.settlement import undecodable
 from reliq.outbox.relay import OutboxMover, Relay
@@ -17,28 +19,25 @@ from reliq.outbox.store import Database
 from reliq.outbox.tables import check_dialect, percent
 from reliq.outbox.transactions import wrong_kind
 from reliq.redis import commands
-from reliq.redis.commands import Command, read_ids
-from reliq.text import chunked
 from reliq.wire_format import open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from reliq.keys import Keys
     from reliq.message import Priority
     from reliq.queue import Queue
-    from reliq.redis.client import Client
+    from reliq.redis.server import Connection
 
 
 def move(outbox: Any, prefix: str) -> int:
-    """Move the rows of an outbox to the test's Redis: of a `Relay`, or those that a transaction sees; return how many."""
+    """Move the rows of a `Relay`, or those that a transaction sees, to the test's Redis; return their number."""
     relay = outbox if isinstance(outbox, Relay) else Relay(TransactionDatabase(outbox), prefix=prefix)
     with closing(OutboxMover(relay)) as mover:
         return mover.move_all()
 
 
 async def amove(outbox: Any, prefix: str) -> int:
-    """As `move`; `outbox` may be an AsyncSession or AsyncConnection of SQLAlchemy."""
+    """Move rows in async code; `outbox` may also be an AsyncSession or AsyncConnection of SQLAlchemy."""
     if hasattr(outbox, "run_sync"):
         moved: int = await outbox.run_sync(move, prefix)
         return moved
@@ -47,65 +46,52 @@ async def amove(outbox: Any, prefix: str) -> int:
 
 class TransactionDatabase(Database):
     """
-    The database of a relay within a transaction of the test: rows are read and marked in it, and nothing is committed.
+    The database of a relay inside a transaction of the test, which reads and marks rows and commits nothing.
 
     Args:
-        tx: what `Queue.publish_in` takes in blocking code.
+        tx: a transaction as `Queue.publish_in` takes it in blocking code.
     """
 
     def __init__(self, tx: Any) -> None:
         super().__init__()
         self._tx = tx
-        self._query, dialect = self._known()
+        if isinstance(tx, sqlite3.Connection):
+            dialect = "sqlite"
+        elif hasattr(tx, "in_atomic_block"):
+            dialect = tx.vendor
+        elif hasattr(tx, "pgconn") and not hasattr(tx, "__aenter__"):
+            dialect = "postgresql"
+        elif (hasattr(tx, "get_bind") or hasattr(tx, "dialect")) and not hasattr(tx, "run_sync"):
+            dialect = (tx if hasattr(tx, "dialect") else tx.get_bind()).dialect.name
+        else:
+            raise wrong_kind(tx, "a Relay, or what publish_in takes; in async code `await reliq.arelay(session)`")
         self.dialect = check_dialect(dialect)
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Run a statement; return its rows."""
-        return [tuple(row) for row in self._query(sql, values or {})]
-
-    def _known(self) -> tuple[Callable[[str, Mapping[str, Any]], Sequence[Any]], str]:
-        """Return how the library of the transaction runs a statement, and the dialect of its database."""
         tx = self._tx
         if isinstance(tx, sqlite3.Connection):
-            return self._sqlite, "sqlite"
+            cursor: Any = tx.cursor()
+            cursor.row_factory = None  # the connection's own may make rows that are no tuples
+            return list(cursor.execute(sql, values or {}))
         if hasattr(tx, "in_atomic_block"):
-            return self._django, tx.vendor
-        if hasattr(tx, "pgconn") and not hasattr(tx, "__aenter__"):
-            return self._psycopg, "postgresql"
-        if (hasattr(tx, "get_bind") or hasattr(tx, "dialect")) and not hasattr(tx, "run_sync"):
-            return self._sqlalchemy, (tx if hasattr(tx, "dialect") else tx.get_bind()).dialect.name
-        raise wrong_kind(tx, "a Relay, or what publish_in takes; in async code `await reliq.arelay(session)`")
-
-    def _sqlite(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        cursor = self._tx.cursor()
-        cursor.row_factory = None  # the connection's own may make rows that are no tuples
-        return cursor.execute(sql, values).fetchall()  # type: ignore[no-any-return]
-
-    def _psycopg(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        psycopg = import_module("psycopg")
-        cursor = psycopg.Cursor(self._tx, row_factory=psycopg.rows.tuple_row)
-        cursor.execute(percent(sql), values)
-        return cursor.fetchall() if cursor.description else ()
-
-    def _django(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        with self._tx.cursor() as cursor:
-            cursor.execute(percent(sql), values)
-            return cursor.fetchall() if cursor.description else ()
-
-    def _sqlalchemy(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        result = self._tx.execute(import_module("sqlalchemy").text(sql), values)
-        return result.all() if result.returns_rows else ()
+            cursor = tx.cursor()
+        elif hasattr(tx, "pgconn"):
+            psycopg = import_module("psycopg")
+            cursor = psycopg.Cursor(tx, row_factory=psycopg.rows.tuple_row)
+        else:
+            result = tx.execute(import_module("sqlalchemy").text(sql), values or {})
+            return [tuple(row) for row in result] if result.returns_rows else []
+        with cursor:
+            cursor.execute(percent(sql), values or {})
+            return list(cursor.fetchall()) if cursor.description else []
 
 
 B = TypeVar("B")
 
 State = Literal["ready", "waiting", "retry", "pending", "unack"]
 ALIVE_STATES: tuple[State, ...] = get_args(State)
-#: One read has at most this many messages.
-READ_IDS = 500
-#: One step of a walk over all keys looks at so many.
-WALKED_KEYS = 1000
-#: A due time that a test expects is met within this many seconds.
+#: An expected due time may differ from the due time of a message by this many seconds.
 DUE_SECONDS = 1.0
 #: A failed assertion shows at most this many messages.
 SHOWN = 20
@@ -117,10 +103,14 @@ class Published(Generic[B]):
     A message that has not ended.
 
     Attributes:
-        due: unix seconds, None for a bare body.
-        state: `ready` to be claimed, also again as `retry`; `waiting` in the key queue of its key or priority; `pending`
-            until it is due; `unack`: in flight, or waiting for its backoff.
-        key: of its publish, None without one.
+        id: the message id.
+        body: the decoded body.
+        headers: the headers that the message was published with.
+        due: when the message is due, in unix seconds; None for a body that a program in Go published.
+        state: `ready` or `retry` (to be claimed), `waiting` (behind messages of its key or priority), `pending` (due later)
+            or `unack` (in flight, or waiting for its backoff).
+        key: the message key; None without a key.
+        priority: `high`, `normal` or `low`.
     """
 
     id: str
@@ -133,7 +123,7 @@ class Published(Generic[B]):
 
 
 class Match(TypedDict, total=False):
-    """The keyword arguments of `Reliq.published` for type checkers, which describes each."""
+    """Keyword arguments of `Reliq.published` for type checkers; `Reliq.published` describes them."""
 
     state: State | None
     id: str | None
@@ -144,7 +134,7 @@ class Match(TypedDict, total=False):
 
 
 def meets(message: Published[Any], body: Any, match: Match) -> bool:
-    """Say whether a message has this body and all of `match`; None matches any value."""
+    """Return whether a message has this body and all of `match`; None matches any value."""
     due = match.get("due")
     if isinstance(due, datetime):
         due = due.timestamp()
@@ -159,51 +149,25 @@ def meets(message: Published[Any], body: Any, match: Match) -> bool:
     )
 
 
-def messages(client: Client, queue: Queue[B]) -> Iterator[Published[B]]:
-    """Yield the messages of a queue that have not ended, in each shard those first that are delivered first."""
+def messages(connection: Connection, queue: Queue[B]) -> Iterator[Published[B]]:
+    """Yield the messages of a queue that have not ended, shard by shard and state by state, the next to come first."""
     for keys in queue.shards():
+        shard = QueueSession(connection.wire(REPLY_SECONDS), keys, connection.clock)
         for state in ALIVE_STATES:
-            for ids in _ids(client, keys, state):
-                values = client.run(commands.bodies(keys, ids))
-                for id, value in zip(ids, values, strict=True):
-                    if value is None:  # it has expired
-                        continue
-                    header, payload = open_envelope(value, bare=keys.bare)
-                    due = None if header.due is None else header.due / 1000
-                    try:
-                        body = queue.codec.decode(payload)
-                    except UndecodableError as error:
-                        raise undecodable(error, queue.name, id) from None
-                    yield Published(id, body, dict(header.headers), due, state, header.key, header.priority)
-
-
-def line_ids(keys: Keys, line: str) -> Command[list[str]]:
-    """Read the ids that wait under a key, the oldest first."""
-    return Command(("LRANGE", keys.line(line), 0, -1), lambda reply: read_ids(reply[::-1]))
-
-
-def _ids(client: Client, keys: Keys, state: State) -> Iterator[list[str]]:
-    """Yield the ids of a state in pieces, those of one key queue together."""
-    if state == "waiting":
-        start = keys.line("")
-        for line in sorted(keys_of(client, f"{start}*")):
-            ids = client.run(line_ids(keys, line.removeprefix(start)))
-            yield from chunked(ids, READ_IDS)
-        return
-    at = 0
-    while ids := client.run(calls.ids_at(keys, state, at, READ_IDS)):
-        at += len(ids)
-        yield ids
-
-
-def keys_of(client: Client, pattern: str = "*") -> list[str]:
-    """Return every key of the database that matches, each once: a scan may meet one twice."""
-    unique: dict[str, None] = {}
-    cursor = -1
-    while cursor:
-        cursor, keys = client.run(calls.keys_scanned(pattern, max(0, cursor), WALKED_KEYS))
-        unique |= dict.fromkeys(keys)
-    return list(unique)
+            for part in sorted(parts_of(shard, state, EVERYTHING), key=lambda part: str(part.spot)):
+                for step in walk(part):
+                    ids = [id for _, id in step.rows]
+                    values = shard.run(commands.bodies(keys, ids)) if ids else []
+                    for id, value in zip(ids, values, strict=True):
+                        if value is None:  # it has expired
+                            continue
+                        header, payload = open_envelope(value, bare=keys.bare)
+                        due = None if header.due is None else header.due / 1000
+                        try:
+                            body = queue.codec.decode(payload)
+                        except UndecodableError as error:
+                            raise undecodable(error, queue.name, id) from None
+                        yield Published(id, body, dict(header.headers), due, state, header.key, header.priority)
 
 
 def format_messages(published: list[Published[Any]]) -> str:

@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from reliq import Admin, BodyError, ConfigurationError, Consumer, Layout, Outgoing, Queue, Reject, UndecodableError
+from reliq.admin.calls import STEP_IDS
 from reliq.events import Handled, Started
 from reliq.lua import transitions
 from reliq.redis import commands
@@ -53,13 +54,18 @@ def test_failed_assertion_shows_the_messages_that_exist(reliq, shop):
         reliq.published(shop.mails, state="done")
 
 
-def test_published_finds_every_message_of_a_large_queue(reliq, shop, monkeypatch):
-    monkeypatch.setattr("reliq.testing.published.READ_IDS", 10)
-    monkeypatch.setattr("reliq.testing.published.WALKED_KEYS", 10)
-    shop.mails.publish_many(str(number) for number in range(25))
-    shop.mails.publish_many(Outgoing(body=str(number), key=f"k{number}") for number in range(25, 50))
+def test_published_finds_every_message_of_a_large_queue(reliq, shop):
+    several_reads = 2 * STEP_IDS + 1
+    shop.mails.publish_many(map(str, range(several_reads)))
+    shop.mails.publish_many(Outgoing(body=f"{number}", key="k") for number in range(several_reads))
+    shop.mails.publish_many(Outgoing(body=f"{number}", key=f"k{number:02}") for number in range(25))
 
-    assert sorted(int(one.body) for one in reliq.published(shop.mails)) == list(range(50))
+    found = [(one.state, one.key, int(one.body)) for one in reliq.published(shop.mails)]
+
+    ready = [("ready", None, number) for number in range(several_reads)]
+    waiting = [("waiting", "k", number) for number in range(several_reads)]
+    waiting += [("waiting", f"k{number:02}", number) for number in range(25)]
+    assert found == ready + waiting
 
 
 def test_kit_supports_queues_in_the_go_layout(reliq):
