@@ -1,4 +1,4 @@
-"""Rates of queues from the notes that workers write each minute: one figure a minute, and the rate since a note."""
+"""Rates of queues from the notes that workers write each minute: a figure for each minute, and the rate since a note."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MinuteStats:
         at: end of the minute, in unix seconds of the Redis clock.
         published: messages that were published or redriven.
         acked: messages that were acked.
-        failed: deliveries that failed or whose leases expired.
+        failed: deliveries that failed, or lost their lease.
         dead: messages that became dead letters.
         waiting: messages that were due and not delivered, at the end of the minute.
         oldest: for how many seconds the oldest of these had been due; None when none waited, or the note lacks it.
