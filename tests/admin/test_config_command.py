@@ -97,9 +97,8 @@ def test_environment_overrides_the_file_and_empty_variables_do_not_count(command
     monkeypatch.setenv("RELIQ_CONCURRENCY", "32")
     monkeypatch.setenv("RELIQ_BURST", "0")
     monkeypatch.setenv("RELIQ_MAX_JOBS", "")
-    monkeypatch.setenv(
-        "RELIQ_METRICS_PORT", "tcp://10.96.0.7:9000"
-    )  # Kubernetes sets this for the Service reliq-metrics
+    # Kubernetes sets this for a Service named reliq-metrics.
+    monkeypatch.setenv("RELIQ_METRICS_PORT", "tcp://10.96.0.7:9000")
     monkeypatch.setenv("RELIQ_CONCURENCY", "4")
 
     values = shown(command)

@@ -1,1 +1,1 @@
-"""Programs that try to break reliq for minutes or hours: chaos, mutants, soak, rates. Run by `.ci/do`."""
+"""Long-running tests of reliq, for minutes or hours: chaos, mutants, soak, rates. Run them with `.ci/do`."""

@@ -1,4 +1,4 @@
-"""Each count of the checker finds its violation in a history written by hand, and nothing in a clean history."""
+"""Each check finds its violation in a handwritten history, and finds nothing in a clean history."""
 
 from tests.harness.chaos.checker import AFTER_THE_DRAIN, ALWAYS, check, name
 from tests.harness.chaos.history import Event
@@ -10,7 +10,7 @@ A, B = "consumer-0.0", "consumer-1.0"
 
 
 class History:
-    """A run of the queue `frail`, with one retry, as its processes would write it down."""
+    """A run of the queue `frail`, with one retry, as the processes' histories record it."""
 
     def __init__(self, **at_the_end):
         self.events, self.calls = [], 0
@@ -72,7 +72,7 @@ def two_of_a_key():
     return History().published(key="a").published(1.5, "o", key="a")
 
 
-#: Count -> a story that violates it.
+#: Check -> a story that violates it.
 VIOLATIONS = {
     "unexpected": History().started(2.0, name="stranger").story(),
     "duplicated": twice().story(),

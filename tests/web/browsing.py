@@ -1,4 +1,4 @@
-"""The application as a browser gets it, with queues that have something to show."""
+"""Serve the application to a browser, with queues that fill every page."""
 
 import threading
 from contextlib import contextmanager
@@ -12,16 +12,16 @@ from reliq.admin import Admin
 from reliq.web import app, pages
 from reliq.worker import upkeep
 
-#: As long as a queue allows: no page may become wider for it.
+#: A queue name of the maximum length, which must not widen a page.
 LONG_ID = "long-" + "x" * 123
 DEAD = [*(f"dead-{number}" for number in range(7)), LONG_ID]
 
 
 @contextmanager
 def served(url, access=EVERYTHING):
-    """The address of the page of a Redis, to which everybody has the same access, as ada."""
+    """Return the address of a Redis' pages; all users have the same access, under the name ada."""
     with serving(app(url, access=lambda _: access.by("ada"))) as site, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "GROUPS_SECONDS", 60)  # a busy machine looks at all letters too
+        patch.setattr(pages, "GROUPS_SECONDS", 60)  # a busy machine still reads all dead letters
         yield site.url
 
 
@@ -37,7 +37,7 @@ def queues(url):
             raise ValueError("card 4111 refused")
         done.wait()
 
-    # None of them ticks while the tests run: it would be one more handler, and paused ticks would be counted.
+    # No schedule is due during the tests: a run would occupy a handler, and missed runs would be counted.
     consumer.cron("0 6 29 2 *", queue=payments, body={"fails": False}, name="nightly-settlement", tz="Europe/Berlin")
     consumer.every(90 * 86_400, queue=payments, body={"fails": False}, name="quarterly-check")
 
@@ -69,13 +69,13 @@ def queues(url):
 
 
 def worker_of(url):
-    """The id of the only worker."""
+    """Return the id of the only worker."""
     [worker] = Admin(url).workers()
     return worker.id
 
 
 def publish_seven(url, *names):
-    """Publish seven messages in each queue: NAME-0 to NAME-6."""
+    """Publish seven messages to each queue: NAME-0 to NAME-6."""
     for name in names:
         queue = Queue(name, dict, url=url)
         for number in range(7):

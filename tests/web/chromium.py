@@ -1,17 +1,17 @@
-"""A real browser."""
+"""A real browser for tests."""
 
 import shutil
 from contextlib import contextmanager
 
 from required import module_of_ci, must_run_in_ci
 
-#: A host name that the browser finds on this machine, and does not trust as it does localhost.
+#: A host name that the browser resolves to this machine, without the trust of localhost.
 FAR_HOST = "ops.example.com"
 
 
 @contextmanager
 def chromium():
-    """A browser; without one the test is skipped, in CI it fails."""
+    """A browser; without a browser the test is skipped, in CI it fails."""
     path = shutil.which("chromium")
     if path is None:
         must_run_in_ci("there is no chromium: apt-get install chromium")

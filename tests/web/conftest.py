@@ -1,4 +1,4 @@
-"""A page for each test, and queues with something in them."""
+"""Fixtures of the web tests: a site for each test, and queues with messages."""
 
 import time
 
@@ -52,7 +52,7 @@ def orders(url):
 
 @pytest.fixture
 def alive(client):
-    """Write the record of a worker process, as it would."""
+    """Write the record of a worker process."""
 
     def write(id):
         now = time.time()
@@ -64,7 +64,7 @@ def alive(client):
 
 @pytest.fixture
 def entry(client):
-    """Write a periodic entry of the queue `orders`, as a worker would; return its key."""
+    """Write a periodic job of the queue `orders` as a worker does; return its key."""
 
     def write(name="daily", **fields):
         key, now = Keys("orders").cron, int(time.time())
@@ -77,7 +77,7 @@ def entry(client):
 
 @pytest.fixture
 def fail(url, admin):
-    """Have a worker call a handler that raises, until all messages of a queue are dead, or wait for their redelivery."""
+    """Let a worker run a failing handler until all messages of a queue are dead letters or wait for redelivery."""
 
     def work(queue, error, *, dead=0, backoff=0):
         consumer = Consumer(url)

@@ -1,4 +1,4 @@
-"""A shop in Django with the pages beside it: `python django_shop.py PORT` serves it until a signal, with three users."""
+"""A shop in Django with the pages mounted: `python django_shop.py PORT` serves it until a signal, with three users."""
 
 import sys
 
@@ -23,7 +23,7 @@ def serve(port):
     settings.configure(
         SECRET_KEY="the first one",
         INSTALLED_APPS=[f"django.contrib.{one}" for one in APPS],
-        MIGRATION_MODULES=dict.fromkeys(APPS),  # tables at once
+        MIGRATION_MODULES=dict.fromkeys(APPS),  # create tables without migrations
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.db"}},
         MIDDLEWARE=[f"django.contrib.{one}" for one in MIDDLEWARE],
         TEMPLATES=[

@@ -10,7 +10,7 @@ def url(route, **params):
 
 
 def view(queue="orders", **fields):
-    """A queue at rest, but for `fields`."""
+    """Return the data of an idle queue, changed by `fields`."""
     states = dict.fromkeys(("pending", "ready", "unack", "retry", "garbage", "backoff", "dead"), 0)
     rest = {
         "layout": "reliq",
@@ -46,7 +46,7 @@ def overview(*views, workers=()):
 
 
 def context(**fields):
-    """What every page is given, and `fields`."""
+    """Return the data of every page, and `fields`."""
     shared = {"url": url, "field": lambda _name: "", "route": "queues", "queue": "orders", "user": "ada"}
     shared |= {"may_write": True, "may_read_bodies": True}
     shared |= {"place": "redis://there/0", "now": NOW, "notice": "", "may_log_out": True, "show_bodies": False}

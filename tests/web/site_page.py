@@ -1,4 +1,4 @@
-"""A page that is really served, and browsers and programs that ask it."""
+"""Serve a page for tests, with browsers and programs that request it."""
 
 import asyncio
 import html
@@ -21,11 +21,11 @@ LINK = rf'(?:href|src|action)="(?!#|[^"]*/(?:{FORMS}))([^"]+)"'
 
 class Site:
     """
-    One page at one address.
+    A page served at one address.
 
     Attributes:
-        app: of the page.
-        url: where it is served, without a slash at the end.
+        app: the application.
+        url: its address, without a slash at the end.
     """
 
     def __init__(self, served, port, prefix, clients, loop):
@@ -34,16 +34,16 @@ class Site:
         self.url = f"http://127.0.0.1:{port}{prefix}"
 
     def tasks(self):
-        """The tasks of the server's event loop."""
+        """Return the tasks of the server's event loop."""
         return set(asyncio.all_tasks(self._loop))
 
     def client(self, **headers):
-        """A client that sends these headers; it is closed with the site."""
+        """Return a client that sends these headers; the site closes it."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.clients.enter_context(httpx.Client(base_url=self.url, headers=sent, timeout=60, verify=False))
 
     def program(self):
-        """A client that sends the token."""
+        """A client that sends the token as a program does."""
         return self.client(**BEARER)
 
     def browser(self):
@@ -54,7 +54,7 @@ class Site:
 
 
 def crawl(browser, ways, link, *, prefix=""):
-    """Follow the links that a pattern finds, from these paths on; return the status of each."""
+    """Follow links that match a pattern, starting with these paths; return the status of each page."""
     ways, seen = [*ways], {}
     while ways:
         way = ways.pop()
@@ -68,7 +68,7 @@ def crawl(browser, ways, link, *, prefix=""):
 
 @contextmanager
 def serving(served, *, mounted=None, prefix="", proxy=None):
-    """Serve a page, or the application in which it is `mounted`, from a thread; yield the site."""
+    """Serve a page, or the application in which it is `mounted`, in a thread; yield the site."""
     with listen("127.0.0.1", 0) as listener, ExitStack() as clients:
         server = PageServer(served, proxy=proxy)
         if mounted is not None:
@@ -98,6 +98,6 @@ def _no_signals():
 
 @contextmanager
 def site_of(url, *, grants=EVERYTHING, **options):
-    """Serve the page of a Redis; its token's bearer may do everything, and is called alice."""
+    """Serve the page of a Redis; the token gives all rights under the name alice."""
     with serving(app(url, token=TOKEN, grants=grants.by("alice"), **options)) as site:
         yield site

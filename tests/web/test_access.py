@@ -151,7 +151,7 @@ def test_cookie_expires_and_cannot_be_extended_and_logout_ends_it_alone():
 
     assert [token.is_login(one, 1002.0) for one in (ada, bob, carl)] == [False, False, True]
     assert [token.is_login(carl, 1000.0 + age) for age in (LOGIN_SECONDS - 1, LOGIN_SECONDS)] == [True, False]
-    # Another process that has the token, and one that has another token.
+    # Another process with the same token, and a process with another token.
     assert [Token(text).is_login(carl, 1000.0) for text in (TOKEN, TOKEN + "!")] == [True, False]
     assert [one for one in forged if token.is_login(one, 1000.0)] == []
 

@@ -1,4 +1,4 @@
-"""Writes that take a while: how far they are, how they end, and that they can be stopped."""
+"""Bulk actions in the background: progress, result, and stopping them."""
 
 import re
 import threading
@@ -16,7 +16,7 @@ from reliq.web.actions import REMEMBERED, RUNNING_LIMIT, BackgroundTask, Backgro
 
 @pytest.fixture
 def letters(url, fail):
-    """Thirty dead letters, ten of them of another error."""
+    """Thirty dead letters, ten of them with another error."""
     queue = Queue("orders", str, url=url, retries=0)
     queue.publish_many(["x"] * 20)
     fail(queue, ValueError("canary"), dead=20)
@@ -26,7 +26,7 @@ def letters(url, fail):
 
 
 def ended(site, answer):
-    """The task that a form has begun, once it has ended."""
+    """Return the task that a form started, when it has ended."""
     task = site.app.tasks.get(answer.headers["location"].rpartition("/")[2])
     eventually(lambda: task.state != "running", "the task ends")
     return task
@@ -140,7 +140,7 @@ def test_tasks_at_once_and_tasks_remembered_are_limited():
 
 
 class Meeting(int):
-    """A limit that waits when it is compared, until two threads compare it or no second thread comes."""
+    """A limit that makes two threads compare it at the same time: each comparison waits for a second thread."""
 
     barrier = threading.Barrier(2)
 

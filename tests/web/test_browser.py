@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 module_of_ci("playwright")
 WIDTHS, SCHEMES = (1440, 390), ("light", "dark")
 SCRIPTS = {"script": True, "no-script": False}
-#: A busy machine takes its time: only a test that fails waits so long.
+#: Timeout for busy machines; only a failing test waits this long.
 PATIENCE_MS = 100_000
 #: Messages in the browser's console and JavaScript errors.
 COMPLAINTS = []
@@ -33,7 +33,7 @@ RULES = {
     (1440, "light"): ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
     (390, "dark"): ["color-contrast", "scrollable-region-focusable", "target-size"],
 }
-#: Every page: its address, and texts that it must show.
+#: Every page: its address, and texts that it must contain.
 PAGES = {
     "queues": ("/", ["payments", "invoices", "no worker", "paused: we move", "1 worker", "2 of 4 busy"]),
     "queue": ("/queues/payments", ["payments", "Running now", "Pause …"]),
@@ -73,7 +73,7 @@ def expect(locator):
 
 @pytest.fixture(scope="module")
 def redis_url(redis_server):
-    """The shared server's, emptied, with the queues."""
+    """Return the URL of the shared Redis, emptied and filled with the queues."""
     with Redis.from_url(redis_server.url) as client:
         client.flushall()
     with queues(redis_server.url):
@@ -88,14 +88,14 @@ def address(redis_url):
 
 @pytest.fixture(scope="module")
 def paths(redis_url):
-    """The path of each page."""
+    """Return the path of each page."""
     worker = worker_of(redis_url)
     return {name: path.format(worker=worker) for name, (path, _) in PAGES.items()}
 
 
 @pytest.fixture(scope="module")
 def windows():
-    """A window with JavaScript, and one without."""
+    """Return a window with JavaScript, and a window without."""
     with chromium() as browser:
         windows = {name: browser.new_page(java_script_enabled=enabled) for name, enabled in SCRIPTS.items()}
         for window in windows.values():
@@ -110,13 +110,13 @@ def window(windows):
     page = windows["script"]
     look(page, 1440, "light")
     yield page
-    page.goto("about:blank")  # it polls no longer
+    page.goto("about:blank")  # stops its polling
 
 
 def look(page, width, scheme):
-    """Look at a page through a window of that width, in that colour scheme."""
+    """Open a page in a window of this width and colour scheme."""
     page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # colours change at once
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # no animated colour changes
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -139,7 +139,7 @@ def test_page_shows_its_values_fits_and_is_accessible(windows, address, paths, n
 
 
 def serious(page, rules):
-    """What axe finds on a page: each rule that is broken, and where."""
+    """Return the violations that axe finds on a page: rule and place."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(importlib.resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
     found = page.evaluate("rules => axe.run(document, {resultTypes: ['violations'], runOnly: rules})", rules)
@@ -162,7 +162,7 @@ def test_table_of_queues_has_the_numbers_of_redis(window, address):
         ("payments", "pending", "30"),
         ("payments", "unack", "2"),
         ("payments", "dead", str(len(DEAD))),
-        ("invoices", "ready", "72 by key"),  # 7, and 2 in lines
+        ("invoices", "ready", "72 by key"),  # 7, and 2 in key queues
         ("reports", "ready", "7"),
         ("invoices", "workers", "none"),
         ("thumbnails", "ready", "0"),
@@ -304,7 +304,7 @@ def test_reader_gets_no_body_and_no_form_that_writes(window, redis_url, paths):
             assert [form for form in re.findall(r'method="post" action="([^"]*)"', html) if "/check" not in form] == []
         window.goto(elsewhere)
         expect(window.locator(".about")).to_contain_text("read-only")
-        window.goto("about:blank")  # its server ends
+        window.goto("about:blank")  # the server ends
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", FAR_HOST])

@@ -1,4 +1,4 @@
-"""`reliq web` as a person starts it."""
+"""`reliq web` as a user starts it."""
 
 import os
 import re
@@ -18,7 +18,7 @@ LIMIT = 60
 
 @pytest.fixture
 def start(url):
-    """Start `reliq web` with these words; it ends with the test."""
+    """Start `reliq web` with these arguments; it ends with the test."""
     with ExitStack() as stack:
 
         def make(*words, **environment):
@@ -41,7 +41,7 @@ def test_command_prints_an_address_that_lets_a_browser_in_and_stops_cleanly(orde
         program = httpx.get(f"{base}/queues/orders", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=LIMIT)
         paused = browser.post(f"{base}/queues/orders/pause", data={"reason": "a look"})
         process.send_signal(signal.SIGTERM)
-        code = process.wait(LIMIT)  # whatever connections browsers keep open
+        code = process.wait(LIMIT)  # although browsers keep connections open
     errors = process.stderr.read()
 
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/enter/[\w-]{20,}", address)

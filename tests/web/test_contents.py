@@ -9,7 +9,7 @@ from reliq.web import Access
 from reliq.web.application import PAGES
 from reliq.web.render import redacted
 
-#: In a body, a header, and the text of an error.
+#: Secrets in a body, a header, and the text of an error.
 CANARIES = ("canary-body", "canary-header", "canary-error")
 STATES = ("pending", "ready", "unack", "dead")
 MESSAGES = ("dead", "failed", "pending", "ready")
@@ -32,7 +32,7 @@ def told(url, fail, alive, entry):
 
 
 def pages_of(client, bodies):
-    """The text of every page that shows something, of the states and messages that there are."""
+    """Return the text of every page about queues, states and messages."""
     shown = [page for page in PAGES if page.method == "GET" and page.name != "task"]
     paths = {page.path.format(queue="orders", state=state, id="w") for page in shown for state in STATES}
     for path in sorted(paths):
@@ -100,7 +100,7 @@ def test_visitor_without_the_right_to_bodies_cannot_search_or_delete_by_them(url
     assert (admin.count("orders", "dead"), admin.count("orders", "ready")) == (1, 1)
 
 
-#: An address -> the status of its page.
+#: Address -> the status of its page.
 NOTHING = {
     "/queues/orders/message?id=%3Cscript%3Ealert(1)%3C/script%3E": 404,
     "/queues/%3Cscript%3E": 404,
@@ -113,7 +113,7 @@ NOTHING = {
     "/progress/none": 404,
     "/?" + "a=b&" * 2000: 400,
 }
-#: A form -> the status of its answer.
+#: Form -> the status of its response.
 NONSENSE = [
     ("/queues/none/pause", {}, 404),
     ("/queues/none/check", {}, 404),

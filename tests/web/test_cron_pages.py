@@ -9,7 +9,7 @@ from reliq import Consumer, Queue, WorkerSettings
 
 
 def cells(site):
-    """The table of entries: name -> label -> text."""
+    """Return the table of periodic jobs: name -> label -> text."""
     page = re.sub(r"<(?!td|/td|th|/th|/tr)[^>]*>", "", site.program().get("/periodic").text)
     rows = re.findall(r'<th scope="row">\s*(.*?)\s*</th>(.*?)</tr>', page, re.DOTALL)
     return {name: dict(re.findall(r'data-label="([^"]*)">\s*(.*?)\s*</td>', rest, re.DOTALL)) for name, rest in rows}

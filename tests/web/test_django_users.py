@@ -23,7 +23,7 @@ PAGE = f"{PREFIX}/queues/orders"
 
 @pytest.fixture
 def shop(tmp_path, url):
-    """The address of the shop."""
+    """Return the address of the shop."""
     Queue("orders", dict, url=url).publish({"number": 1})
     port = free_port()
     with subprocess.Popen(
@@ -46,7 +46,7 @@ def answers(address):
 
 @pytest.fixture
 def sign_in(shop):
-    """Open a page, sign in where that leads to, and return the browser and where it came back to."""
+    """Open a page and sign in; return the browser and the address after the login."""
     with ExitStack() as stack:
 
         def enter(name):

@@ -1,4 +1,4 @@
-"""Every page over a queue of 300 hostile messages: nothing breaks, and nothing in it hides, moves or runs."""
+"""Every page of a queue of 300 hostile messages works; no text is hidden, moved or run as code."""
 
 import html
 import re
@@ -17,7 +17,7 @@ STATES = ("pending", "ready", "unack", "retry", "garbage")
 
 
 def addresses(page, ids):
-    """The paths of a page, and the ids of messages that are asked for."""
+    """Return the paths of a page for the given message ids."""
     states, workers = (
         STATES if page.name == "messages" else STATES[:1],
         range(len(TEXTS) if page.name == "worker" else 1),
@@ -42,7 +42,7 @@ def test_pages_of_hostile_messages_show_text_alone(url, client, site):
 
 @pytest.mark.parametrize("name", [*NAMES, "orders/v2", "a?b#c%2f&d", "..", "."])
 def test_links_and_forms_reach_a_queue_with_a_hostile_name(name, site, url, client):
-    """A queue of the Go layout may have any printable name; its pages are found from those that list all queues."""
+    """A queue of the Go layout may have any printable name; lists of queues link to its pages."""
     queue = Queue(name, bytes, url=url, layout=Layout.hdt3213())
     queue.publish(b"x", id="m")
     client.hset(queue.keys.cron, "daily schedule", "every 60")

@@ -13,7 +13,7 @@ HOSTILE = "<script>alert(1)</script> \u202e&"
 
 @pytest.fixture
 def tenants(orders):
-    """Three messages of one key, one of a key that is a piece of a page."""
+    """Three messages of one key, and a message of a key that contains HTML."""
     orders.publish_many(Outgoing(body={}, id=f"t{at}", key="tenant-7") for at in range(3))
     orders.publish({}, key=HOSTILE)
     return orders

@@ -1,4 +1,4 @@
-"""Pages that poll: one look a second at Redis however many are open, and Redis may be away."""
+"""Live pages: however many are open, Redis is read once a second, and may be unreachable."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +21,14 @@ VIEWERS = 50
 
 
 def looks_at_redis(client):
-    """How many scripts Redis has run: each look at one queue runs one."""
+    """Return the number of scripts that Redis has run: each read of a queue runs one script."""
     return client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
 
 
 @pytest.mark.parametrize(("fresh", "most"), [(3600, 0), (-1, VIEWERS)], ids=["one second", "another second"])
 def test_pages_polled_at_once_share_a_look(fresh, most, orders, site, client, monkeypatch):
     program = site.program()
-    program.get("/")  # the script is known from here on
+    program.get("/")  # loads the script
     monkeypatch.setattr(pages, "FRESH_SECONDS", fresh)
     before = looks_at_redis(client)
     with ThreadPoolExecutor(VIEWERS) as viewers:

@@ -1,4 +1,4 @@
-"""The page under a prefix, in an application of FastAPI: every link stays there."""
+"""The pages mounted under a prefix in a FastAPI application: all links keep the prefix."""
 
 from fastapi import FastAPI
 from site_page import LINK, TOKEN, crawl, serving
@@ -24,7 +24,7 @@ def test_every_link_stays_under_the_prefix(url, orders):
     assert len(seen) > 12
     assert [path for path in seen if not path.startswith(f"{PREFIX}/")] == []
     odd = {path: status for path, status in seen.items() if status != 200}
-    assert odd == {f"{PREFIX}/queues/orders/message": 404}  # the search for an id, without one
+    assert odd == {f"{PREFIX}/queues/orders/message": 404}  # the search for an id, without an id
     assert posted.headers["location"] == f"{PREFIX}/queues/orders?done=pause"
 
 

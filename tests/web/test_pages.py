@@ -80,7 +80,7 @@ def test_foreign_text_is_escaped_and_invisible_characters_are_shown():
 
 
 def drawn(noted, top=10.0):
-    """The curve of numbers, by how many seconds ago they were noted."""
+    """Return the curve of numbers; their keys are ages in seconds."""
     return curve([minute(ago=ago) for ago in noted], list(noted.values()), NOW, top)
 
 

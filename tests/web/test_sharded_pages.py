@@ -1,4 +1,4 @@
-"""A queue of several shards is one queue on every page."""
+"""Every page shows a queue of several shards as one queue."""
 
 import html
 import re
@@ -15,7 +15,7 @@ SHARDS, MESSAGES = 4, 130
 
 @pytest.fixture
 def sharded(client, url):
-    """Messages spread over four shards, some of them dead; no other test's page has seen a queue of this name."""
+    """Messages in four shards, some of them dead; the queue's name is not used by other tests."""
     client.set(Keys("freight").map, ShardMap(1, SHARDS, SHARDS).text)
     queue = Queue("freight", dict, url=url)
     queue.publish_many(Outgoing(body={}, delay=3600 + at) for at in range(MESSAGES))

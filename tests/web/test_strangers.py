@@ -19,7 +19,7 @@ def connect():
         def to(site, sent=b""):
             address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
             one = stack.enter_context(socket.create_connection(address, timeout=60))
-            with suppress(ConnectionError):  # it may be closed already
+            with suppress(ConnectionError):  # it may already be closed
                 one.sendall(sent)
             return one
 
@@ -27,7 +27,7 @@ def connect():
 
 
 def read_to_the_end(connection):
-    """Read until the server closes the connection; raise TimeoutError when it does not."""
+    """Read until the server closes the connection; raise TimeoutError if it stays open."""
     with suppress(ConnectionResetError):
         while connection.recv(4096):
             pass
@@ -39,7 +39,7 @@ def test_page_with_many_silent_connections_still_answers(url, connect, monkeypat
         silent = [connect(site, b"GET / HTTP/1.1\r\n") for _ in range(30)]
 
         assert [site.client().get("/health").status_code for _ in range(3)] == [200] * 3
-        read_to_the_end(silent[0])  # the oldest made room
+        read_to_the_end(silent[0])  # the server closed the oldest connection
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_connection_that_sends_no_whole_head_is_cut_off(url, connect, monkeypatc
         monkeypatch.setattr(serve, "HEADER_SECONDS", 0.2)
         if not whole:
             slow = connect(site)
-        with suppress(ConnectionError):  # it may be closed already
+        with suppress(ConnectionError):  # it may already be closed
             slow.sendall(part)
         read_to_the_end(slow)
 
@@ -145,7 +145,7 @@ def test_page_of_spoilt_data_says_so(client, orders, site, caplog):
 
 def test_checks_of_readers_leave_room_for_writes(url, orders, monkeypatch):
     held = []
-    monkeypatch.setattr("reliq.web.actions.BackgroundTask.run", lambda *run: held.append(run))  # every work goes on
+    monkeypatch.setattr("reliq.web.actions.BackgroundTask.run", lambda *run: held.append(run))  # no task ever ends
     rights = {"alice": Access.READ, "carol": Access.WRITE}
 
     def access(request):

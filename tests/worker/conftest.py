@@ -22,14 +22,14 @@ from reliq.worker.fetcher import Fetcher
 from reliq.worker.slots import Inflight, deliveries_of
 from reliq.worker.upkeep import Scheduler
 
-#: A test waits for an event at most so long; it goes on as soon as the event comes.
+#: Maximum wait for an event; a test continues as soon as the event arrives.
 PATIENCE_SECONDS = 30.0
 #: Longer than any test.
 NEVER_SECONDS = 3600.0
 
 
 class Recorder:
-    """An observer that keeps every event and lets a test wait for some."""
+    """An observer that keeps every event, with waits for events."""
 
     def __init__(self):
         self.events = []
@@ -46,11 +46,11 @@ class Recorder:
             return self._of(kind, fields)
 
     def ids(self, kind, **fields):
-        """The message ids of those events, in order."""
+        """Return the message ids of these events, in order."""
         return [id for event in self.of(kind, **fields) for id in (getattr(event, "ids", None) or (event.id,))]
 
     def wait_for(self, kind, count=1, timeout=PATIENCE_SECONDS, **fields):
-        """Wait until there are `count` messages in events of a kind; return the events."""
+        """Wait until events of a kind contain `count` messages; return the events."""
 
         def enough():
             return sum(len(getattr(e, "ids", "1")) for e in self._of(kind, fields)) >= count
@@ -109,7 +109,7 @@ def serve(make_queue, consumer):
 
 @pytest.fixture(params=["plain", "async"])
 def as_kind(request):
-    """Make a handler of either kind of a plain function."""
+    """Turn a plain function into a plain or a coroutine handler."""
 
     def make(function):
         @wraps(function)
@@ -123,7 +123,7 @@ def as_kind(request):
 
 @pytest.fixture(params=["raised", "returned"])
 def give(request):
-    """Raise an answer of a handler, or return it."""
+    """Give a handler's answer by raising or by returning it."""
 
     def make(answer):
         if request.param == "raised":
@@ -135,7 +135,7 @@ def give(request):
 
 @pytest.fixture
 def start(consumer):
-    """Start a consumer, ours if none is given; whatever was started is stopped when the test ends."""
+    """Start a consumer, by default the test's; stop all started consumers at the end of the test."""
     started = []
 
     def make(chosen=consumer, **settings):
@@ -150,7 +150,7 @@ def start(consumer):
 
 @pytest.fixture
 def work_until(start, recorder):
-    """Start our consumer, wait until there are `count` messages in events of a kind, and return those events."""
+    """Start the test's consumer and wait for `count` messages in events of a kind; return these events."""
 
     def make(kind, count=1, *, concurrency=16, **fields):
         start(concurrency=concurrency)
@@ -191,14 +191,14 @@ def workers(url, recorder, start):
 def no_looks(monkeypatch):
     """A worker that never polls its queues: it finds messages only through wake tokens and due times."""
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", NEVER_SECONDS)
-    monkeypatch.setattr("reliq.worker.upkeep.ROUND_SECONDS", 2 * NEVER_SECONDS)  # after the first
+    monkeypatch.setattr("reliq.worker.upkeep.ROUND_SECONDS", 2 * NEVER_SECONDS)  # the first round has run by then
     monkeypatch.setattr("reliq.worker.engine.WORKER_TIMEOUT_SECONDS", 2 * NEVER_SECONDS)
     monkeypatch.setattr("reliq.worker.engine.LEAST_REPLY_SECONDS", 2 * NEVER_SECONDS)
 
 
 @pytest.fixture
 def quick_beats(monkeypatch):
-    """Have a worker write its record, and read the maps of its queues, many times a second."""
+    """Let a worker write its record and read its queues' shard maps many times a second."""
     monkeypatch.setattr("reliq.worker.upkeep.BEAT_SECONDS", 0.05)
 
 
@@ -213,7 +213,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def ran(client):
-    """Count the commands of clients that a server has run since its start, by name, without INFO."""
+    """Return how often a server has run each client command since its start, without INFO."""
 
     def count(client=client):
         stats = client.info("commandstats")
@@ -225,19 +225,19 @@ def ran(client):
 
 @pytest.fixture
 def caller(url, recorder):
-    """A way to make single calls, as the parts of a worker do."""
+    """A client for single calls, such as the parts of a worker use."""
     return Client(Connection.to(url).wire(WORKER_TIMEOUT_SECONDS), [recorder])
 
 
 @pytest.fixture
 def inflight_of(consumer):
-    """Make the deliveries that a process of our consumer, or of another, holds: its slots without threads."""
+    """Make the inflight list of a process of a consumer, by default the test's: its slots without threads."""
     return lambda concurrency=1, consumer=consumer: Inflight(consumer.handlers, concurrency)
 
 
 @pytest.fixture
 def new_deliveries(consumer):
-    """Make deliveries of messages that are not in Redis, of the consumer's first handler if none is given."""
+    """Make deliveries of messages that are not in Redis, by default for the consumer's first handler."""
 
     def make(amount=1, handler=None, age=0.0):
         claimed = [Claimed(str(number), "me.1:5000", 3) for number in range(amount)]
@@ -304,7 +304,7 @@ def threads_since():
 
 @pytest.fixture
 def own_server(server_path):
-    """A server that a test may kill and start again: it writes down everything at once."""
+    """A server that a test may kill and restart; it writes everything to disk immediately."""
     with EmbeddedRedis(server=server_path, options={"appendonly": "yes", "appendfsync": "always"}) as server:
         yield server
 
@@ -316,14 +316,14 @@ def own_queue(own_server):
 
 @pytest.fixture
 def own_consumer(own_server, recorder):
-    """A consumer of the server that a test may kill; it is stopped when the test ends."""
+    """A consumer of the server that a test may kill; it stops at the end of the test."""
     consumer = Consumer(own_server.url, observers=[recorder])
     yield consumer
     consumer.stop(grace=0)
 
 
 class Meter:
-    """How many handlers run at once, and how many ever did."""
+    """Counts the handlers that run at once, now and at most."""
 
     def __init__(self):
         self.most = self.now = 0

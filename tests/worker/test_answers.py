@@ -102,7 +102,7 @@ def test_any_reason_becomes_text_and_neighbours_are_acked_once(make_queue, consu
     assert errors == dict(enumerate(text for _, text in REASONS))
     assert set(worked.values()) == {1}
     assert len(worked) == 50 * len(REASONS)
-    assert [event.raised for event in recorder.of(Handled, id="0")] == ["ValueError"]  # where the text must be hidden
+    assert [event.raised for event in recorder.of(Handled, id="0")] == ["ValueError"]  # without the text
 
 
 def test_a_coroutine_that_is_never_awaited_is_not_acked(queue, consumer, work_until):
@@ -122,7 +122,7 @@ def test_only_errors_of_retry_on_are_retried_and_reject_on_wins_over_it(queue, c
     @consumer.handler(queue, retry_on=(ConnectionError, ValueError), reject_on=(UnicodeError,), backoff=SOON)
     def handle(body, job):
         if body == "both":
-            raise UnicodeError("hopeless")  # which is a ValueError
+            raise UnicodeError("hopeless")  # a subclass of ValueError
         raise ConnectionError("away") if job.attempt == 1 else KeyError("bug")
 
     queue.publish("retried", id="retried")
@@ -204,7 +204,7 @@ def test_an_exception_that_comes_late_into_a_resting_thread_costs_no_thread(queu
         queue.publish("x")
         recorder.wait_for(Acked, count)
         eventually(lambda: engine.inflight._idle_threads, "the thread waits for work")
-        if count == 1:  # as a time limit of the handler's own does that is a moment too late
+        if count == 1:  # as a handler's own timeout does that fires too late
             thread, error = ctypes.c_ulong(threads[0]), ctypes.py_object(TimeoutError)
             assert ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error) == 1
     assert len(set(threads)) == 1

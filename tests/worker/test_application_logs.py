@@ -1,4 +1,4 @@
-"""A worker's log belongs to the application too: none of its lines is dropped, and its own set-up stays."""
+"""A worker's log also contains the application's lines: none is dropped, and the application's setup stays."""
 
 import json
 

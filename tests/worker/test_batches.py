@@ -1,4 +1,4 @@
-"""Batch handlers: a list of bodies in one call, an answer for all or for each."""
+"""Batch handlers: a list of bodies in one call, and an answer for all messages or for each."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from reliq.lua.transitions import CallNumber
 pytestmark = pytest.mark.slow
 
 LONG = 60.0
-#: A lease, or a time for a handler, that a machine with ten times its work does not make too short.
+#: A lease or timeout that is long enough on a machine with ten times the load.
 CALM_SECONDS = 2.0
 
 
@@ -47,7 +47,7 @@ def test_a_handler_may_answer_once_for_all(queue, consumer, work_until):
 
 
 def test_a_batch_that_is_not_full_starts_when_it_has_lingered(queue, consumer, work_until, recorder, monkeypatch):
-    monkeypatch.setattr("reliq.worker.settler.HOLD_SECONDS", 2.5)  # so much later may a busy machine start it
+    monkeypatch.setattr("reliq.worker.settler.HOLD_SECONDS", 2.5)  # a busy machine may start it this much later
     calls = []
     consumer.handler(queue, batch=10, linger=3.0)(lambda bodies: calls.append((len(bodies), time.monotonic())))
     queue.publish_many(["x"] * 3)
@@ -56,8 +56,8 @@ def test_a_batch_that_is_not_full_starts_when_it_has_lingered(queue, consumer, w
 
     [(size, at)] = calls
     assert size == 3
-    assert at - began >= 2.9  # it did wait; how long is the machine's affair
-    assert recorder.of(Released) == []  # longer than anything else may be held, but on purpose
+    assert at - began >= 2.9  # it has waited; the maximum depends on the machine
+    assert recorder.of(Released) == []  # longer than any other hold, but on purpose
 
 
 def test_messages_that_come_while_a_batch_lingers_join_it(queue, consumer, start, recorder, as_kind):
@@ -117,7 +117,7 @@ def test_undecodable_bodies_are_settled_alone_and_left_out_of_the_batch(make_que
 
 
 def test_the_last_chance_of_a_message_and_a_suspect_come_alone(queue, consumer, work_until):
-    """Were the process killed, they would take the others along."""
+    """If the process were killed, other messages of the batch would be lost with them."""
     batches = []
     consumer.handler(queue, batch=10, linger=0.1)(batches.append)
     queue.publish("suspect")

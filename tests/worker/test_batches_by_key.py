@@ -1,4 +1,4 @@
-"""`batch_by_key`: the messages of a batch have one key, or none."""
+"""`batch_by_key`: all messages of a batch have the same key, or none."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ LONG = 60.0
 
 @pytest.fixture
 def batches(consumer):
-    """Register a handler of batches by key; return the keys of each batch, in the order of their calls."""
+    """Register a batch handler with `batch_by_key`; return the keys of each batch, in the order of the calls."""
 
     def make(queue, **options):
         calls = []
@@ -50,7 +50,7 @@ def test_messages_without_a_key_come_together(make_queue, work_until, batches, k
 def test_messages_that_come_late_join_the_lingering_batch_of_their_key(make_queue, work_until, recorder, batches):
     queue = make_queue()
     calls = batches(queue, batch=2, linger=LONG)
-    publish(queue, "z", "z")  # it has keys
+    publish(queue, "z", "z")  # now the queue has keys
     work_until(Acked, 2, concurrency=4)
     for claimed, key in enumerate("abba", 3):
         queue.publish("x", key=key)
@@ -61,7 +61,7 @@ def test_messages_that_come_late_join_the_lingering_batch_of_their_key(make_queu
 
 
 def test_no_more_keys_are_claimed_than_there_are_slots(make_queue, start, recorder, batches, consumer, gate):
-    """Messages of other keys would wait in vain, and go back."""
+    """Messages of further keys would wait without a slot, and be returned."""
     queue, seen = make_queue(), []
     consumer.handler(queue, batch=5, batch_by_key=True, linger=0.05)(
         lambda bodies, jobs: (seen.append(jobs[0].key), gate.pass_through())

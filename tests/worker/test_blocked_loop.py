@@ -26,7 +26,7 @@ def blocked(make_queue, consumer, start, recorder, gate):
     consumer.handler(plain)(lambda body: None)
     engine = start(concurrency=4)
     later.publish_many(["x"] * 200)
-    recorder.wait_for(Acked, 200, queue="async")  # it is known to be quick, so that some is held ahead
+    recorder.wait_for(Acked, 200, queue="async")  # a known fast handler, so that messages are prefetched
     recorder.events.clear()
     later.publish_many(["blocks", *["x"] * 199])
     gate.wait_for()
@@ -54,7 +54,7 @@ def test_async_messages_go_back_once_until_the_blocked_loop_runs_again(blocked, 
 
 
 def test_odd_task_factories_cost_no_slot(queue, url, start, recorder):
-    """They take no context, cannot make a task, or cancel one before its first step."""
+    """Task factories that take no context, fail, or cancel the task before its first step."""
     deeds = []
 
     def make(loop, coroutine):
@@ -103,7 +103,7 @@ def test_a_handlers_thread_goes_on_after_any_error(queue, consumer, start, recor
     assert engine.dead_parts() == []
 
 
-#: More than there are addresses for: no thread with such a stack can start.
+#: Larger than the address space: no thread with this stack can start.
 TOO_LARGE = 1 << 46
 
 

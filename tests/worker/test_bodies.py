@@ -14,7 +14,7 @@ from reliq.worker.slots import deliveries_of
 
 
 class NotingClient:
-    """Notes which calls for how many bodies went in each round trip."""
+    """Records the calls in each round trip, with their number of bodies."""
 
     def __init__(self, caller):
         self._client = caller
@@ -95,7 +95,7 @@ def test_a_read_that_fails_is_made_again_and_loses_nothing(serve, consumer, part
     made.note()
     for one, failure in failures:
         made.troubles.note(one.keys, failure)
-    assert made.reader.next_reads() == []  # it is let alone for a while
+    assert made.reader.next_reads() == []  # this queue is skipped for a while
     made.troubles.over(broken.keys)
     made.read()
 

@@ -50,7 +50,7 @@ def test_an_event_loop_whose_selector_is_closed_ends_its_thread_and_does_not_spi
 
     engine = start()
     if is_idle:
-        # The fetcher has its own selector by then: it cannot get the number of the file that is closed.
+        # The fetcher has created its selector by then, so the closed file's number is not reused.
         eventually(lambda: engine.inflight._watched is not None, "the fetcher waits")
         eventually(lambda: waits_in_select(engine._tasks.thread_id), "the loop has nothing to do")
         os.close(engine._tasks._loop._selector.fileno())

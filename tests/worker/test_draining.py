@@ -29,7 +29,7 @@ def seen(queue, consumer):
         "snooze": Snooze(LATER),
     }
 
-    @consumer.handler(queue, backoff=wait_fixed(LATER))  # the default may be so short that a drain waits for it
+    @consumer.handler(queue, backoff=wait_fixed(LATER))  # the default may be short enough that a drain waits for it
     def handle(body):
         bodies.append(body)
         if body in raised:
@@ -121,7 +121,7 @@ def test_a_worker_in_a_burst_does_not_wait_for_messages_due_later(queue, consume
 
 def test_a_drain_promotes_messages_though_redis_has_lost_the_script(queue, drained, client):
     queue.publish("x", id="x", key="a", delay=LATER)
-    assert drained.look(delayed=False)  # this process has seen that Redis has all
+    assert drained.look(delayed=False)  # this process has seen that all messages are in Redis
     client.zadd(queue.keys.pending, {"x": time.time() - 1})
     lose(client, "promote")
 
@@ -131,7 +131,7 @@ def test_a_drain_promotes_messages_though_redis_has_lost_the_script(queue, drain
 def test_a_drain_waits_for_a_message_that_another_worker_promotes_beside_it(queue, drained, caller):
     class Beside(Client):
         def run_all(self, requests, **options):
-            if getattr(requests[0], "script", None) == script("promote"):  # the message was counted as pending
+            if getattr(requests[0], "script", None) == script("promote"):  # the message has been counted as pending
                 caller.run(promote(queue.keys, clock=round((time.time() + 1) * 1e6)))
             return super().run_all(requests, **options)
 

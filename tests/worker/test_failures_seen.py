@@ -33,13 +33,13 @@ def charge(card):
         raise ValueError(f"no such {card}") from error
 
 
-#: How an application formats lines.
+#: An application's formatter.
 formatted = logging.Formatter().format
 
 
 @pytest.fixture
 def records(caplog):
-    """What reliq's loggers have written, the lines about handlers alone."""
+    """Return the log records of reliq's loggers about handlers."""
     caplog.set_level(logging.INFO, "reliq")
     return lambda: [one for one in caplog.records if getattr(one, "reliq", {}).get("event") == "handled"]
 

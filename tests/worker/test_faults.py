@@ -1,4 +1,4 @@
-"""Whatever breaks around a worker, nothing is lost and the rest goes on."""
+"""Faults around a worker lose no message, and the other messages continue."""
 
 import logging
 import shlex
@@ -46,7 +46,7 @@ def test_work_goes_on_when_redis_was_killed_and_started_again(own_server, own_qu
     assert (counts.alive, counts.missing) == (0, 0)
 
 
-#: The code of a refusal -> how a server comes to refuse, and to accept again.
+#: Error code -> how to make the server refuse, and accept again.
 REFUSALS = {
     "READONLY": ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
     "NOREPLICAS": ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"),
@@ -84,7 +84,7 @@ def test_a_worker_whose_claims_are_all_refused_is_not_ready(own_server, own_cons
 def test_a_drain_without_redis_raises_and_leaves_no_thread(own_server, own_queue, own_consumer, threads_since):
     own_consumer.handler(own_queue)(lambda body: None)
     own_server.kill()
-    before = threads_since()  # of an earlier test, one may be about to end
+    before = threads_since()  # a thread of an earlier test may be about to end
 
     with pytest.raises(RedisUnavailableError):
         own_consumer.drain()
@@ -92,7 +92,7 @@ def test_a_drain_without_redis_raises_and_leaves_no_thread(own_server, own_queue
 
 
 def test_a_reply_is_awaited_no_longer_than_the_shortest_lease():
-    """A connection that had fallen silent kept a process idle for five seconds, whatever the leases."""
+    """A silent connection used to keep a process idle for five seconds, with any lease."""
     for leases, seconds in (((), 5), ((30, 60), 5), ((60, 3), 3), ((0.5, 30), 2)):
         assert reply_seconds([SimpleNamespace(lease_seconds=lease) for lease in leases]) == seconds
 
@@ -159,7 +159,7 @@ def test_one_broken_queue_does_not_stop_the_others(make_queue, consumer, start, 
 
     recorder.wait_for(Acked, queue="broken")
     assert sound.counts().alive == 0
-    assert "failed and tries again" not in caplog.text  # as a part does that waits for all of them
+    assert "failed and tries again" not in caplog.text  # which a part logs that waits for all shards
 
 
 def fails_once(body, job):

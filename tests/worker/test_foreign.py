@@ -1,4 +1,4 @@
-"""Whatever a foreign publisher writes, the messages beside it are worked, and its own as it wrote it."""
+"""Messages of a foreign publisher are handled unchanged, and do not affect messages beside them."""
 
 import threading
 import time
@@ -93,7 +93,7 @@ def write_as_reliq_does(client, queue, id, *, header='"d":1,"r":0', count="0", p
         client.zadd(getattr(queue.keys, place), {id: score})
 
 
-#: Numbers of a header and counts of retries that would end a thread, hold the interpreter, or spoil a neighbour's ack.
+#: Numbers and retry counts that could end a thread, block the interpreter, or break the ack of another message.
 EXTREMES = [
     ('"d":1' + "0" * 400 + ',"r":0', "0"),
     ('"d":-1' + "0" * 400 + ',"r":0', "0"),
@@ -109,7 +109,7 @@ EXTREMES = [
 
 
 def test_impossible_numbers_in_foreign_messages_harm_no_neighbour(queue, consumer, start, recorder, client):
-    """Every slot meets each of them: observers see every event, and the handler fails."""
+    """Each message reaches the observers and a failing handler in every slot."""
     worked = Counter()
     metrics = ProcessMetrics()
     consumer.observers.append(metrics)
@@ -156,7 +156,7 @@ def test_a_message_far_ahead_keeps_no_delayed_message_waiting(queue, acking, sta
 
 
 def test_a_score_that_redis_cannot_answer_as_a_number_is_asked_for_rarely(queue, acking, caller, client):
-    """The wait that Redis computes from it comes as a negative number."""
+    """Redis computes a wait from the score that arrives as a negative number."""
     write_as_reliq_does(client, queue, "evil", place="pending", score=float("inf"))
     write_as_reliq_does(client, queue, "due", place="pending", score=1.0)
     scheduler = Scheduler(caller, acking.handlers, lambda: None)

@@ -1,4 +1,4 @@
-"""The janitor's round: it also sees that Redis still has the data set that it had."""
+"""The janitor's round, which also detects that Redis has lost data."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from reliq.worker.upkeep import Janitor
 
 @pytest.fixture
 def look(caller, queue, monkeypatch):
-    """Make a round of one janitor."""
+    """Run a round of the janitor."""
     janitor = Janitor(caller, ServedQueues([SimpleNamespace(queue=queue)]), None)
 
     def make():
@@ -25,7 +25,7 @@ def look(caller, queue, monkeypatch):
 
 @pytest.fixture
 def claim(queue):
-    """Publish and claim so many messages."""
+    """Publish and claim `count` messages."""
 
     def make(count, turn):
         queue.publish_many(["x"] * count)

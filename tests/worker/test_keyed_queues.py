@@ -42,8 +42,8 @@ def test_a_queue_with_keys_is_claimed_into_free_slots_alone_and_its_poll_takes_n
     again = claims.claim(ROOM, "")
 
     assert limits_of(poll) == (12, 0)  # a poll leaves the permits of a rate to the worker that is woken for them
-    assert (poll.args[1], number, again.args[1]) == (1, 1, 2)  # the poll has used no number
-    assert limits_of(again) == (2, 2)  # also when nothing was passed over
+    assert (poll.args[1], number, again.args[1]) == (1, 1, 2)  # the poll used no call number
+    assert limits_of(again) == (2, 2)  # also if no message was skipped
     claims.answered(ClaimAnswer(-1, -1, 0, [], keyed=True))
     assert not claims.has_room(ROOM._replace(slots=0))
 
@@ -60,7 +60,7 @@ def test_a_claim_whose_answer_was_lost_is_made_again_as_it_was(acking):
 
 
 def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(make_queue, workers, recorder):
-    """Two workers; of each key one message at a time, also after a failure, and the keys beside each other."""
+    """Two workers run one message of each key at a time, also after a failure, and different keys concurrently."""
     queue, lock = make_queue(ordered=True), threading.Lock()
     running, seen, together = set(), defaultdict(list), []
 
@@ -85,7 +85,7 @@ def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(make
 
 
 def test_a_handler_that_outlives_its_lease_has_a_lower_token_than_the_next(make_queue, consumer, start, recorder, gate):
-    """The fence of an ordered queue: a store that keeps the greatest token refuses the late one."""
+    """With an ordered queue, a store that keeps the greatest fencing token refuses the late write."""
     queue, tokens = make_queue(ordered=True), []
 
     @consumer.handler(queue, lease=0.6, timeout=0.2)

@@ -1,4 +1,4 @@
-"""An answer that was long on its way makes nothing late: another server was slow, or this process was held up."""
+"""A delayed reply makes no message late, whether another server was slow or this process was held up."""
 
 from types import SimpleNamespace
 

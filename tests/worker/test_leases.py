@@ -1,4 +1,4 @@
-"""A lease lives as long as its handler works, and no longer than its timeout."""
+"""A lease is renewed while its handler runs, and no longer than the timeout."""
 
 import asyncio
 import math
@@ -32,9 +32,9 @@ from reliq.worker.upkeep import Scheduler
 pytestmark = pytest.mark.slow
 
 LEASE = 0.6
-#: Long enough that a machine with ten times its work still runs the renewing thread before two thirds of it are over.
+#: Long enough for a renewal in time on a machine with ten times the load.
 CALM_LEASE = 3.0
-#: And that it runs a handler that ends at once before so long is over.
+#: Long enough for an immediate handler on such a machine.
 CALM_TIMEOUT = 1.5
 SOON = wait_fixed(0.01)
 
@@ -58,13 +58,13 @@ def test_a_handler_that_blocks_the_event_loop_keeps_every_lease(queue, consumer,
 def test_the_shortest_lease_is_looked_at_often_enough_to_be_renewed_in_time(queue, consumer, hold):
     engine = hold(consumer, queue, lease=0.05)
 
-    assert engine._renewer.step() <= 0.05 / 6  # twice before a renewal is due, and four times before the lease is over
+    assert engine._renewer.step() <= 0.05 / 6  # two checks before a renewal is due, four before the lease expires
 
 
 def test_a_renewal_that_this_process_makes_late_is_reported(queue, consumer, hold, recorder):
     (held,) = hold(consumer, queue, lease=60).inflight.deliveries()
 
-    held.renew_at, held.lease_until = held.renew_at - 45, held.lease_until - 45  # as if stopped for 45 s
+    held.renew_at, held.lease_until = held.renew_at - 45, held.lease_until - 45  # as after a pause of 45 s
 
     (event,) = recorder.wait_for(RenewalLate)
     assert event.seconds > 20
@@ -166,7 +166,7 @@ def test_a_thread_that_overruns_keeps_its_slot_alone_and_loses_its_message(queue
 def test_a_handler_with_an_extended_timeout_or_without_one_is_not_cancelled(queue, consumer, work_until, timeout):
     @consumer.handler(queue, timeout=timeout)
     async def handle(body, job):
-        job.extend_timeout(60 if timeout else 0.1)  # of no timeout there is nothing to extend
+        job.extend_timeout(60 if timeout else 0.1)  # without a timeout there is nothing to extend
         await asyncio.sleep(1.2 * timeout if timeout else 0.3)
 
     queue.publish("x")
@@ -237,13 +237,13 @@ def test_a_job_knows_its_message(queue, consumer, work_until, recorder):
 
 def test_a_message_that_this_process_claims_again_keeps_its_new_lease(queue, consumer, hold, gate, client, recorder):
     engine = hold(consumer, queue, lease=60)
-    client.zadd(queue.keys.unack, {"x": 1})  # its lease is over
+    client.zadd(queue.keys.unack, {"x": 1})  # its lease has expired
     run_transition(queue, "reclaim")
     gate.wait_for()
     first, second = engine.inflight.deliveries()
     until = second.lease_until
 
-    first.renew_at = second.renew_at = time.monotonic()  # both in one look
+    first.renew_at = second.renew_at = time.monotonic()  # both in one check
 
     recorder.wait_for(Lost, verb="extend")
     eventually(lambda: second.lease_until > until, "the second lease is renewed", seconds=20)
@@ -257,7 +257,7 @@ def test_a_renewal_that_redis_held_up_is_not_blamed_on_the_worker(own_server, ow
     engine._scheduler._spared_at[own_queue.keys] = math.inf  # no scheduler may reclaim the lease meanwhile
 
     with redis.Redis.from_url(own_server.url) as admin:
-        admin.client_pause(1500, all=True)  # the renewal after a third of the lease is answered then
+        admin.client_pause(1500, all=True)  # Redis replies to the renewal after its time
 
     assert recorder.wait_for(RenewalLate)[0].cause == "redis"
 
@@ -268,15 +268,15 @@ def test_a_process_reclaims_no_lease_it_must_renew(queue, consumer, hold, gate, 
     engine = hold(consumer, queue, lease=60)
     monkeypatch.setattr(engine._tasks, "watch", lambda now: held_up.wait(60) and [])
     scheduler = Scheduler(caller, consumer.handlers, lambda: None, engine._scheduler._is_behind)
-    scheduler._spared_at.clear()  # its start is long ago
+    scheduler._spared_at.clear()  # as long after its start
     (held,) = engine.inflight.deliveries()
     held.renew_at, held.lease_until = held.renew_at - 60, held.lease_until - 60
-    client.zadd(queue.keys.unack, {"x": 1})  # its lease is over
+    client.zadd(queue.keys.unack, {"x": 1})  # its lease has expired
 
     scheduler.note(queue.keys, ClaimAnswer(NOTHING_DUE, 0, 0, []), time.monotonic())
     wait = scheduler.step()
 
-    assert 0 < wait <= 1  # it looks again
+    assert 0 < wait <= 1  # it checks again
     assert recorder.of(Reclaimed) == []
     held_up.set()
     eventually(lambda: not engine._renewer.is_behind(queue.keys), "the lease is renewed")
@@ -299,7 +299,7 @@ def test_a_process_reclaims_no_lease_whose_outcome_is_on_its_way(own_server, own
 
 
 def test_an_outcome_is_awaited_a_third_of_a_lease_after_its_end(queue, consumer, caller, inflight_of, new_deliveries):
-    """Redis may refuse it for longer; then others may have the message."""
+    """Redis may refuse it for longer; then another worker may get the message."""
     consumer.handler(queue, lease=600)(lambda body: None)
     inflight, (held,) = inflight_of(), new_deliveries(age=500)
     inflight.add([held])

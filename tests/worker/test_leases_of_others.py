@@ -132,7 +132,7 @@ def test_messages_that_wait_in_a_silent_process_go_back_while_it_is_stopped(held
         child.process.communicate(b"\n")
 
     claim(queue, 2)
-    board.look()  # it has just woken
+    board.look()  # as after a start
     Recovery(consumer, concurrency=1).help(child)
     assert queue.counts().unack == 1
 

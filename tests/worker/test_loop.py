@@ -1,4 +1,4 @@
-"""A part of the worker never dies: it backs off, and goes on."""
+"""A part of the worker survives all errors: it backs off and continues."""
 
 import logging
 import threading
@@ -139,7 +139,7 @@ def test_a_server_that_is_away_while_others_answer_is_reported_with_its_queues(r
 
     troubles.note(Q, RedisUnavailableError("gone"))
     assert (troubles.has(Q), troubles.refuses(Q)) == (True, False)
-    troubles.note(Q, RedisRefusedError("no"))  # it answers
+    troubles.note(Q, RedisRefusedError("no"))  # a reply, so Redis is reachable
     assert (troubles.has(Q), troubles.refuses(Q)) == (True, True)
     assert len(recorder.of(RedisBack)) == 3
 

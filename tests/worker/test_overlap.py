@@ -1,4 +1,4 @@
-"""How a worker keeps itself and Redis at work at once: it claims ahead."""
+"""A worker claims ahead, so that the worker and Redis work at the same time."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from reliq.worker.slots import UNSETTLED_LIMIT
 
 
 def be_quick(inflight):
-    """Have the handler be one that is known to end at once."""
+    """Set the pace of a handler that is known to end immediately."""
     inflight.queues["q"].pace = 1e-6
 
 
@@ -33,7 +33,7 @@ def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(serve,
 
     fetcher.step(4)
 
-    assert notes == [1, *[2, "500 start"] * 2, 1, "500 start"]  # at last there is no room for more
+    assert notes == [1, *[2, "500 start"] * 2, 1, "500 start"]  # in the end there is no room for more
 
 
 def test_messages_that_were_read_start_though_the_next_claim_failed(serve, consumer, caller, fetcher_of):
@@ -78,7 +78,7 @@ def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, work
 
 
 def test_no_more_is_claimed_while_redis_has_yet_to_hear_of_many_that_ended(acking, inflight_of, new_deliveries):
-    """Else a settler that cannot keep up lets leases run out, and everything is done twice."""
+    """Otherwise, if settling is slow, leases expire and every message runs twice."""
     inflight, claims = inflight_of(16), QueueClaims(acking.handlers[0])
     deliveries = new_deliveries(UNSETTLED_LIMIT)
     inflight.add(deliveries)
@@ -101,7 +101,7 @@ def test_queues_take_turns_though_bodies_are_read_between_their_claims(serve, co
         inflight.enqueue(deliveries)
         order.extend(held.queue for held in deliveries)
         run = inflight.next_plain(None)
-        run.began = False  # so that nothing is learned of its pace, and nothing held ahead
+        run.began = False  # no pace is measured, so no message is prefetched
         with inflight._lock:
             inflight._finish([run])
         inflight.settled(run.deliveries)

@@ -1,4 +1,4 @@
-"""Bodies of more than `max_body` bytes, which another program wrote: Redis keeps them, and no worker reads them."""
+"""Bodies over `max_body` from another program: they stay in Redis, and no worker reads them."""
 
 import pytest
 from tenacity import wait_none

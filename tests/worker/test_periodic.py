@@ -16,7 +16,7 @@ from reliq.redis.server import Connection
 from reliq.worker.upkeep import TICKER_SECONDS, Ticker
 
 HOUR = 3600
-#: Six in the morning of a day in May, in UTC.
+#: 06:00 UTC on a day in May.
 SIX = int(datetime(2027, 5, 3, 6, tzinfo=UTC).timestamp())
 Q = Queue("q", dict[str, str])
 
@@ -35,13 +35,13 @@ class Process(Ticker):
         self.clock = clock
 
     def at(self, now):
-        """Look at a time, until nothing more is due."""
+        """Run steps at this time until nothing more is due."""
         self.clock.now = now
         while self.step() == 0:
             pass
 
     def step_around(self, happens, now):
-        """Make one step at a time, in which something happens between the look and its ticks."""
+        """Run one step at a time; call a function between its check and its ticks."""
         register, self.clock.now = self._register, now
         self._register = lambda: (register(), happens())[0]
         wait = self.step()
@@ -51,7 +51,7 @@ class Process(Ticker):
 
 @pytest.fixture
 def process(url, recorder):
-    """Start the ticker of a process with the entries of a consumer."""
+    """Start the ticker of a process with the periodic jobs of a consumer."""
     clock = SimpleNamespace(now=SIX)
 
     def make(consumer, now=None):
@@ -77,11 +77,11 @@ def entry(make_queue):
 
 @pytest.fixture
 def ids(client):
-    """The ids in ready, the oldest first."""
+    """Return the ids in ready, the oldest first."""
     return lambda: [id.decode() for id in client.lrange("{reliq:q}:ready", 0, -1)][::-1]
 
 
-# ---- registered
+# ---- registration
 
 
 def test_a_decorated_function_makes_the_body_of_its_ticks_and_stays_as_it_is(url, process, recorder):
@@ -154,7 +154,7 @@ def test_a_process_ticks_for_its_queues_and_for_those_without_a_handler(make_que
     assert [one.name for one in consumer.ticked_beside(consumer.chosen(["a"]))] == ["a", "c"]
 
 
-# ---- which ticks
+# ---- due ticks
 
 
 POLICIES = {
@@ -169,7 +169,7 @@ POLICIES = {
 
 @pytest.mark.parametrize(("options", "missed"), POLICIES.values(), ids=POLICIES)
 def test_a_tick_is_published_on_time_and_a_missed_tick_by_policy(options, missed, entry, process, recorder):
-    """An hourly entry, from six; no process is there between half past six and twenty minutes past eleven."""
+    """An hourly job, from 06:00; no process is alive from 06:30 to 11:20."""
     one = process(entry(**options), SIX - HOUR)
     for now in (SIX + 59, SIX + 5 * HOUR + 1200):
         one.at(now)
@@ -203,7 +203,7 @@ def test_a_process_stopped_between_look_and_tick_publishes_nothing_again(entry, 
 
     def meanwhile():
         process(entry()).at(SIX + HOUR)
-        with Queue("q", url=url).receive():  # and its message ends
+        with Queue("q", url=url).receive():  # its message finishes
             pass
 
     late.step_around(meanwhile, SIX + HOUR)
@@ -222,7 +222,7 @@ def test_jitter_is_the_same_in_every_process_and_within_its_limit(entry, process
     assert 0 <= min(shifts) < 60_000
     assert 540_000 < max(shifts) <= 600_000
     last = SIX + 200 * HOUR
-    assert dues == {f"cron.e.{last}": last + shifts[-1] / 1000}  # the others are due in the past: they are in ready
+    assert dues == {f"cron.e.{last}": last + shifts[-1] / 1000}  # the other due times have passed: they are in ready
     assert len(ids()) == 199
 
 
@@ -244,7 +244,7 @@ def test_the_process_that_started_last_decides_in_a_deploy_and_a_rollback(entry,
     six, eight = entry("0 6 * * *"), entry("0 8 * * *")
     old = process(six, SIX + 60)
     new = process(eight, SIX + 60)
-    for hour in (24, 26):  # six and eight, of the next day
+    for hour in (24, 26):  # 06:00 and 08:00 of the next day
         for one in (new, old):
             one.at(SIX + hour * HOUR)
     assert recorder.of(Superseded) == [Superseded("q", "e")]
@@ -264,7 +264,7 @@ def test_the_process_that_started_last_decides_in_a_deploy_and_a_rollback(entry,
 )
 def test_an_old_process_in_a_deploy_has_the_entry_while_it_lives(new, old, old_starts, tick, entry, process, ids):
     living = process(entry(new), SIX + 60)
-    process(entry(old), SIX + old_starts)  # it is gone when it has registered
+    process(entry(old), SIX + old_starts)  # it is removed after its registration
 
     for second in [*range(old_starts + 5, old_starts + 70, 5), tick + 60]:
         living.at(SIX + second)
@@ -280,7 +280,7 @@ def test_an_entry_is_as_new_in_a_redis_that_has_lost_its_data(entry, process, cl
     one.at(SIX + 6 * HOUR)
     assert ids() == [f"cron.e.{SIX + 6 * HOUR}"]
 
-    assert one.step_around(client.flushall, SIX + 7 * HOUR) == 0  # it looks again at once
+    assert one.step_around(client.flushall, SIX + 7 * HOUR) == 0  # it checks again immediately
     one.at(SIX + 7 * HOUR + 5)
     assert ids() == []
     assert client.hget("{reliq:q}:cron", "e last") == str(SIX + 7 * HOUR + 5).encode()
@@ -288,7 +288,7 @@ def test_an_entry_is_as_new_in_a_redis_that_has_lost_its_data(entry, process, cl
 
 def test_a_tick_whose_schedule_was_replaced_since_the_look_is_not_made_and_not_done(entry, process, recorder, ids):
     one = process(entry())
-    assert one.step_around(lambda: process(entry("0 9 * * *")), SIX + HOUR) == 0  # it looks again at once
+    assert one.step_around(lambda: process(entry("0 9 * * *")), SIX + HOUR) == 0  # it checks again immediately
 
     one.step()
 
@@ -314,7 +314,7 @@ def test_a_body_that_fails_holds_up_its_own_entry_alone_and_its_tick_waits(entry
         one.at(SIX + hour * HOUR)
         if failures < 3:
             assert ids() == [f"cron.sound.{SIX + HOUR}"]
-            one._failures["e"] = (failures, 0.0)  # the wait is over
+            one._failures["e"] = (failures, 0.0)  # the backoff is over
     assert "the body of periodic entry 'e' failed for the 1. time; its tick waits" in caplog.text
     assert "no rate for today" in caplog.text
     assert "BodyError" in caplog.text
@@ -331,7 +331,7 @@ def test_a_tick_waits_at_maxmemory(entry, process, client, recorder, ids):
         client.config_set("maxmemory", 0)
     assert [(event.queue, event.part) for event in recorder.of(RedisRefused)] == [("q", "ticker")]
 
-    for backoff in (one._registering, one._ticking):  # the wait is over
+    for backoff in (one._registering, one._ticking):  # the backoff is over
         backoff.until.clear()
     one.at(SIX + HOUR + 10)
 

@@ -13,7 +13,7 @@ from reliq.logs import LogObserver
 from reliq.settings import HandlerSettings
 
 LONG = 60.0
-#: For how long a key sleeps. That is asserted as a lower bound alone.
+#: How long a key sleeps; tests check only this lower bound.
 SLEEP_SECONDS = 0.3
 
 
@@ -34,7 +34,7 @@ def test_a_rate_limited_key_sleeps_alone(make_queue, consumer, work_until, recor
     (told,) = recorder.of(Throttled)
     assert (told.keys, told.seconds) == (("a",), SLEEP_SECONDS)
     assert "q: rate limited, for 0.3 s: key a" in caplog.messages
-    assert [body for body, *_ in seen if body[0] == "a"] == ["a0", "a0", "a1"]  # it goes back to the head
+    assert [body for body, *_ in seen if body[0] == "a"] == ["a0", "a0", "a1"]  # it is the next message again
     first, again = [row for row in seen if row[0] == "a0"]
     assert first[1:3] == again[1:3] == (1, 5)
     assert again[3] - first[3] >= SLEEP_SECONDS
@@ -104,4 +104,4 @@ def test_a_bad_delay_is_refused_and_one_of_zero_is_the_shortest():
         with pytest.raises(ConfigurationError, match=complaint):
             raised(answer, 1, HandlerSettings())
     assert raised(RateLimited(delay=30_000, max_delay=30_000), 1, HandlerSettings()).delay_ms == 30_000_000
-    assert raised(RateLimited(delay=0), 1, HandlerSettings()).delay_ms == 1  # 0 would be served again at once
+    assert raised(RateLimited(delay=0), 1, HandlerSettings()).delay_ms == 1  # 0 would claim it at once

@@ -1,4 +1,4 @@
-"""A Redis that does not let a worker in ends its start with one line; a worker that runs tries again, in few lines."""
+"""If Redis refuses the login, a starting worker exits with one line, and a running worker retries with few lines."""
 
 from collections import Counter
 

@@ -128,7 +128,7 @@ def test_a_consumer_includes_others_by_value_and_by_name_or_changes_nothing(bill
     with pytest.raises(ConfigurationError, match="different Redis servers"):
         Consumer("redis://here:6379/0").include(shipping)
     with pytest.raises(ConfigurationError, match="lifespan"):
-        Consumer().include(Consumer(lifespan=lambda: None))  # it would never be entered
+        Consumer().include(Consumer(lifespan=lambda: None))  # the worker would never enter it
     own = Consumer()
     own.handler("invoices")(takes_a_body)
     with pytest.raises(ConfigurationError, match="two handlers"):
@@ -297,7 +297,7 @@ def test_a_consumer_needs_handlers_known_queues_and_one_server(url):
 
 
 class EntersAsync(AbstractAsyncContextManager):
-    """A context manager for coroutines alone."""
+    """An async context manager."""
 
     def __init__(self, job):
         pass

@@ -24,7 +24,7 @@ def test_a_message_begins_only_under_its_lease_and_goes_back_otherwise(consumer,
     runner = Runner(lambda deliveries, outcome: settled.append((deliveries, outcome)), (), (), threading.Event())
 
     def a_run(*ages):
-        """A run, to begin now, of messages each claimed so many seconds ago and not renewed since."""
+        """Return a run of messages that were claimed the given seconds ago and not renewed."""
         deliveries = [one for age in ages for one in new_deliveries(age=age)]
         return HandlerCall(deliveries, consumer.handlers[0], time.monotonic(), None)
 
@@ -67,7 +67,7 @@ def raising(error):
 
 
 class ExitWithoutNameError(SystemExit, metaclass=Nameless):
-    """The same, that no `except Exception` meets."""
+    """The same, but `except Exception` does not catch it."""
 
 
 def endless():
@@ -115,7 +115,7 @@ def test_a_senseless_answer_fails_and_costs_no_slot(make_queue, consumer, start,
     queue.publish_many(["good"] * 50)
 
     recorder.wait_for(Acked, 50)
-    assert len(set(recorder.ids(Handled, outcome="nack"))) == len(answers)  # one may come again after a second
+    assert len(set(recorder.ids(Handled, outcome="nack"))) == len(answers)  # some may run again after a second
     assert engine.dead_parts() == []
     assert "secret-7" not in caplog.text
 

@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 30.0
 
 @pytest.fixture
 def deliveries(queue, acking):
-    """Claim so many messages, as deliveries of a worker; the ids are numbers in the order of their publish."""
+    """Claim messages as deliveries of a worker; the ids are numbers in the order of the publishes."""
 
     def make(amount):
         queue.publish_many([Outgoing(body="x", id=str(number)) for number in range(amount)])
@@ -51,7 +51,7 @@ def settler(caller, inflight_of):
 
 @pytest.fixture
 def patient(monkeypatch):
-    """A settler that waits for a second outcome until the returned event is set."""
+    """A settler that waits for more outcomes until the returned event is set."""
     over = threading.Event()
     held = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: over.wait(2 * PATIENCE_SECONDS))
     monkeypatch.setattr("reliq.worker.settler.time", held)
@@ -60,7 +60,7 @@ def patient(monkeypatch):
 
 @contextmanager
 def stepping(one):
-    """Have another thread make a step, which begins before the block and ends with it."""
+    """Run a step in another thread, from before the block until its end."""
     step = threading.Thread(target=one.step, daemon=True)
     step.start()
     yield
@@ -70,7 +70,7 @@ def stepping(one):
 
 @contextmanager
 def gathering(one, patient):
-    """Have another thread make a step, which waits for more than the first outcome until the block ends."""
+    """Run a step in another thread that waits for more outcomes until the block ends."""
     with stepping(one):
         eventually(lambda: one._unsettled, "the step has taken the first outcome")
         yield
@@ -129,7 +129,7 @@ def test_the_janitor_is_woken_for_dead_letters_alone(deliveries, settler):
     assert woken == ["janitor"]
 
 
-#: Answers that no call to Redis can hold, if the places where answers are made ever let one through.
+#: Outcomes that cannot be encoded in a call to Redis; normally the code rejects them earlier.
 UNTELLABLE_ONES = [
     Outcome("nack", delay_ms=None),
     Outcome("nack", delay_ms="\ud83d"),

@@ -14,7 +14,7 @@ from reliq.worker.claims import Capacity, PollJitter, QueueClaims, ServedQueues,
 
 
 def alive(client, shards):
-    """How many messages the shards have anywhere."""
+    """Return the number of living messages in all shards."""
     return sum(client.hlen(keys.retries_left) for keys in shards)
 
 
@@ -23,7 +23,7 @@ def test_a_worker_serves_every_shard_of_a_queue_and_drains_it(queue, acking, wor
     for keys in shards:
         put(keys, [f"{keys.shard}"] * 20)
     work_until(Acked, 320)
-    for keys in shards:  # each on its own, when all are idle
+    for keys in shards:  # separately, while all shards are idle
         put(keys, ["again"])
     recorder.wait_for(Acked, 336)
     acking.stop()
@@ -168,17 +168,17 @@ def test_shards_take_turns_and_those_with_few_messages_are_claimed_from_together
 
     for shard in (0, 1, 2, 3, 0, 1, 2, 3):
         assert parts(taken_in_turn(full, capacity(16, 400))) == {shard: 416}
-    # One claim takes no more than a batch.
+    # A claim takes at most a batch.
     assert parts(taken_in_turn(claims(*[10_000] * 4), capacity(16, 1184))) == {0: 500, 1: 500, 2: 200}
     assert parts(taken_in_turn(few, capacity(10))) == {0: 3, 1: 2, 2: 5}
     assert parts(taken_in_turn(few, capacity(10))) == {3: 4, 2: 6}
-    # Where the amounts are unknown, all get the same.
+    # With unknown backlogs, all shards get the same number.
     assert parts(taken_in_turn(claims(*[0] * 8), capacity(16))) == dict.fromkeys(range(8), 2)
     assert parts(taken_in_turn(claims(*[0] * 8), capacity(3))) == dict.fromkeys(range(3), 1)
 
 
 def test_one_shard_of_a_round_may_bring_suspects_and_the_others_are_asked_again(claims):
-    """Two that each bring one that must run alone would have them run beside each other."""
+    """Two shards that each return a suspect could make two suspects run at once."""
     shards = claims(2, 2, 2)
 
     for takes in (0, 2):
@@ -192,7 +192,7 @@ def test_one_shard_of_a_round_may_bring_suspects_and_the_others_are_asked_again(
 
 
 def test_a_shard_that_another_watches_is_looked_at_seldom(queue, acking, fetcher_of, spread, caller, client, clock):
-    """Sixteen idle workers that looked at each of sixteen shards once a second made 256 calls a second."""
+    """Otherwise sixteen idle workers poll sixteen shards once a second: 256 calls a second."""
     shards = spread(queue, 16)
     served = ServedQueues(acking.handlers)
     served.read(caller)
@@ -202,7 +202,7 @@ def test_a_shard_that_another_watches_is_looked_at_seldom(queue, acking, fetcher
 
     fetcher.step()
 
-    [look_at] = {one.look_at for one in fetcher.fetcher._queues}  # one round for all
+    [look_at] = {one.look_at for one in fetcher.fetcher._queues}  # one poll for all
     assert clock.now + 15 <= look_at <= clock.now + 25
 
 
@@ -218,13 +218,13 @@ def test_a_message_costs_four_scripts_and_a_wait_however_many_shards_there_are(
     eventually(lambda: client.info("clients")["blocked_clients"], "it waits")
     before = ran()
     for count in range(20):
-        engine._fetcher._glanced_at = float("-inf")  # messages are few and far between
+        engine._fetcher._glanced_at = float("-inf")  # as if messages were rare
         put(shards[count % number], ["x"])
         recorder.wait_for(Acked, count + 1)
         eventually(lambda: client.info("clients")["blocked_clients"], "it waits again")
 
     made = ran() - before
-    # Publish, claim, read and ack; in the read; a wait.
+    # Scripts: publish, claim, read, ack. MGET in the read; one wait.
     assert [made[name] for name in ("evalsha", "mget", "lpop", "blpop")] == [4 * 20, 20, 0, 20]
 
 

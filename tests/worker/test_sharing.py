@@ -15,7 +15,7 @@ from reliq.lua.transitions import CallNumber
 from reliq.worker.claims import Capacity, FairOrder, fair_shares
 from reliq.worker.slots import HOLD_SECONDS
 
-#: Too slow for anything to be held ahead of a free slot.
+#: Too slow for prefetching.
 SLOW_SECONDS = HOLD_SECONDS * 1.2
 
 
@@ -44,7 +44,7 @@ def test_plain_and_async_handlers_share_the_slots_and_a_queue_its_limit(make_que
 
 
 def test_a_full_queue_goes_on_at_once_though_another_is_idle(no_looks, make_queue, serve, consumer, start, recorder):
-    """One message a second was the pace when the wait for the idle queue's token held the other up."""
+    """Before the fix, the wait for the idle queue's token limited the full queue to one message a second."""
     capped = make_queue("capped")
     consumer.handler(capped, concurrency=1)(lambda body: threading.Event().wait(SLOW_SECONDS))
     serve("idle")
@@ -122,7 +122,7 @@ def test_turns_go_round_by_weight_and_a_queue_that_was_empty_gets_no_credit():
         for _ in range(40):
             places = turns.order(["heavy", "light"])
             parts = fair_shares([Capacity(slots, 0)] * 2, (3, 1), list(places.values()))
-            if slots == 1:  # they compete for one
+            if slots == 1:  # both queues compete for one slot
                 parts = [Capacity(int(part.slots > 0), 0) for part in parts]
             for name, weight, part in zip(places, (3, 1), parts, strict=True):
                 turns.took(name, part.slots, weight)
@@ -146,7 +146,7 @@ def test_no_queue_gets_more_than_its_room_and_each_with_room_ahead_gets_some():
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["another worker", "a worker that joins late"])
 def test_a_worker_keeps_no_slow_jobs_that_another_could_start(queue, url, recorder, gate, is_late):
-    """A burst of fast jobs raises the pace at which a worker claims ahead; then each worker has slots for half the jobs."""
+    """A fast burst raises the pace and so the prefetching; then each worker has slots for half of the slow jobs."""
     arecorder = type(recorder)()
     with ExitStack() as stopped:
 
@@ -191,12 +191,12 @@ def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, wor
 
 
 def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, recorder, gate):
-    """Were its process killed, such a message would end although it never started."""
+    """If the process were killed, a prefetched message without retries would end without a start."""
     holding = []
 
     @consumer.handler(queue)
     def handle(body):
-        gate.pass_through()  # not before `engine` has its value
+        gate.pass_through()  # wait until `engine` is set
         holding.extend(held for held in engine.inflight.deliveries() if held.must_start and not held.started)
 
     queue.publish_many([Outgoing(body="safe", retries=1), Outgoing(body="last", retries=0)] * 300)

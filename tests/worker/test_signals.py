@@ -1,4 +1,4 @@
-"""A signal may come at any moment, also while the process waits for it: noting it must never stop the process."""
+"""A signal may arrive at any moment, also while the process waits for it; handling it must not block the process."""
 
 import signal
 import sys
@@ -11,11 +11,11 @@ from reliq.supervisor.supervisor import Supervisor
 
 
 def interrupted_everywhere(work, handler):
-    """Run `work` while `handler` interrupts it before each line that Python runs, as a signal may."""
+    """Run `work`, and call `handler` before each line of Python, as a signal may interrupt it."""
     depth = []
 
     def interrupt(frame, event, argument):
-        if event == "line" and len(depth) < 2:  # a handler may be interrupted by another
+        if event == "line" and len(depth) < 2:  # a second signal may interrupt a handler
             depth.append(frame)
             handler(signal.SIGTERM, frame)
             depth.pop()

@@ -27,7 +27,7 @@ def slots_of(inflight_of, new_deliveries):
             return inflight.wait_for_capacity([QueueClaims(handler)], 0)[0]
 
         def run_one(seconds):
-            """Have a call end that took so long."""
+            """End a call that took `seconds`."""
             run = inflight.next_plain(None)
             run.started_at -= seconds
             inflight.next_async([run])
@@ -50,7 +50,7 @@ def test_as_many_messages_are_prefetched_as_start_soon(acking, slots_of, monkeyp
     slots.put(handler, 2)
     slots.run_one(0.001)
     assert slots.capacity(handler).ahead > 0
-    later = time.monotonic() + HOLD_SECONDS  # the second takes longer than the first
+    later = time.monotonic() + HOLD_SECONDS  # the second call takes longer than the first
     monkeypatch.setattr("reliq.worker.slots.time", SimpleNamespace(monotonic=lambda: later))
     assert slots.capacity(handler).ahead == 0
 
@@ -60,7 +60,7 @@ def test_slots_are_free_beside_a_queue_at_its_own_limit_and_after_a_withdrawal(m
     consumer.handler(make_queue("other"))(lambda body: None)
     capped, other = consumer.handlers
     slots = slots_of(8)
-    slots.put(capped, 100)  # however much it holds ahead
+    slots.put(capped, 100)  # prefetched messages do not count
     assert (slots.capacity(capped).slots, slots.capacity(other).slots) == (0, 6)
 
     slots = slots_of(2)
@@ -76,7 +76,7 @@ def test_a_wait_for_tokens_is_ended_once_and_only_when_there_is_room(queue, cons
     (handler,) = consumer.handlers
     slots, pokes, claims = slots_of(2), [], [QueueClaims(handler)]
     slots.inflight.poke = lambda: pokes.append("over")
-    assert not slots.inflight.watch(claims)  # there is room now: no wait
+    assert not slots.inflight.watch(claims)  # there is room: no wait
 
     slots.put(handler, 1)
     assert slots.inflight.watch(claims)
@@ -89,7 +89,7 @@ def test_a_wait_for_tokens_is_ended_once_and_only_when_there_is_room(queue, cons
 
 
 def test_a_batch_that_lingers_beside_busy_threads_has_one_that_waits_for_it(queue, consumer, start, recorder, gate):
-    """Twelve messages are a batch of ten and two that linger: the thread of the ten does not come back."""
+    """Twelve messages: a batch of ten whose thread stays busy, and two that linger for more messages."""
 
     @consumer.handler(queue, batch=10, linger=0.2)
     def handle(bodies):

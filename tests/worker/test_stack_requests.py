@@ -1,4 +1,4 @@
-"""A worker reports where its handlers stand, to an operator through Redis and on SIGUSR1: places, and no values."""
+"""A worker reports the stacks of its handlers, through Redis and on SIGUSR1: file, line and function, no values."""
 
 import asyncio
 import time
@@ -50,7 +50,7 @@ def test_a_plain_handler_is_shown_with_its_calls_and_without_values(running, gat
         charge(card)
 
     def charge(card):
-        gate.pass_through()  # CANARY in a line of code
+        gate.pass_through()  # CANARY in a line of source code
 
     report = running(pay)
 
@@ -110,7 +110,7 @@ def test_a_deep_stack_shows_its_innermost_frames(running, gate):
 
 @pytest.fixture
 def silent(caller):
-    """Write the record of a worker that does nothing more."""
+    """Write the record of a worker that has stopped working."""
     now = time.time()
     caller.run_all(commands.write_worker(Worker("silent", "h", 1, "1", ("q",), 1, 0, now, now, now)))
 
@@ -160,4 +160,4 @@ def test_stacks_during_a_stop_name_messages_in_one_line(kind, consumer, make_que
 
     assert all(line.isprintable() for line in lines)
     assert not any(line.startswith("2026-11-22 ERROR") for line in lines)
-    assert not any("gate.pass_through()" in line for line in lines)  # lines of code may hold parts of bodies
+    assert not any("gate.pass_through()" in line for line in lines)  # source lines may contain parts of bodies

@@ -38,7 +38,7 @@ def test_a_stop_lets_handlers_finish_and_logs_how_many_run(queue, consumer, hold
 
 
 def test_prefetched_messages_go_back_unspent_and_in_order(queue, consumer, gate, recorder, client):
-    """The pace of a burst makes the worker hold more than it runs; then the handlers turn slow."""
+    """A burst makes the worker prefetch many messages; then the handlers become slow."""
 
     @consumer.handler(queue)
     def handle(body):

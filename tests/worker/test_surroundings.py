@@ -93,12 +93,12 @@ def test_middleware_may_suppress_errors_and_its_own_are_failures(make_queue, con
 
 @pytest.fixture(params=["plain", "async"])
 def consumer_of(request, url, recorder):
-    """Make a consumer with a lifespan of either kind from a plain one."""
+    """Make a consumer with a blocking or an async lifespan from a plain lifespan."""
 
     def make(lifespan):
         @asynccontextmanager
         async def alifespan():
-            async with asyncio.timeout(60):  # can only be left by the task that entered it
+            async with asyncio.timeout(60):  # only the task that entered it can leave it
                 with lifespan() as state:
                     yield state
 

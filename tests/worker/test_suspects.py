@@ -68,7 +68,7 @@ def test_each_death_in_a_row_halves_how_many_run_beside_each_other(
     def handle(body, job):
         with meter:
             gate.pass_through()
-            threading.Event().wait(0.02)  # one too many would meet the others
+            threading.Event().wait(0.02)  # another concurrent suspect would be counted
 
     suspects("q", amount=12)
     client.hset(queue.keys.lease, mapping=dict.fromkeys(client.lrange(queue.keys.retry, 0, -1), f"suspect{deaths}"))
@@ -96,7 +96,7 @@ def test_the_innocent_are_found_behind_many_suspects(no_looks, queue, consumer, 
 
     start(concurrency=4)
 
-    gate.wait_for(2)  # the suspects that four slots may run
+    gate.wait_for(2)  # as many suspects as four slots may run
     recorder.wait_for(Acked, 20)
     assert len(recorder.of(Started)) == 22
 
@@ -104,7 +104,7 @@ def test_the_innocent_are_found_behind_many_suspects(no_looks, queue, consumer, 
 def test_a_suspect_that_hangs_does_not_keep_the_next_from_its_turn(queue, consumer, start, recorder, suspects, gate):
     seen = []
 
-    @consumer.handler(queue, timeout=1.5, lease=60)  # a busy machine runs the others in less
+    @consumer.handler(queue, timeout=1.5, lease=60)  # long enough for the others on a busy machine
     def handle(body, job):
         seen.append(job.id)
         if len(seen) == 1:

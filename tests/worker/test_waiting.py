@@ -1,4 +1,4 @@
-"""How a worker waits: for a token, for a due time, for a slot; never in a tight loop."""
+"""A worker waits for a token, a due time or a slot, and never in a busy loop."""
 
 import math
 import time
@@ -42,8 +42,8 @@ def test_an_idle_worker_polls_all_queues_once_a_second(serve, consumer, fetcher_
     reads = client.info("stats")["total_reads_processed"] - read_before
     rounds = ran() - before
     assert (rounds["blpop"], rounds["evalsha"]) == (0, 2 * amount)
-    assert amount > 1 or reads == 3  # two round trips of the worker, and this question; many claims need two reads
-    assert POLL_SECONDS == 1  # what such a round trip takes
+    assert amount > 1 or reads == 3  # two round trips of the worker, and INFO; many claims need two reads
+    assert POLL_SECONDS == 1  # the timeout of such a wait
 
 
 def test_a_poll_finds_a_message_without_a_token(queue, acking, fetcher_of, client, clock):
@@ -53,7 +53,7 @@ def test_a_poll_finds_a_message_without_a_token(queue, acking, fetcher_of, clien
     queue.publish("x")
     client.delete(queue.keys.wake)
 
-    fetcher.step()  # a wait that no token ends
+    fetcher.step()  # a wait without a token
     assert (fetcher.held, queue.counts().ready) == ([], 1)
     clock.now += POLL_SECONDS
     fetcher.step(3)  # the claim, the body, the start
@@ -77,7 +77,7 @@ def test_a_full_worker_or_one_of_a_paused_queue_asks_nothing(make_queue, consume
     idler.step()
     client.delete(paused.keys.wake)
     before = ran()
-    idler.step()  # waits for a token, or a second
+    idler.step()  # waits for a token, at most a second
 
     after = ran()
     assert (idler.held, after["evalsha"], after["blpop"]) == ([], before["evalsha"], before["blpop"] + 1)
@@ -136,14 +136,14 @@ def test_one_worker_watches_a_due_time_and_hands_its_token_on_when_it_stops(queu
     queue.publish("x", delay=60)
     for one in workers:
         one.step()
-        client.pexpire(queue.keys.watch, 2000)  # however slow this machine is
+        client.pexpire(queue.keys.watch, 2000)  # long enough for slow machines
     assert [one.scheduler.watches(queue.keys) for one in workers] == [True, False, False, False, False]
 
     queue.publish("y")
-    workers[4].step()  # it takes the token, and has yet to claim
+    workers[4].step()  # it takes the token and has not claimed yet
     assert client.llen(queue.keys.wake) == 0
     workers[4].fetcher.hand_on()
-    workers[3].fetcher.hand_on()  # it took none
+    workers[3].fetcher.hand_on()  # it took no token
 
     assert client.llen(queue.keys.wake) == 1
     assert client.exists(queue.keys.watch)
@@ -164,11 +164,11 @@ def test_messages_of_a_dead_worker_return_or_end_when_leases_expire(no_looks, qu
 
 @pytest.mark.parametrize("how", ["start", "claim without an answer", "reclaim without an answer"])
 def test_expired_leases_are_spared_after_a_start_or_an_outage(queue, consumer, caller, client, fetcher_of, how):
-    """Their workers may be alive, and about to renew them, when Redis comes back to all at once."""
+    """After an outage, the leases' workers may be alive and about to renew them."""
     consumer.handler(queue, lease=60)(lambda body: None)
     queue.publish("x", id="x")
     run_transition(queue, "claim", CallNumber("slow", 1), limit=1, lease_ms=60_000)
-    client.zadd(queue.keys.unack, {"x": 1})  # its lease is over
+    client.zadd(queue.keys.unack, {"x": 1})  # its lease has expired
     is_away = [how] if how != "start" else []
 
     def run_all(requests):
@@ -179,7 +179,7 @@ def test_expired_leases_are_spared_after_a_start_or_an_outage(queue, consumer, c
     answer = run_transition(queue, "claim", claim, limit=1, lease_ms=60_000, watcher="me")
     scheduler.note(queue.keys, answer, time.monotonic() - 1)
     if is_away:
-        scheduler._spared_at[None] = -math.inf  # its start is long ago
+        scheduler._spared_at[None] = -math.inf  # as long after its start
         made.step() if how.startswith("claim") else scheduler.step()
         is_away.clear()
         scheduler.note(queue.keys, answer, time.monotonic() - 1)
@@ -194,7 +194,7 @@ def test_a_worker_that_lost_redis_spares_the_leases_of_all_its_queues(own_server
     own_consumer.handler("q")(lambda body: None)
     own_consumer.start()
     scheduler = own_consumer._engine._scheduler
-    scheduler._spared_at[None] = -math.inf  # its start is long ago
+    scheduler._spared_at[None] = -math.inf  # as long after its start
 
     own_server.kill()
 
@@ -278,7 +278,7 @@ def test_max_jobs_ends_only_a_consumer_that_is_run_and_has_room_for_a_successor(
 
 
 def test_queues_that_are_due_at_once_share_the_moves_of_a_round_trip(serve, consumer, caller, client):
-    """Redis works a round trip off before it turns to other clients."""
+    """Redis processes a whole round trip before it serves other clients."""
     queues = [serve(f"q{number}") for number in range(50)]
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     for queue in queues:

@@ -34,13 +34,13 @@ def queues_on(cluster):
 
 @pytest.fixture
 def blocked(cluster):
-    """Return how many waits stand in the Cluster."""
+    """Return the number of blocked clients in the Cluster."""
     return lambda: sum(cluster.client(one).info("clients")["blocked_clients"] for one in cluster.primaries())
 
 
 @pytest.fixture
 def all_ran(cluster, ran):
-    """Count the commands of clients that the primaries have run, by name."""
+    """Return how often the primaries have run each client command."""
     return lambda: sum((ran(cluster.client(one)) for one in cluster.primaries()), Counter())
 
 
@@ -61,7 +61,7 @@ def test_messages_are_found_by_their_tokens_alone(no_looks, queues_on, cluster, 
 
     made = all_ran() - before
     assert made["lpop"] == 0
-    assert made["blpop"] <= 40  # a wait is begun anew when its token has come
+    assert made["blpop"] <= 40  # a new wait after each token
     assert made["evalsha"] == 4 * 40  # publish, claim, bodies, ack
 
 
@@ -117,14 +117,14 @@ def test_a_sharded_queue_is_worked_on_at_every_server(no_looks, cluster, blocked
 
     assert len({cluster.primary_of(keys.wake) for keys in shards}) == 3
     assert {event.queue for event in recorder.of(Started)} == {"orders"}
-    for _ in range(2):  # as when a process is replaced, and then stopped
+    for _ in range(2):  # as for a process that is replaced and then stopped
         engine.stop_claiming()
     eventually(lambda: blocked() == 0, "nothing waits any more")
 
 
 @contextmanager
 def worked_on(queues):
-    """Publish to queues all the time; give the longest time in which one of them started nothing, by its name."""
+    """Publish to queues all the time; return the longest time without a start of each queue, by name."""
     over, last = threading.Event(), {queue.name: time.monotonic() for queue in queues}
     gaps = dict.fromkeys(last, 0.0)
 
@@ -149,7 +149,7 @@ def worked_on(queues):
 
 
 def goes_on(recorder, queues):
-    """Wait until each queue has had twenty messages more handled."""
+    """Wait until twenty more messages of each queue were handled."""
     marks = {queue.name: len(recorder.ids(Acked, queue=queue.name)) for queue in queues}
     for queue in queues:
         recorder.wait_for(Acked, marks[queue.name] + 20, queue=queue.name)
@@ -176,10 +176,10 @@ def test_a_server_that_fails_stops_its_own_queues_alone(queues_on, cluster, star
         worst = max(gaps.values())
 
         assert {event.queue for event in recorder.of(RedisAway)} == {queue.name for queue in theirs}
-        assert worst < 10  # generous, for this machine may be busy; where the whole worker waits it is 11
+        assert worst < 10  # generous for busy machines; if the whole worker waits it is 11
         if how == "killed":
             for queue in theirs:
-                recorder.wait_for(RedisBack, queue=queue.name)  # a replica has taken its place
+                recorder.wait_for(RedisBack, queue=queue.name)  # a replica was promoted
                 queue.publish("x")
             goes_on(recorder, healthy)
             for queue in theirs:

@@ -13,7 +13,7 @@ from tests.harness.chaos.run import run
 from tests.harness.chaos.schedule import schedule
 from tests.harness.chaos.teller import tell
 
-#: Messages a second: a quick run shares its machine with other tests.
+#: Messages a second; low in a quick run, which shares its machine with other tests.
 QUICK_RATE, LONG_RATE = 240.0, 480.0
 
 

@@ -1,4 +1,4 @@
-"""Everything that runs on a ground: producers and consumers in processes that can be killed."""
+"""The processes of a run: producers and consumers that can be killed and replaced."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ from tests.harness.chaos.grounds import ROOT, Ground
 from tests.harness.chaos.history import Journal
 from tests.worker_process import environment_for
 
-#: A consumer has its grace and some time to settle.
+#: A consumer has its grace period and some time to settle messages.
 STOP_SECONDS = 20.0
 
 
@@ -43,12 +43,12 @@ class Member:
         self._is_noted = False
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it lives."""
+        """Send a signal to the process, if it is alive."""
         if not self.has_ended():
             self._process.send_signal(number)
 
     def wait(self) -> None:
-        """Wait until the process is gone, and note its end; one that does not stop in good time is killed."""
+        """Wait until the process has ended and record its end; kill a process that does not stop in time."""
         try:
             code = self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -67,7 +67,7 @@ class Member:
         return self._history.exists() and self._history.stat().st_size > 0
 
     def replace(self, how: signal.Signals) -> None:
-        """End the process, and start another when it is gone."""
+        """End the process, then start another process."""
         with self._disturbed("stopped"):
             self.send(how)
             self.wait()
@@ -75,7 +75,7 @@ class Member:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Have the process stand still."""
+        """Pause the process while the block runs."""
         with self._disturbed("paused"):
             self.send(signal.SIGSTOP)
             yield
@@ -83,7 +83,7 @@ class Member:
 
     @contextmanager
     def _disturbed(self, how: str) -> Iterator[None]:
-        # Before it can note this itself, a paused process may be killed, and one that is stopped be done with writing.
+        # The arena records the pause: the process may be killed before it can, or has finished writing.
         with self.lock:
             who, since = self._who, time.monotonic()
             yield
@@ -119,11 +119,11 @@ class Arena:
         self._over.set()
 
     def start(self, role: str, count: int, *arguments: object) -> list[Member]:
-        """Start so many processes of one role."""
+        """Start `count` processes of one role."""
         return [Member(self, role, number, (*arguments, self.ground.kind)) for number in range(count)]
 
     def revive(self) -> None:
-        """Start anew the consumers that ended without being asked."""
+        """Restart the consumers that ended without a request."""
         for member in self.consumers:
             if member.lock.acquire(blocking=False):
                 try:

@@ -29,39 +29,39 @@ def name(count) -> str:
 
 
 def slack(story: Story) -> float:
-    """Return by how much Redis' clock and ours may have drifted apart in the run."""
+    """Return the possible drift between Redis' clock and the local clock during the run."""
     ahead = [clock["ahead"] for clock in story.facts("clock")] or [0.0]
     return max(ahead) - min(ahead) + TICK_SECONDS
 
 
-# ---- at any time ----------------------------------------------------------
+# ---- during the run -------------------------------------------------------
 
 
 def unexpected(story: Story) -> Iterator[str]:
-    """Started, never published, or refused for good."""
+    """Messages that started although they were never published, or were refused for good."""
     yield from story.strangers
     yield from (m.name for m in story.messages.values() if m.outcome == "refused" and m.starts)
 
 
 def duplicated(story: Story) -> Iterator[str]:
-    """Delivered again although nothing had kept its first holder from finishing."""
+    """Messages that were delivered again although nothing had kept the first holder from finishing."""
     for message, one, other in _without_reason(story):
         yield f"{message.name}: {one}, then {other}"
 
 
 def after_ack(story: Story) -> Iterator[str]:
-    """Claimed by a call that was made after an ack was confirmed."""
+    """Claims by a call that was made after an ack was confirmed."""
     for message in story.messages.values():
         done = min(_acks(story, message), default=inf)
         yield from (f"{message.name}: {one}" for one in message.deliveries if one.asked > done)
 
 
 def leased_while_held(story: Story) -> Iterator[str]:
-    """Claimed while the holder's lease had not run out and the holder had not given it up."""
+    """Claims before the holder's lease had expired or the holder had released the message."""
     spare = slack(story)
     for message in story.messages.values():
         for one, other in combinations(message.deliveries, 2):
-            # Redis made a claim between its asking and its answer; where these meet, either may have been first.
+            # A claim takes effect between its request and its reply; if two such spans overlap, the order is open.
             orders = [pair for pair in ((one, other), (other, one)) if pair[0].asked <= pair[1].claimed]
             if all(_still_held(story, message, *pair, spare) for pair in orders):
                 yield f"{message.name}: {one} and {other}"
@@ -76,7 +76,7 @@ def _still_held(story: Story, message: Message, one: Delivery, other: Delivery, 
 
 
 def overlapping(story: Story) -> Iterator[str]:
-    """Two handlers at once, although nothing had kept the first holder from renewing."""
+    """Two concurrent handlers of a message, although nothing had kept the first holder from renewing its lease."""
     for message, one, other in _without_reason(story):
         over = min(end for run in (one, other) for end in (run.ended or inf, story.deaths.get(run.who, inf)))
         if max(one.started, other.started) < over:
@@ -84,7 +84,7 @@ def overlapping(story: Story) -> Iterator[str]:
 
 
 def after_cancel(story: Story) -> Iterator[str]:
-    """Started after a cancel had answered `cancelled`."""
+    """Starts after a cancel returned `cancelled`."""
     for message in story.messages.values():
         asked, told = message.cancelled or (inf, inf)
         if any(one.started > told for one in message.starts) and not story.may_be_undone(message, asked, told):
@@ -92,7 +92,7 @@ def after_cancel(story: Story) -> Iterator[str]:
 
 
 def early(story: Story) -> Iterator[str]:
-    """Started before it was due."""
+    """Starts before the due time."""
     spare = slack(story)
     for message in story.messages.values():
         ahead = message.asked + message.delay - min((one.started for one in message.starts), default=inf)
@@ -101,7 +101,7 @@ def early(story: Story) -> Iterator[str]:
 
 
 def stale_accepted(story: Story) -> Iterator[str]:
-    """A receipt was accepted a second time, or although a later claim of the message had been answered before."""
+    """Receipts that were accepted a second time, or after the reply to a later claim of the message."""
     for message in story.messages.values():
         kept = {one.nonce for one in message.deliveries if not _may_be_undone(story, message, one)}
         for one in message.deliveries:
@@ -114,7 +114,7 @@ def stale_accepted(story: Story) -> Iterator[str]:
 
 
 def attempts(story: Story) -> Iterator[str]:
-    """More deliveries than 1 + retries + those given back unspent."""
+    """More deliveries than 1 + retries + deliveries that were returned unspent."""
     (begun,) = story.facts("begun")
     for message in story.messages.values():
         most = 1 + begun["retries"][message.queue]
@@ -133,7 +133,7 @@ def invariants(story: Story) -> Iterator[str]:
 
 
 def over_the_limit(story: Story) -> Iterator[str]:
-    """More messages of a key surely held at once than may be."""
+    """Keys with more concurrent messages than their limit, counting certain leases only."""
     (begun,) = story.facts("begun")
     spare = slack(story)
     by_key = defaultdict(list)
@@ -217,7 +217,7 @@ def conservation(story: Story) -> Iterator[str]:
 
 
 def _bounds(story: Story, messages: list[Message]) -> Iterator[tuple[str, int, int]]:
-    """Yield how often each kind can have happened: surely, and at most."""
+    """Yield the minimum and maximum number of each kind of event."""
     known = [m for m in messages if m.outcome == "ok"]
     published = sum(not story.may_be_undone(m, m.asked, m.told) for m in known)
     yield "published", published, len(known) + sum(m.outcome == "unknown" for m in messages)
@@ -236,7 +236,7 @@ AFTER_THE_DRAIN = (lost, leaks, conservation)
 
 
 def why_again(story: Story, message: Message, one: Delivery, until: float) -> str:
-    """Return why a message may be claimed again by `until` after delivery `one`, empty when there is no reason."""
+    """Return why a message may be claimed again by `until` after delivery `one`; empty without a reason."""
     for settling in one.settlings:
         if settling.verb == "acked" and settling.result == "unknown" and settling.asked < until:
             return "unknown ack"
@@ -251,7 +251,7 @@ def why_again(story: Story, message: Message, one: Delivery, until: float) -> st
 
 
 def _without_reason(story: Story) -> Iterator[tuple[Message, Delivery, Delivery]]:
-    """Yield each start that follows another without a reason."""
+    """Yield each start after an earlier start without a reason."""
     for message in story.messages.values():
         for one, other in pairwise(message.starts):
             if not why_again(story, message, one, other.claimed):
@@ -265,7 +265,7 @@ def _may_be_undone(story: Story, message: Message, one: Delivery) -> bool:
 
 
 def _acks(story: Story, message: Message) -> Iterator[float]:
-    """Yield when each ack was answered that nothing undid."""
+    """Yield the reply time of each ack that no failover may have undone."""
     for one in message.settlings:
         if one.verb == "acked" and one.result == "ok" and not story.may_be_undone(message, one.asked, one.ended):
             yield one.ended

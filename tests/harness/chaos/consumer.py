@@ -21,7 +21,7 @@ from tests.harness.chaos.history import Journal
 from tests.harness.chaos.tap import Tap, TappedConsumer
 from tests.harness.chaos.workload import GROWING, LEASE_SECONDS, QUEUES, SHARES, conduct, place_keys
 
-#: A thread that sleeps so long is expected back soon; when it is not, something held the process up.
+#: Sleep of the stall detector; a much later wake-up means that the process was held up.
 BEAT_SECONDS, STALL_SECONDS = 0.1, 0.5
 SNOOZE_SECONDS = 0.3
 #: Outcome of a handler -> the exception that it raises.
@@ -33,7 +33,7 @@ ANSWERS = {
 }
 #: Queues with coroutine handlers.
 OF_COROUTINES = ("frail", "spread")
-#: Between two calls with receipts that were used before, and what these calls are.
+#: Seconds between two late calls with used receipts, and the kinds of these calls.
 PAUSE_SECONDS = 0.1
 LATE_CALLS = (
     lambda keys, receipts: transitions.ack(keys, [(one, None) for one in receipts]),
@@ -44,7 +44,7 @@ LATE_CALLS = (
 
 
 def build(seed: int, journal: Journal, names: Iterable[str]) -> TappedConsumer:
-    """Return the consumer of some queues; whatever it does is written down."""
+    """Return the consumer of some queues; it records its calls."""
 
     @contextmanager
     def lifespan() -> Iterator[None]:
@@ -62,7 +62,7 @@ def build(seed: int, journal: Journal, names: Iterable[str]) -> TappedConsumer:
         put_off = waited > job.body["delay"] + SNOOZE_SECONDS / 2
         seconds, answer = conduct(seed, job.body["name"], job.attempt or 1, put_off=put_off)
         if job.queue == GROWING and answer == "reject":
-            # No letters in the queue that grows: the change is not finished before they are gone from their old homes.
+            # The growing queue keeps no dead letters: a resize only finishes when they have left their old shards.
             answer = "ack"
         yield seconds
         journal.write("end", **facts, how=answer)
@@ -90,7 +90,7 @@ def note_lateness(journal: Journal, event: Event) -> None:
 
 
 def note_stalls(journal: Journal, over: threading.Event) -> None:
-    """Write down when this process, or the whole machine, was held up: paused, or starved of the processor."""
+    """Record when this process or the machine was paused or short of CPU."""
     before = time.monotonic()
     while not over.wait(BEAT_SECONDS):
         if time.monotonic() - before > STALL_SECONDS:
@@ -99,7 +99,7 @@ def note_stalls(journal: Journal, over: threading.Event) -> None:
 
 
 def pester(tap: Tap, chance: random.Random) -> None:
-    """Use receipts that were used before for as long as the process lives, as a late worker does: Redis must refuse each."""
+    """Use old receipts as a late worker does, until the process ends; Redis must refuse each."""
     client = Client(tap)
     while True:
         time.sleep(PAUSE_SECONDS)
@@ -108,7 +108,7 @@ def pester(tap: Tap, chance: random.Random) -> None:
         receipts = [claimed for name, claimed in old if name == queue]
         call = chance.choice(LATE_CALLS)
         if receipts:
-            with suppress(ReliqError):  # Redis is away
+            with suppress(ReliqError):  # Redis is unreachable
                 client.run(call(place_keys(queue), receipts))
 
 

@@ -21,12 +21,12 @@ from tests.harness.chaos.workload import QUEUES, SHARES, place_keys
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
-#: So long does a look at a server that stands still take.
+#: Timeout of a read from a paused server.
 LOOK_SECONDS = 1.0
 
 
 class OneServer(ExitStack):
-    """A Redis, and a proxy before it through which every second process goes."""
+    """A Redis with a proxy that every second process uses."""
 
     def __init__(self, folder: Path, server: Path, kind: str) -> None:
         super().__init__()
@@ -56,21 +56,21 @@ class OneServer(ExitStack):
             os.kill(self.server.pid, signal.SIGCONT)
 
     def url(self, number: int) -> str:
-        """Return where process `number` finds Redis."""
+        """Return the Redis URL of process `number`."""
         return self.server.url if number % 2 else self.proxy.url
 
     def client(self, _keys: Keys | None = None) -> redis.Redis:
-        """Return a client of the server that has the keys, which no proxy disturbs."""
+        """Return a client of the server with the keys, without a proxy."""
         return self._client
 
     def places(self) -> list[str]:
-        """Return each queue."""
+        """Return the names of the queues."""
         return list(SHARES[self.kind])
 
 
 class ManyServers(ExitStack):
     """
-    Three primaries with a replica each, whose bus goes through proxies.
+    Three primaries with a replica each; their bus connections go through proxies.
 
     Args:
         shards: the final number of shards of one queue, reached in two steps.
@@ -94,15 +94,15 @@ class ManyServers(ExitStack):
         return self
 
     def url(self, _number: int) -> str:
-        """Return where process `number` finds the Cluster."""
+        """Return the Cluster URL of process `number`."""
         return self.cluster.url
 
     def client(self, keys: Keys) -> redis.Redis:
-        """Return a client of the primary that has the keys now."""
+        """Return a client of the current primary of the keys."""
         return self._clients[self.cluster.primary_of(keys.ready).port]
 
     def places(self) -> list[str]:
-        """Return each queue, and each shard of those that have several."""
+        """Return the names of the queues, and of each shard of queues with several shards."""
         found = []
         for name in SHARES[self.kind]:
             question = shard_map(QUEUES[name].keys)

@@ -1,8 +1,8 @@
 """
-What happened, written down as it happens: one append-only file for each process.
+Histories: each process records its events in an append-only file.
 
-Each event is one `os.write`, so that SIGKILL leaves whole lines. Times are CLOCK_MONOTONIC, which
-all processes of a machine share.
+Each event is one `os.write`, so that SIGKILL leaves whole lines. Times are CLOCK_MONOTONIC, which all
+processes of a machine share.
 """
 
 import os
@@ -26,18 +26,18 @@ class Event:
 
 
 class Journal:
-    """The file of one process; its threads may write at once."""
+    """The history file of one process; its threads may write at the same time."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
 
     def write(self, kind: str, **facts: Any) -> None:
-        """Note that `kind` happened now."""
+        """Record an event of this kind, now."""
         os.write(self._file, msgspec.json.encode([time.monotonic(), kind, facts]) + b"\n")
 
 
 def read(folder: Path) -> list[Event]:
-    """Return every event of every process, by time."""
+    """Return all events of all processes, in the order of their times."""
     events = [event for path in folder.glob("*.jsonl") for event in _events(path)]
     return sorted(events, key=lambda event: event.t)
 

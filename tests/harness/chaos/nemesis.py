@@ -1,4 +1,4 @@
-"""The faults: one function for each kind, which does the harm, waits, and heals it."""
+"""The faults: one function for each kind, which injects the fault, waits, and ends it."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def server_killed(arena: Arena, fault: Fault) -> None:
     while not server.is_running:
         try:
             server.start()
-        except RedisUnavailableError:  # it still reads its log, on a machine with much else to do
+        except RedisUnavailableError:  # on a busy machine it may still be reading its log
             server.kill()
 
 
@@ -91,7 +91,7 @@ def hostile_messages(arena: Arena, fault: Fault) -> None:
 
 
 def limits_changed(arena: Arena, fault: Fault) -> None:
-    """Have fewer messages run at once for a while, as an operator does."""
+    """Lower the concurrency limits for a while, as an operator does."""
     for per_key, concurrency in ((1, 4), (PER_KEY["narrow"], 24)):
         fields = {"per_key": str(per_key), "concurrency": str(concurrency)}
         _ask(arena, *transitions.limit(QUEUES["narrow"].keys, fields).command_in_full)
@@ -99,7 +99,7 @@ def limits_changed(arena: Arena, fault: Fault) -> None:
 
 
 def keys_asleep(arena: Arena, fault: Fault) -> None:
-    """Pause some keys, and let them go on: one by its time, one by hand."""
+    """Pause some keys and resume them: some by a time limit, some by a call."""
     for name in PER_KEY:
         _sleep(arena, name, KEYS[0], round(1000 * fault.seconds))
         _sleep(arena, name, KEYS[1], None)
@@ -118,7 +118,7 @@ def unleash(arena: Arena, faults: list[Fault], start: float) -> list[Future[None
 
 
 def _run(future: Future[None], arena: Arena, faults: list[Fault], start: float) -> None:
-    """Do faults in a thread that a run which is interrupted does not wait for."""
+    """Run faults in a thread that does not delay an interrupted run."""
     try:
         future.set_result(_track(arena, faults, start))
     except BaseException as failure:
@@ -129,7 +129,7 @@ def _track(arena: Arena, faults: list[Fault], start: float) -> None:
     for fault in faults:
         time.sleep(max(0.0, start + fault.at - time.monotonic()))
         if time.monotonic() > start + fault.length:
-            return  # those before took their time
+            return  # earlier faults took longer
         began = time.monotonic()
         function = globals().get(fault.kind) or getattr(outages, fault.kind)
         function(arena, fault)
@@ -137,7 +137,7 @@ def _track(arena: Arena, faults: list[Fault], start: float) -> None:
 
 
 def _ask(arena: Arena, *command: object) -> None:
-    """Make the server do something over a connection that no proxy disturbs."""
+    """Send a command to the server without a proxy."""
     arena.ground.client().execute_command(*command)
 
 

@@ -19,20 +19,20 @@ from tests.harness.chaos.schedule import PRODUCERS, Fault
 from tests.harness.chaos.workload import GROWING, place_keys
 from tests.waiting import eventually
 
-#: In a run this long a primary stands still for 20 s and a slot is held open for 3, in a shorter one for a part of it.
+#: In a run this long, a primary is paused for 20 s and a slot is left half moved for 3 s; in shorter runs for less.
 LONG_RUN_SECONDS = 120.0
 #: Longest isolation of a primary: if no replica was promoted by then, the other nodes can reach it again.
 CUT_OFF_SECONDS = 60.0
-#: So long does a write wait for its replica before a fault.
+#: How long a write waits for its replica before a fault.
 CONFIRM_MS = 1000
-#: When no write was confirmed: what may be forgotten began so long ago.
+#: If no write was confirmed, the writes of this span may be lost.
 LONG_AGO_SECONDS = 5.0
 #: More than the socket buffers between a primary and its replica hold, so that later writes do not arrive.
 BLOCKAGE_BYTES = 32_000_000
 
 
 class Victim:
-    """A primary that is about to lose its place, and its replica."""
+    """A primary that will lose its role, and its replica."""
 
     def __init__(self, arena: Arena, fault: Fault) -> None:
         self._arena, self._cluster = arena, arena.ground.cluster
@@ -54,9 +54,9 @@ class Victim:
         return False
 
     def hold_up_the_replica(self) -> None:
-        """Have the replica get nothing any more, though its connection stands."""
+        """Pause the replica, with its connection open, so that it receives no further writes."""
         self._cluster.pause(self.replica)
-        with suppress(redis.RedisError):  # a busy machine's Cluster may be down for a moment
+        with suppress(redis.RedisError):  # on a busy machine the Cluster may be down for a moment
             self._cluster.client(self.server).set(self._mark, b"x" * BLOCKAGE_BYTES, px=10_000)
 
     def note(self, since: float, until: float) -> None:
@@ -68,7 +68,7 @@ class Victim:
         return self._cluster.client(self.replica).info("replication")["role"] == "master"
 
     def wait_for_its_successor(self) -> None:
-        """Wait until the replica takes the primary's place."""
+        """Wait until the replica has been promoted."""
         eventually(self.has_lost_its_place, "the replica takes the primary's place")
 
     def wait_until_it_knows(self, since: float) -> None:
@@ -132,7 +132,7 @@ def primary_cut_off(arena: Arena, fault: Fault) -> None:
 
 
 def node_forgotten(arena: Arena, fault: Fault) -> None:
-    """Have the others forget a primary or a replica, and meet it again."""
+    """Let the other nodes forget a primary or a replica, and meet it again."""
     cluster, victim = arena.ground.cluster, Victim(arena, fault)
     server = victim.server if fault.count % 2 else victim.replica
     moves.forget(cluster, server)
@@ -142,7 +142,7 @@ def node_forgotten(arena: Arena, fault: Fault) -> None:
 
 
 def slot_moved_by_hand(arena: Arena, fault: Fault) -> None:
-    """Move a slot as `redis-cli --cluster reshard` does, and stop in the middle, where each of two nodes has a half."""
+    """Move a slot as `redis-cli --cluster reshard` does, with a pause while each of two nodes has half of the keys."""
     cluster = arena.ground.cluster
     move = moves.SlotMove(cluster, _key(arena, fault))
     move.begin()
@@ -155,7 +155,7 @@ def slot_moved_by_hand(arena: Arena, fault: Fault) -> None:
 
 
 def slot_moved_at_once(arena: Arena, fault: Fault) -> None:
-    """Move a slot atomically where the Cluster can, elsewhere by hand and without a stop."""
+    """Move a slot atomically if the Cluster can, otherwise stepwise without a pause."""
     cluster, key = arena.ground.cluster, _key(arena, fault)
     if moves.moves_at_once(cluster):
         moves.move_at_once(cluster, key)
@@ -167,7 +167,7 @@ def slot_moved_at_once(arena: Arena, fault: Fault) -> None:
 
 
 def nodes_disturbed(arena: Arena, _fault: Fault) -> None:
-    """Have every node forget its scripts and drop its clients."""
+    """Let every node forget its scripts and close its client connections."""
     cluster = arena.ground.cluster
     for one in cluster.nodes:
         cluster.ask(one, "SCRIPT", "FLUSH")
@@ -175,7 +175,7 @@ def nodes_disturbed(arena: Arena, _fault: Fault) -> None:
 
 
 def shards_added(arena: Arena, fault: Fault) -> None:
-    """Give a queue half of the shards that it is to have in the end, or all, while a producer is paused."""
+    """Add shards to a queue, half or all of the final number, while a producer is paused."""
     admin = Admin(url=arena.ground.cluster.url)
     admin.finish_resize(GROWING)
     now = admin.shards(GROWING).map
@@ -192,6 +192,6 @@ def is_long(fault: Fault) -> bool:
 
 
 def _key(arena: Arena, fault: Fault) -> str:
-    """Return a key of the place that is meant."""
+    """Return a Redis key of the queue or shard that the fault affects."""
     places = arena.ground.places()
     return place_keys(places[fault.victim % len(places)]).ready

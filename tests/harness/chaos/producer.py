@@ -14,9 +14,9 @@ from reliq import Durability, Outgoing, PublishFailed, ReliqError
 from tests.harness.chaos.history import Journal
 from tests.harness.chaos.workload import QUEUES, SHARES, wish
 
-#: How long a publish without an answer is repeated under the same id.
+#: How long a publish without a reply is repeated with the same id.
 INSIST_SECONDS = 3.0
-#: So many messages waiting are more than the consumers can be expected to work off in good time.
+#: A longer backlog would take the consumers too long.
 BACKLOG_LIMIT = 3000
 LOOK_SECONDS = 1.0
 #: The durability of those Cluster publishes that wait for a replica.
@@ -37,7 +37,7 @@ class Producer:
     ) -> None:
         self._name, self._seed, self._journal = name, seed, journal
         self._shares, self._calls, self._waits = shares, calls, waits
-        self._last: deque[tuple[str, str]] = deque(maxlen=5)  # queue and id of the last confirmed
+        self._last: deque[tuple[str, str]] = deque(maxlen=5)  # queue and id of the last confirmed messages
         self._looked_at = time.monotonic()
 
     def work(self, rate: float, until: float) -> None:
@@ -65,7 +65,7 @@ class Producer:
             try:
                 ids, durable = self._send(one, ids)
             except PublishFailed as failure:
-                # Of several shards a failure names the messages of those that failed; chosen ids are published again whole.
+                # With several shards, a failure lists the messages of failed shards; chosen ids are published again together.
                 ids = ids or failure.ids
                 outcome = "unknown" if failure.outcome == "unknown" else outcome
                 if time.monotonic() < until:
@@ -77,7 +77,7 @@ class Producer:
             return
 
     def _send(self, one: SimpleNamespace, ids: tuple[str, ...]) -> tuple[tuple[str, ...], bool | None]:
-        """Publish once; return the ids that are published now, and whether replicas have them."""
+        """Publish once; return the ids that are now published, and whether replicas confirmed them."""
         queue, padding = QUEUES[one.queue], "x" * one.padding
         durability = WAIT if self._waits and one.waits else None
         bodies = [{"name": name, "delay": one.delay, "padding": padding} for name in one.names]
@@ -97,7 +97,7 @@ class Producer:
         self._journal.write("cancel_answered", call=call, id=id, answer=answer)
 
     def _wait_for_consumers(self, until: float) -> float:
-        """Wait while too many messages wait; return for how long."""
+        """Wait until the backlog is short enough; return how long that took."""
         self._looked_at = since = time.monotonic()
         while time.monotonic() < until:
             with suppress(ReliqError):

@@ -1,4 +1,4 @@
-"""A run as a page of Markdown."""
+"""The report of a run in Markdown."""
 
 from collections import Counter
 from itertools import pairwise
@@ -41,7 +41,7 @@ def report(story: Story, violations: dict[str, list[str]], events: int) -> str:
 
 
 def _reported(story: Story) -> dict[str, int]:
-    """Return the counts that violate nothing."""
+    """Return the counts that are no violations."""
     unknown = [m for m in story.messages.values() if m.outcome == "unknown"]
     confirmed = [m for m in story.messages.values() if m.outcome == "ok"]
     left = story.left_at_the_end()
@@ -56,7 +56,7 @@ def _reported(story: Story) -> dict[str, int]:
 
 
 def _end(message: Message) -> str:
-    """Return how a message ended."""
+    """Return the end of a message."""
     if message.cancelled:
         return "cancelled"
     if message.is_done:

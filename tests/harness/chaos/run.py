@@ -1,4 +1,4 @@
-"""One run from its start to its full drain; what happened is in the folder afterwards."""
+"""A run from its start to its complete drain; the histories stay in the folder."""
 
 import signal
 import time
@@ -17,15 +17,15 @@ from tests.harness.chaos.workload import PER_KEY, RETRIES, SHARES, place_keys
 from tests.waiting import eventually
 
 LOOK_SECONDS = 1.0
-#: Messages that a consumer handles at once.
+#: Concurrent messages of a consumer.
 SLOTS = 8
 
 
 def run(plan: Namespace, faults: list[Fault], folder: Path) -> None:
-    """Run `plan`, the options of the command; every process writes its history into `folder`."""
+    """Run `plan`, the options of the command; each process writes its history into `folder`."""
     with _ground(plan, folder) as ground, Arena(folder, ground) as arena:
         arena.consumers = arena.start("consumer", CONSUMERS, plan.seed, SLOTS)
-        # Each is about to claim when it has written something: it has entered its lifespan.
+        # A consumer that has written something has entered its lifespan, and is about to claim.
         eventually(lambda: all(one.has_written() for one in arena.consumers), "the consumers start", 150)
         start = time.monotonic()
         until = start + plan.seconds
@@ -36,7 +36,7 @@ def run(plan: Namespace, faults: list[Fault], folder: Path) -> None:
         while time.monotonic() < until or not all(track.done() for track in tracks):
             _look(arena)
         for track in tracks:
-            track.result()  # a fault that failed: those after it were not made
+            track.result()  # raises the error of a failed fault; later faults were skipped
         for producer in arena.producers:
             producer.wait()
         _drain(arena, plan.drain)
@@ -53,7 +53,7 @@ def _ground(plan: Namespace, folder: Path) -> Ground:
 
 
 def _look(arena: Arena) -> bool:
-    """Look at every queue, once a second; return whether nothing is alive any more."""
+    """Take a snapshot of every queue, once a second; return whether no message is alive."""
     time.sleep(LOOK_SECONDS)
     arena.revive()
     arena.journal.write("clock", ahead=time.time() - time.monotonic())

@@ -1,4 +1,4 @@
-"""What must hold in Redis at every moment, looked at from outside: one MULTI, then pure functions."""
+"""The invariants of the Redis content: read everything in one MULTI, then check it with pure functions."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -18,7 +18,7 @@ GONE_AT_THE_END = {
     *("held", "ring", "asleep", "line"),
 }
 
-#: Every line of the queue: its key, then its ids.
+#: Reads every key queue: its key, then its ids.
 _LINES = """
 local found = {}
 for _, name in ipairs(ARGV[1] ~= '' and redis.call('KEYS', ARGV[1]) or {}) do
@@ -30,7 +30,7 @@ return found
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A queue's structures at one moment."""
+    """The Redis structures of a queue at one moment."""
 
     pending: tuple[str, ...]
     ready: tuple[str, ...]
@@ -46,7 +46,7 @@ class Snapshot:
 
     @property
     def alive(self) -> tuple[str, ...]:
-        """Every id in any place."""
+        """Return every id in any state."""
         lists = self.pending + self.ready + self.unack + self.retry + self.garbage
         return lists + tuple(id for line in self.lines.values() for id in line)
 
@@ -121,7 +121,7 @@ def balance(totals: Mapping[str, int], alive: int) -> int:
 
 
 def leftovers(client: redis.Redis, keys: Keys) -> dict[str, int]:
-    """Return how many keys there are of those that must be gone when nothing is alive."""
+    """Return the number of remaining Redis keys, of those that must be gone when no message is alive."""
     base = keys.pending.removesuffix("pending")
     names = [key.decode().removeprefix(base) for key in client.scan_iter(f"{pattern(base)}*", count=1000)]
     return Counter(name for name in (name.partition(":")[0] for name in names) if name in GONE_AT_THE_END)

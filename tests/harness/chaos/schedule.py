@@ -1,9 +1,9 @@
-"""Which fault begins when: decided by the seed before the run."""
+"""The schedule of faults, decided by the seed before the run."""
 
 import random
 from dataclasses import dataclass
 
-#: Faults of processes and faults of the server, or of the Cluster, go side by side; of each sort one at a time.
+#: Two tracks run side by side, each with one fault at a time: faults of processes, and of the server or the Cluster.
 OF_PROCESSES = ("consumer_killed", "consumer_paused", "consumer_stopped", "producer_killed")
 OF_THE_SERVER = (
     "server_paused",
@@ -18,7 +18,7 @@ OF_THE_SERVER = (
     "replies_late",
     "hostile_messages",
 )
-#: Where messages have keys: no strangers, but an operator.
+#: Runs with message keys have no hostile messages, but an operator.
 OF_KEYS = (*OF_THE_SERVER[:-1], "limits_changed", "keys_asleep")
 #: Each fault begins when the Cluster has recovered from the fault before.
 OF_THE_CLUSTER = (
@@ -38,21 +38,21 @@ OF_THE_GROUND = {"server": OF_THE_SERVER, "keys": OF_KEYS, "cluster": OF_THE_CLU
 CONSUMERS, PRODUCERS = 4, 2
 #: Seconds from the start of a fault to the start of the next fault of its track.
 SPACING = (2.4, 4.0)
-#: Quiet seconds at either end of the run.
+#: Seconds without faults at the start and the end of the run.
 FIRST, LAST = 2.0, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """
-    One fault to come.
+    A scheduled fault.
 
     Attributes:
         at: seconds from the start of the run.
-        victim: which consumer or producer.
-        seconds: how long it lasts, where that is for us to choose.
-        length: of the run: in a long one a fault may last longer.
-        count: how many replies, where there are some to lose.
+        victim: number of the affected consumer or producer.
+        seconds: how long it lasts, if the harness decides that.
+        length: of the run; in a long run a fault may last longer.
+        count: number of lost replies, for faults that lose replies.
     """
 
     at: float
@@ -67,7 +67,7 @@ class Fault:
 
 
 def schedule(seed: int, seconds: float, ground: str = "server") -> list[Fault]:
-    """Return the faults of a run so long, by time; every kind comes before any comes again."""
+    """Return the faults of a run of this length, by time; each kind occurs before any kind is repeated."""
     chance = random.Random(f"{seed} schedule")
     faults = [*_track(chance, OF_PROCESSES, seconds), *_track(chance, OF_THE_GROUND[ground], seconds)]
     return sorted(faults, key=lambda fault: fault.at)

@@ -31,12 +31,12 @@ class Settling:
 
     @property
     def may_have_run(self) -> bool:
-        """Whether Redis may have done it."""
+        """Return whether Redis may have run the call."""
         return self.result == "ok" or (self.result == "unknown" and not self.late)
 
     @property
     def may_let_go(self) -> bool:
-        """Whether it may have given the message up."""
+        """Return whether the call may have released the message."""
         return self.verb != "extend" and self.may_have_run
 
 
@@ -46,9 +46,9 @@ class Delivery:
     One claim of one message.
 
     Attributes:
-        asked, claimed: when its first claim was sent, and when the answer came.
-        grants: when each claim or extension of it that Redis granted was sent, and when it was answered.
-        settlings: every use of its receipt, by whomever.
+        asked, claimed: times of the first claim's request and of its reply.
+        grants: times of the request and the reply of each claim or extension that Redis granted.
+        settlings: every use of its receipt, by any process.
     """
 
     id: str
@@ -112,20 +112,20 @@ class Message:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was acked, or may have been: the answer to an ack never came."""
+        """Return whether it was acked, or may have been: the ack had no reply."""
         return any(one.verb == "acked" and one.may_have_run for one in self.settlings)
 
 
 @dataclass(slots=True)
 class Trouble:
-    """Something held a process up or cut it off."""
+    """A time in which a process was paused or disconnected."""
 
     kind: str
     since: float
     until: float
 
     def meets(self, asked: float, told: float | None) -> bool:
-        """Whether it lasted while a call was under way."""
+        """Return whether it overlapped with a call."""
         return self.since < (inf if told is None else told) and asked < self.until
 
 
@@ -152,7 +152,7 @@ class Story:
     notes: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
 
     def facts(self, kind: str) -> list[dict]:
-        """Return the facts of each note of the arena of this kind."""
+        """Return the facts of each arena record of this kind."""
         return [event.facts for event in self.notes[kind]]
 
     def may_be_undone(self, message: Message, asked: float, told: float | None) -> bool:
@@ -160,9 +160,9 @@ class Story:
         return any(rewind.meets(asked, told) for rewind in self.rewinds[message.queue])
 
     def is_forgotten(self, message: Message) -> bool:
-        """Whether its primary may have forgotten a message that no replica had confirmed."""
+        """Return whether a failover may have lost the message, which no replica had confirmed."""
         return message.durable is not True and self.may_be_undone(message, message.asked, message.told)
 
     def left_at_the_end(self) -> set[str]:
-        """Return the ids that are dead or alive in Redis at the end."""
+        """Return the ids that are alive or dead letters in Redis at the end."""
         return {id for final in self.facts("final") for id in (*final["dead"], *final["alive"])}

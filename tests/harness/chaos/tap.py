@@ -40,7 +40,7 @@ class Tap:
         return getattr(self._wire, name)
 
     async def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send `commands`, and note what of them is to be noted before and after."""
+        """Send `commands`; record claims and settling calls before and after."""
         spied = [_spied(command) for command in commands]
         for one in filter(None, spied):
             self._ask(one)
@@ -91,13 +91,13 @@ def _failure(error: BaseException) -> str:
 
 
 class Spied:
-    """A command that runs one of the scripts of interest, taken apart by the script's header."""
+    """A command that runs a recorded script, parsed with the script's header."""
 
     def __init__(self, command: Sequence[Any]) -> None:
         one = _BY_CODE[command[1]]
         keys, args = command[3 : 3 + command[2]], command[3 + command[2] :]
         self.name = one.name
-        # A shard's tag ends in a number that spreads them over the slots: {reliq:spread#3.52}.
+        # The hash tag of a shard ends in a number that spreads the shards over the slots: {reliq:spread#3.52}.
         self.queue = keys[one.keys.index("unack")].partition(":")[2].partition("}")[0].partition(".")[0]
         self.head = dict(zip(one.args, args, strict=False))
         self.verb = self.head.get("kind") or self.name  # acked or expired
@@ -117,7 +117,7 @@ class Spied:
 
 
 def _claim_number(nonce: str) -> int:
-    """Return the number of a claim in its lane; an outcome that could not be sent stands behind those that came later."""
+    """Return the number of a claim in its lane, so that earlier claims come first."""
     return int(nonce.rpartition(":")[0].rpartition(".")[2] or 0)
 
 

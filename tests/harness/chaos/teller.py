@@ -1,4 +1,4 @@
-"""Puts histories in order: from events to a story."""
+"""Build the story of a run from the events of its histories."""
 
 from collections.abc import Iterable
 from math import inf
@@ -6,12 +6,12 @@ from math import inf
 from tests.harness.chaos.history import Event
 from tests.harness.chaos.story import MACHINE, Delivery, Message, Settling, Story, Trouble
 
-#: A call that takes so long explains that others of the process came late.
+#: A call that takes this long excuses late calls of the same process.
 SLOW_SECONDS = 0.5
 
 
 class Teller:
-    """Makes a story of events, which must come by time."""
+    """Builds a story from events in the order of their times."""
 
     def __init__(self) -> None:
         self.story = Story()
@@ -103,7 +103,7 @@ class Teller:
     def _trouble(self, event: Event, of, since, at="") -> None:
         self._note(at or event.who, of, since, event.t)
 
-    # ---- the arena ----------------------------------------------------------
+    # ---- arena --------------------------------------------------------------
 
     def _died(self, event: Event, of, code) -> None:
         self.story.deaths[of] = event.t
@@ -115,7 +115,7 @@ class Teller:
         for queue in queues:
             self.story.rewinds[queue].append(Trouble("primary lost", since, until))
 
-    # ---- at the end ---------------------------------------------------------
+    # ---- end of the run -----------------------------------------------------
 
     def _note(self, who: str, kind: str, since: float, until: float) -> None:
         self.story.troubles[who].append(Trouble(kind, since, until))
@@ -125,7 +125,7 @@ class Teller:
             self._note(who, "failed call", settlings[0].asked, until)
 
     def _put_together(self) -> None:
-        for (who, _), settlings in self._calls.items():  # no answer ever came
+        for (who, _), settlings in self._calls.items():  # calls without a reply
             self._note_failure(who, settlings, self.story.deaths.get(who, inf))
         for id, name in self._names.items():
             if name in self.story.messages:
@@ -145,5 +145,5 @@ class Teller:
 
 
 def tell(events: Iterable[Event]) -> Story:
-    """Return the story of `events`, which must come by time."""
+    """Return the story of `events`, which must be in the order of their times."""
     return Teller().tell(events)

@@ -8,7 +8,7 @@ from reliq.keys import Keys
 from tests.harness.chaos.workload import QUEUES, SHARES
 from tests.security.worker_vandal import SCORES, Vandal
 
-#: So do the ids of hostile messages begin.
+#: Prefix of the ids of hostile messages.
 MARK = "evil~"
 #: Name under which the queue's totals count hostile messages, which no producer published.
 FOREIGN = "foreign"
@@ -19,7 +19,7 @@ TAILS = ["", " ", "\t", "*", "\u202e", "\x1b[2J", "{x}", "%s", "i" * 3000]
 
 
 def write(client: redis.Redis, seed: int, victim: int) -> list[str]:
-    """Write hostile messages to one of the queues, each with its place in the account; return those due never."""
+    """Write hostile messages to a queue and add them to its account; return the ids that are never due."""
     chance = random.Random(f"{seed} vandal")
     keys, vandal = _keys(victim), Vandal(client, chance)
     ids = [f"{MARK}{seed}-{number}{chance.choice(TAILS)}" for number in range(MESSAGES)]

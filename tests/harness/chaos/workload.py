@@ -9,7 +9,7 @@ from reliq import Queue
 from reliq.keys import Keys
 
 LEASE_SECONDS = 2.0
-#: In most queues nothing may die of bad luck; in one, a second failure is the end.
+#: With 20 retries bad luck kills no message; in one queue the second failure is final.
 RETRIES = {"sturdy": 20, "frail": 1, "south": 20, "spread": 20, "inorder": 20, "narrow": 20}
 #: The queue with message keys, and how many messages of each key may run at once.
 ORDERED = "inorder"
@@ -18,7 +18,7 @@ _LIMITS = {ORDERED: {"ordered": True}, "narrow": {"per_key": PER_KEY["narrow"], 
 QUEUES: dict[str, Queue[dict[str, Any]]] = {
     name: Queue(name, dict, retries=retries, dedup=30, **_LIMITS.get(name, {})) for name, retries in RETRIES.items()
 }
-#: Keys of messages.
+#: Message keys.
 KEYS = tuple(f"key-{number}" for number in range(16))
 #: Kind of run -> its queues and each queue's share of the publishes. In a Cluster of three nodes, the first three
 #: queues are on one node each, and the shards of the last queue on all nodes.
@@ -63,13 +63,13 @@ def wish(seed: int, producer: str, number: int, shares: Mapping[str, int]) -> Si
 
 
 def conduct(seed: int, name: str, attempt: int, *, put_off: bool) -> tuple[float, str]:
-    """Return how long the handler takes for delivery `attempt` of the message `name`, and its answer: one snooze at most."""
+    """Return the handler's duration and answer for attempt `attempt` of message `name`; it snoozes at most once."""
     chance = random.Random(f"{seed} {name} {attempt}")
     roll = chance.random()
     if roll < 0.003:
         seconds = 1.3 * LEASE_SECONDS
     elif attempt > 1:
-        seconds = chance.uniform(0.2, 0.5)  # long enough to be met by a receipt of the delivery before
+        seconds = chance.uniform(0.2, 0.5)  # long enough for a late call with the previous receipt
     else:
         seconds = chance.uniform(0, 0.02)
     answer = chance.choices(["ack", "nack", "raise", "snooze", "reject"], [96.5, 2, 0.5, 0.8, 0.2])[0]

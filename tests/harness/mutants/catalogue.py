@@ -3,7 +3,7 @@
 from tests.harness.mutants.mutant import HARNESS, Mutant
 from tests.harness.mutants.of_keys import MUTANTS_OF_KEYS
 
-#: Whatever is in unack counts as held, by whomever.
+#: Mutant: every message in unack counts as held, by any worker.
 _ANY_RECEIPT = """
 for _, id in ipairs(lost) do
   for i = 1, redis.call('ZSCORE', unack, id) and #ids or 0 do

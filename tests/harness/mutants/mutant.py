@@ -13,7 +13,7 @@ class Mutant:
     One fault.
 
     Attributes:
-        file: below `reliq`.
+        file: path below `reliq`.
         old, new: the text to replace, which must occur exactly once, and its replacement.
         by: the test that must fail: the model, the model of queues with keys, or the harness.
         examples: number of examples in which the model must fail; 0 if that is too slow for a quick check.
@@ -27,7 +27,7 @@ class Mutant:
     examples: int = 0
 
     def apply(self, package: Path) -> None:
-        """Write the fault into a copy of the package; raise ValueError when its text is not there once."""
+        """Write the fault into a copy of the package; raise ValueError if its text does not occur exactly once."""
         path = package / self.file
         text = path.read_text()
         if text.count(self.old) != 1:

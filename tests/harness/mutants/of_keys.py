@@ -1,4 +1,4 @@
-"""The mutants of queues with keys: a hook of each move, and each rule of the turns."""
+"""The mutants of queues with keys: one for each move's key handling, and for each rule of taking turns."""
 
 from tests.harness.mutants.mutant import KEYED, Mutant
 

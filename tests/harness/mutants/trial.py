@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.harness.mutants.mutant import KEYED, MODEL, ROOT, Mutant
 from tests.programs import run
 
-#: Examples of the model when there is time.
+#: Examples of the model in the long form.
 PATIENT_EXAMPLES = 3000
 HARNESS_SECONDS = 20
 TIMEOUT_SECONDS = 300.0
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether a mutant was caught, after how many seconds, and by which words."""
+    """Whether a mutant was caught, after how many seconds, and the failure."""
 
     mutant: Mutant
     caught: bool
@@ -29,7 +29,7 @@ class Outcome:
 
 
 def try_out(mutant: Mutant, by: str) -> Outcome:
-    """Have `by` look at a copy of the tree that has the mutant."""
+    """Run the test `by` on a copy of the tree with the mutant."""
     with tempfile.TemporaryDirectory(prefix="reliq-mutant-") as folder:
         copy = Path(folder) / "tree"
         copy.mkdir()

@@ -1,1 +1,1 @@
-"""A long run at a steady rate: nothing may grow. `python -m tests.harness.soak --minutes 30`."""
+"""A long run at a steady rate, in which nothing may grow. `python -m tests.harness.soak --minutes 30`."""

@@ -1,4 +1,4 @@
-"""A load on a real worker, steady or as much as it takes; every few seconds a look at everything that could grow."""
+"""Load a real worker, at a steady rate or at full speed; every few seconds measure everything that could grow."""
 
 import argparse
 import itertools
@@ -20,9 +20,9 @@ from tests.harness.soak.gauges import ALLOWED, faults, fifth, look
 from tests.harness.soak.jobs import SOAK
 from tests.waiting import eventually
 
-#: Between two looks.
+#: Seconds between two measurements.
 LOOK_SECONDS = 5.0
-#: Between two publishes.
+#: Seconds between two publishes.
 TICK_SECONDS = 0.05
 DRAIN_SECONDS = 120.0
 #: Backlog under full load: the worker never waits for messages.
@@ -76,11 +76,11 @@ def soak(given: argparse.Namespace, supervisor: psutil.Process, client: redis.Re
 
 
 def publish(rate: float, seconds: float) -> None:
-    """Publish `rate` messages a second for so long, or with a `rate` of 0 as many as are worked."""
+    """Publish `rate` messages a second until the end, or with `rate` 0 as many as the worker can handle."""
     start, done = time.monotonic(), 0
     if not rate:
         numbers = itertools.takewhile(lambda _: time.monotonic() - start < seconds, itertools.count())
-        with suppress(PublishFailed):  # a machine that is too busy for Redis to answer in time; the load goes on
+        with suppress(PublishFailed):  # the machine is too busy for Redis to reply in time; the load continues
             SOAK.publish_many(numbers, max_backlog=FULL_BACKLOG)
     while rate and (past := time.monotonic() - start) < seconds:
         wanted = int(past * rate)
@@ -90,7 +90,7 @@ def publish(rate: float, seconds: float) -> None:
 
 
 def drain() -> None:
-    """Wait until nothing is alive."""
+    """Wait until no message is alive."""
     eventually(lambda: SOAK.counts().alive == 0, "the queue is drained", DRAIN_SECONDS)
 
 

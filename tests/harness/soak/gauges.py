@@ -38,13 +38,13 @@ def look(at: float, supervisor: psutil.Process, client: redis.Redis, queue) -> d
 
 
 def fifth(samples: Sequence[dict[str, float]], number: int, name: str) -> float:
-    """Return the median of `name` in a fifth of the run, 1 to 5."""
+    """Return the median of `name` in a fifth of the run, numbered 1 to 5."""
     size = max(1, len(samples) // 5)
     return median(one[name] for one in samples[(number - 1) * size :][:size])
 
 
 def faults(samples: Sequence[dict[str, float]]) -> list[str]:
-    """Return what grew more than it may, in words."""
+    """Return descriptions of the figures that grew too much."""
     found = []
     for name, (part, most) in ALLOWED.items():
         before = fifth(samples, 2, name)
