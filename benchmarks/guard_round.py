@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import redis
 
-from reliq import Consumer, Outgoing, Queue, WorkerSettings
+from reliq import Consumer, OutgoingMessage, Queue, WorkerSettings
 
 SINGLES = 3000
 MANY = 30_000
@@ -71,7 +71,7 @@ def main(url: str) -> None:
     pickups = wait(PICKUPS)
     first = time.time() + LEAD_SECONDS
     dues = [first + number / LATE_RATE for number in range(LATE)]
-    queue.publish_many(Outgoing(body=due, at=datetime.fromtimestamp(due, UTC)) for due in dues)
+    queue.publish_many(OutgoingMessage(body=due, at=datetime.fromtimestamp(due, UTC)) for due in dues)
     lateness = wait(LATE)
     consumer.stop(grace=1)
     figures = {

@@ -101,7 +101,7 @@ def print_account(queue: Queue[Any]) -> None:
     )
     if os.environ["RELIQ_URL"] not in _PRIVATE:
         print(
-            f"Queue {queue.name!r} is left in your Redis; after a minute `reliq forget {queue.name} --letters` removes it."
+            f"Queue {queue.name!r} is left in your Redis; after a minute `reliq delete {queue.name} --letters` removes it."
         )
     if counts.missing:
         raise SystemExit("the account does not balance")

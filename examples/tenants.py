@@ -15,7 +15,7 @@ from typing import TypedDict
 
 from stage import a_redis, print_account
 
-from reliq import Consumer, Job, Outgoing, Queue, RateLimited, WorkerSettings
+from reliq import Consumer, Job, OutgoingMessage, Queue, RateLimited, WorkerSettings
 
 NEWSLETTER = 60
 SENDING_SECONDS = 0.01
@@ -69,9 +69,11 @@ def send(mail: Mail, job: Job[Mail]) -> None:
 def main() -> None:
     """Publish the newsletter of one tenant, then a few mails of two others, and tell in which order they went out."""
     with a_redis():
-        MAILS.publish_many(Outgoing(body=Mail(to=f"reader-{number}"), key="noisy") for number in range(NEWSLETTER))
+        MAILS.publish_many(
+            OutgoingMessage(body=Mail(to=f"reader-{number}"), key="noisy") for number in range(NEWSLETTER)
+        )
         for tenant in ("quiet-a", "quiet-b"):
-            MAILS.publish_many(Outgoing(body=Mail(to=f"{tenant}-{number}"), key=tenant) for number in range(3))
+            MAILS.publish_many(OutgoingMessage(body=Mail(to=f"{tenant}-{number}"), key=tenant) for number in range(3))
         consumer.drain(WorkerSettings(concurrency=8), delayed=True)
         last = max(at for at, tenant in enumerate(SERVER.sent, 1) if tenant != "noisy")
         print(f"The last mail of a quiet tenant went out as number {last} of {len(SERVER.sent)}.")

@@ -94,7 +94,7 @@ def main() -> None:
         for path in ("well", "recovers", "hangs", "moved-away", "broken"):
             HOOKS.publish({"url": f"{base}/{path}", "event": {"order": "42", "state": "paid"}}, id=f"to-{path}")
         consumer.drain(WorkerSettings(concurrency=4), delayed=True, raise_errors=False)
-        for letter in HOOKS.letters():
+        for letter in HOOKS.dead_letters():
             print(f"{letter.id}: dead letter after {letter.attempts} attempts, {letter.reason}: {letter.error}")
         print_account(HOOKS)
     receiver.shutdown()

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
         BodyError as BodyError,
         ConfigurationError as ConfigurationError,
         InsecureWarning as InsecureWarning,
+        JobInterrupted as JobInterrupted,
         LoginError as LoginError,
         ProtocolError as ProtocolError,
         PublishFailed as PublishFailed,
         RedisRefusedError as RedisRefusedError,
         RedisUnavailableError as RedisUnavailableError,
         ReliqError as ReliqError,
-        Stopped as Stopped,
         UndecodableError as UndecodableError,
         WrongKeyTypeError as WrongKeyTypeError,
     )
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from reliq.keys import Layout as Layout
     from reliq.message import (
         Ack as Ack,
-        Answer as Answer,
         BulkResult as BulkResult,
         CancelStatus as CancelStatus,
         Counts as Counts,
+        DeadLetter as DeadLetter,
         DeathReason as DeathReason,
         Duration as Duration,
         Header as Header,
-        Letter as Letter,
         Nack as Nack,
-        Outgoing as Outgoing,
+        Outcome as Outcome,
+        OutgoingMessage as OutgoingMessage,
         Pause as Pause,
         Priority as Priority,
         PublishOptions as PublishOptions,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     )
     from reliq.outbox.relay import Relay as Relay
     from reliq.queue import Queue as Queue
-    from reliq.receive.receiver import Received as Received
+    from reliq.receive.receiver import ReceivedJob as ReceivedJob
     from reliq.redis.url import Target as Target
     from reliq.settings import (
         Durability as Durability,
@@ -74,14 +74,14 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
         {
             "reliq.admin": "Admin AsyncAdmin",
             "reliq.consumer": "Consumer",
-            "reliq.errors": "BodyError ConfigurationError InsecureWarning LoginError ProtocolError PublishFailed RedisRefusedError RedisUnavailableError ReliqError Stopped UndecodableError WrongKeyTypeError",
+            "reliq.errors": "BodyError ConfigurationError InsecureWarning LoginError ProtocolError PublishFailed RedisRefusedError RedisUnavailableError ReliqError JobInterrupted UndecodableError WrongKeyTypeError",
             "reliq.events": "Event Observer",
             "reliq.handlers.handler": "Job",
             "reliq.keys": "Layout",
-            "reliq.message": "Ack Answer BulkResult CancelStatus Counts DeathReason Duration Header Letter Nack Outgoing Pause Priority PublishOptions PublishStatus RateLimited Receipt Reject RescheduleStatus Snooze",
+            "reliq.message": "Ack Outcome BulkResult CancelStatus Counts DeathReason Duration Header DeadLetter Nack OutgoingMessage Pause Priority PublishOptions PublishStatus RateLimited Receipt Reject RescheduleStatus Snooze",
             "reliq.outbox.relay": "Relay",
             "reliq.queue": "Queue",
-            "reliq.receive.receiver": "Received",
+            "reliq.receive.receiver": "ReceivedJob",
             "reliq.redis.url": "Target",
             "reliq.settings": "Durability QueueSettings WorkerSettings",
         },

@@ -23,10 +23,10 @@ from traceback import StackSummary, TracebackException, extract_tb
 from typing import TYPE_CHECKING, Any, Self
 
 from reliq.errors import ConfigurationError, RedisUnavailableError
-from reliq.events import Observer, RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
+from reliq.events import Observer, RedisRecovered, RedisUnavailable, WorkerReady, WorkerStopping, notify
 from reliq.handlers.handler import Job, check_manager
 from reliq.handlers.registration import Registration
-from reliq.message import Answer, Duration
+from reliq.message import Duration, Outcome
 from reliq.settings import RECONNECT, WorkerSettings, seconds, seconds_after
 from reliq.text import join_first
 from reliq.wire_format import placed
@@ -158,7 +158,7 @@ class Consumer(Registration):
                 return self._start(settings, queues, entered)
             except RedisUnavailableError as error:
                 failures += 1
-                notify(self.observers, [RedisAway("", STARTING, str(error))])
+                notify(self.observers, [RedisUnavailable("", STARTING, str(error))])
                 time.sleep(seconds_after(RECONNECT, failures))
 
     def stop(self, grace: Duration = 25.0) -> bool:
@@ -218,7 +218,7 @@ class Consumer(Registration):
         failed: list[BaseException] = []
 
         def note(_job: Job[Any], error: BaseException, _final: bool) -> None:
-            if not isinstance(error, Answer):
+            if not isinstance(error, Outcome):
                 failed.append(error)
 
         unlimited = replace(settings or WorkerSettings(), max_jobs=None)
@@ -348,7 +348,8 @@ class Consumer(Registration):
             self._pid = os.getpid()
             atexit.register(self._stop_at_exit)
         notify(
-            self.observers, [RedisBack("", STARTING), WorkerReady("", tuple(handler.queue.name for handler in chosen))]
+            self.observers,
+            [RedisRecovered("", STARTING), WorkerReady("", tuple(handler.queue.name for handler in chosen))],
         )
         return engine
 

@@ -11,7 +11,7 @@ All exceptions of reliq.
     │   ├── LoginError                    wrong user or password, or no such database
     │   └── WrongKeyTypeError             another program wrote to a key of the queue
     ├── ProtocolError                     Redis sent a reply that reliq's scripts never send
-    └── Stopped                           raised by `Job.check()`: the handler should end
+    └── JobInterrupted                           raised by `Job.raise_if_stopped()`: the handler should end
 
 and its warning:
 
@@ -57,7 +57,7 @@ class UndecodableError(ReliqError, ValueError):
         return type(self), (self.why, self.queue, self.id)
 
 
-class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, like `Stopped`
+class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, like `JobInterrupted`
     """
     A publish gave up.
 
@@ -117,7 +117,7 @@ class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, lik
     @property
     def rest(self) -> tuple[Any, ...]:
         """
-        The messages that were read but not confirmed, as `Outgoing` with their ids; empty in another process.
+        The messages that were read but not confirmed, as `OutgoingMessage` with their ids; empty in another process.
 
         They include the messages of the failed call and, for `publish_many`, all messages read ahead.
         """
@@ -175,8 +175,8 @@ class ProtocolError(ReliqError):
     maybe_ran = True
 
 
-class Stopped(ReliqError):  # noqa: N818  a handler may let it pass
-    """Raised by `Job.check()`: the worker is stopping, the message was cancelled, or its lease was lost."""
+class JobInterrupted(ReliqError):  # noqa: N818  a handler may let it pass
+    """Raised by `Job.raise_if_stopped()`: the worker is stopping, the message was cancelled, or its lease was lost."""
 
 
 class InsecureWarning(UserWarning):

@@ -102,7 +102,7 @@ class Released(OfMessages, frozen=True, gc=False):
     """Messages that had not started were returned to the queue."""
 
 
-class Lost(OfMessages, frozen=True, gc=False):
+class LeaseLost(OfMessages, frozen=True, gc=False):
     """The lease had expired before `verb` (ack, nack, extend, …), so the call changed nothing for these messages."""
 
     verb: str
@@ -112,7 +112,7 @@ class Cancelled(OfMessages, frozen=True, gc=False):
     """Messages were cancelled."""
 
 
-class Collected(OfMessages, frozen=True, gc=False):
+class DeadLettered(OfMessages, frozen=True, gc=False):
     """Messages became dead letters."""
 
 
@@ -142,7 +142,7 @@ class Ticked(Event, frozen=True, gc=False):
     missed: int
 
 
-class Superseded(Event, frozen=True, gc=False):
+class ScheduleReplaced(Event, frozen=True, gc=False):
     """A newer process has another schedule for a periodic job, so this process no longer publishes the job."""
 
     entry: str
@@ -192,7 +192,7 @@ class RenewalLate(Event, frozen=True, gc=False):
     cause: Literal["process", "redis"] = "process"
 
 
-class WentBack(Event, frozen=True, gc=False):
+class CountersRegressed(Event, frozen=True, gc=False):
     """
     The queue's count of claims decreased from `before` to `after`, so Redis has other data.
 
@@ -203,7 +203,7 @@ class WentBack(Event, frozen=True, gc=False):
     after: int
 
 
-class RedisAway(Event, frozen=True, gc=False):
+class RedisUnavailable(Event, frozen=True, gc=False):
     """
     A part of the worker could not reach Redis; it tries again.
 
@@ -216,8 +216,8 @@ class RedisAway(Event, frozen=True, gc=False):
     refusal: str = ""
 
 
-class RedisBack(Event, frozen=True, gc=False):
-    """A part of the worker reached Redis again; `queue` is the same as in its `RedisAway`."""
+class RedisRecovered(Event, frozen=True, gc=False):
+    """A part of the worker reached Redis again; `queue` is the same as in its `RedisUnavailable`."""
 
     part: str
 
@@ -240,13 +240,13 @@ class OutboxSeen(Event, frozen=True, gc=False):
     oldest_seconds: float
 
 
-class DatabaseAway(Event, frozen=True, gc=False):
+class DatabaseUnavailable(Event, frozen=True, gc=False):
     """The database of a relay was away or refused a statement; the relay tries again. `queue` is empty."""
 
     error: str
 
 
-class DatabaseBack(Event, frozen=True, gc=False):
+class DatabaseRecovered(Event, frozen=True, gc=False):
     """The database of a relay answers again. `queue` is empty."""
 
 
@@ -275,7 +275,7 @@ class Observer(Protocol):
     A callable that is called with every event.
 
     An observer with an attribute `kinds`, a tuple of event classes, is called with these classes only. While its
-    `hears_success` is false, it gets no events of handlers that ended well. A worker creates no events that no observer
+    `wants_success` is false, it gets no events of handlers that ended well. A worker creates no events that no observer
     wants: events of single messages are most of the cost of observers.
 
     Example: `Consumer(observers=[lambda event: print(event)])`

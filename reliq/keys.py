@@ -403,14 +403,14 @@ def check_id(id: str | UUID) -> str:
 
 def first_published(queue: str, id: str, header: Header) -> tuple[str, str, int]:
     """
-    Return queue, id and incarnation of the first publication of a message, which copies in other queues keep.
+    Return queue, id and publication_id of the first publication of a message, which copies in other queues keep.
 
-    The incarnation is as the publish chose it, or the publish time; 0 for a bare body.
+    The publication_id is as the publish chose it, or the publish time; 0 for a bare body.
     """
-    incarnation = header.incarnation if header.incarnation is not None else header.enqueued
-    if incarnation is None:
-        incarnation = made_at(id) or 0
-    return *(header.origin or (queue, id)), incarnation
+    publication_id = header.publication_id if header.publication_id is not None else header.enqueued
+    if publication_id is None:
+        publication_id = made_at(id) or 0
+    return *(header.origin or (queue, id)), publication_id
 
 
 def chosen_window_ms(id: str, dedup: Duration) -> int | None:

@@ -112,7 +112,7 @@ class Header(
     msgspec.Struct,
     frozen=True,
     gc=False,
-    rename={"due": "d", "retries": "r", "enqueued": "e", "window_ms": "w", "incarnation": "i", "headers": "h"}
+    rename={"due": "d", "retries": "r", "enqueued": "e", "window_ms": "w", "publication_id": "i", "headers": "h"}
     | {"line": "k", "origin": "o"},
 ):
     """
@@ -123,7 +123,7 @@ class Header(
         retries: the retries given by the publish, or None.
         enqueued: the publish time in unix ms; None for a generated id, which contains it.
         window_ms: how long the chosen id cannot be published again after the end; None for a generated id.
-        incarnation: as given by the publish, or None.
+        publication_id: as given by the publish, or None.
         origin: queue and id of the first publication, if the message was copied from another queue.
         headers: the publisher's headers.
         line: the name of its key queue: its key, or a name for its priority; None for neither.
@@ -133,7 +133,7 @@ class Header(
     retries: int | None = None
     enqueued: int | None = None
     window_ms: int | None = None
-    incarnation: int | None = None
+    publication_id: int | None = None
     headers: Mapping[str, str] = {}
     line: str | None = None
     origin: tuple[str, str] | None = None
@@ -261,7 +261,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """
     A dead letter: a message that failed for good.
 
@@ -311,21 +311,21 @@ class PublishOptions(FollowUpOptions, total=False):
     """The options of one message, for type checkers; see `Queue.publish` for their meaning."""
 
     id: str | UUID | None
-    incarnation: int | None
+    publication_id: int | None
 
 
 @checking_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing(Generic[B]):
+class OutgoingMessage(Generic[B]):
     """
     One message for `publish_many`, with its own options.
 
     Attributes:
         body: a value of the queue's type.
-        delay, at, id, retries, ttl, headers, dedup, replace, incarnation, key, priority: see `Queue.publish`, which has
+        delay, at, id, retries, ttl, headers, dedup, replace, publication_id, key, priority: see `Queue.publish`, which has
             the same defaults.
 
-    Example: `queue.publish_many([Outgoing(body=order, id=f"order-{order.id}", delay=60) for order in orders])`
+    Example: `queue.publish_many([OutgoingMessage(body=order, id=f"order-{order.id}", delay=60) for order in orders])`
     """
 
     body: B
@@ -337,13 +337,13 @@ class Outgoing(Generic[B]):
     headers: Mapping[str, str] | None = None
     dedup: Duration | None = None
     replace: bool = False
-    incarnation: int | None = None
+    publication_id: int | None = None
     key: str | None = None
     priority: Priority = "normal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copied(Outgoing[B]):
+class Copied(OutgoingMessage[B]):
     """A message copied from another queue; `origin` is the queue and id of its first publication, for `Job.once`."""
 
     origin: tuple[str, str] | None = None
@@ -354,11 +354,11 @@ class Ack:
     """A handler's result: success. Any other return value, None included, means the same."""
 
 
-class Answer(Exception):  # noqa: N818  raised, but not an error
+class Outcome(Exception):  # noqa: N818  raised, but not an error
     """
     The base class of results that a handler may return or raise: `Nack`, `Reject`, `Snooze` and `RateLimited`.
 
-    If your handler catches every exception, let these pass: `except Answer: raise`.
+    If your handler catches every exception, let these pass: `except Outcome: raise`.
     """
 
     reason: str
@@ -371,7 +371,7 @@ class Answer(Exception):  # noqa: N818  raised, but not an error
         return str(self.reason)
 
 
-class Nack(Answer):
+class Nack(Outcome):
     """
     A handler's result: failed, deliver again.
 
@@ -390,7 +390,7 @@ class Nack(Answer):
         self.reason = reason
 
 
-class Reject(Answer):
+class Reject(Outcome):
     """
     A handler's result: never deliver again. The message becomes a dead letter immediately.
 
@@ -405,7 +405,7 @@ class Reject(Answer):
         self.reason = reason
 
 
-class Snooze(Answer):
+class Snooze(Outcome):
     """
     A handler's result: not yet, deliver again later. It does not use up a retry.
 
@@ -422,7 +422,7 @@ class Snooze(Answer):
         self.reason = reason
 
 
-class RateLimited(Answer):
+class RateLimited(Outcome):
     """
     A handler's result: a called service is rate limited, for example it answered 429. It does not use up a retry.
 

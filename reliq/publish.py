@@ -30,7 +30,16 @@ from reliq.events import Observer, PublishEnded, Unconfirmed, notify, wanting
 from reliq.keys import Keys, check_id, home, made_at, new_id, of_shard
 from reliq.lua import transitions
 from reliq.lua.transitions import AskStatus, CallNumber, CallSequences, Message, Messages, PublishAnswer
-from reliq.message import PRIORITY_LINES, Confirmed, Copied, Duration, Outgoing, Priority, PublishOptions, Receipt
+from reliq.message import (
+    PRIORITY_LINES,
+    Confirmed,
+    Copied,
+    Duration,
+    OutgoingMessage,
+    Priority,
+    PublishOptions,
+    Receipt,
+)
 from reliq.redis import commands, server as transport
 from reliq.redis.connection import ASYNCIO, Driver, ServerVersion
 from reliq.redis.server import PUBLISH_SECONDS
@@ -56,7 +65,7 @@ PUBLISH_KEYWORDS = frozenset({"durability", *PublishOptions.__annotations__})
 NOT_ASKED = Confirmed()
 
 
-def line_of(outgoing: Outgoing[Any]) -> str:
+def line_of(outgoing: OutgoingMessage[Any]) -> str:
     """
     Return the key queue of a message: its key, the name of its priority's, or empty text.
 
@@ -242,10 +251,10 @@ class Writer:
             shard = self.shards.turn() if self.shards.wanted or known.map.n > 1 else 0
         if options:
             check_keywords(f"Queue.{call}", options, PUBLISH_KEYWORDS)
-            return self.special(Outgoing(body=body, **options), shard)
+            return self.special(OutgoingMessage(body=body, **options), shard)
         return PreparedMessage(new_id(shard), self._usual_start + self._payload(body), self._usual)
 
-    def special(self, outgoing: Outgoing[Any], shard: int = 0) -> PreparedMessage:
+    def special(self, outgoing: OutgoingMessage[Any], shard: int = 0) -> PreparedMessage:
         """Return a message with options of its own checked and encoded; raise as `order` does."""
         terms = self._terms(outgoing)
         id = new_id(shard) if outgoing.id is None else check_id(outgoing.id)
@@ -253,7 +262,7 @@ class Writer:
         if self.bare:
             given = {
                 "headers": outgoing.headers,
-                "incarnation": outgoing.incarnation is not None,
+                "publication_id": outgoing.publication_id is not None,
                 "key": outgoing.key is not None,
                 "priority": outgoing.priority != "normal",
             }
@@ -264,13 +273,13 @@ class Writer:
                     )
             return PreparedMessage(id, payload, terms)
         enqueued = None if outgoing.id is None else made_at(new_id())
-        number = outgoing.incarnation
+        number = outgoing.publication_id
         if number is not None:
             if outgoing.id is None:
                 raise ConfigurationError(
-                    "incarnation needs an id chosen by you: publish(..., id='order-7', incarnation=1)"
+                    "publication_id needs an id chosen by you: publish(..., id='order-7', publication_id=1)"
                 )
-            check_int("incarnation", number, most=NUMBER_LIMIT - 1)
+            check_int("publication_id", number, most=NUMBER_LIMIT - 1)
         line = line_of(outgoing)
         origin = outgoing.origin if isinstance(outgoing, Copied) else None
         start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, number, line, origin)
@@ -284,7 +293,7 @@ class Writer:
         known = []
         for order in orders:
             header, body = self._opened(order)
-            rest = body, terms, header.incarnation, header.line, frozenset(header.headers.items())
+            rest = body, terms, header.publication_id, header.line, frozenset(header.headers.items())
             known.append(Message(order.id, hash(rest)))
         return tuple(known)
 
@@ -304,11 +313,11 @@ class Writer:
             again=lambda rest: tuple(map(self._outgoing, rest)),
         )
 
-    def _outgoing(self, order: PreparedMessage) -> Outgoing[Any]:
+    def _outgoing(self, order: PreparedMessage) -> OutgoingMessage[Any]:
         header, payload = self._opened(order)
         terms = order.terms
         given: dict[str, Any] = {} if header.origin is None else {"origin": header.origin}
-        return (Copied if given else Outgoing)(
+        return (Copied if given else OutgoingMessage)(
             body=self._codec.decode(payload),
             delay=terms.delay_ms / 1000,
             at=None if terms.at_ms is None else datetime.fromtimestamp(terms.at_ms / 1000, UTC),
@@ -318,7 +327,7 @@ class Writer:
             headers=header.headers or None,
             dedup=None if terms.window_ms is None else terms.window_ms / 1000,
             replace=terms.replace,
-            incarnation=header.incarnation,
+            publication_id=header.publication_id,
             key=header.key,
             priority=header.priority,
             **given,
@@ -336,7 +345,7 @@ class Writer:
             raise BodyError("body must not begin with 'RELIQ/1 ' on a queue in the hdt3213 layout")
         return payload
 
-    def _terms(self, outgoing: Outgoing[Any]) -> CallTerms:
+    def _terms(self, outgoing: OutgoingMessage[Any]) -> CallTerms:
         is_due_now = type(outgoing.delay) is float and not outgoing.delay and outgoing.at is None
         is_plain = outgoing.retries is None and outgoing.ttl is None and outgoing.id is None and outgoing.dedup is None
         if is_due_now and is_plain and not outgoing.replace:

@@ -25,16 +25,16 @@ from reliq.message import (
     BulkResult,
     CancelStatus,
     Counts,
+    DeadLetter,
     Duration,
-    Letter,
-    Outgoing,
+    OutgoingMessage,
     Pause,
     PublishOptions,
     Receipt,
     RescheduleStatus,
 )
 from reliq.publish import PUBLISH_KEYWORDS, PreparedMessage, Sender, Writer, begun, when
-from reliq.receive.receiver import Received, Receiver, areceiving, receiving
+from reliq.receive.receiver import ReceivedJob, Receiver, areceiving, receiving
 from reliq.redis import commands
 from reliq.redis.client import Clients
 from reliq.redis.commands import Call, Command, Request, T, answered, of_every_shard, raise_first
@@ -74,7 +74,7 @@ LETTER_BYTES = 8 * MIB
 _LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
 
 
-def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
+def listing(keys: Keys, limit: int, after: str) -> Command[list[DeadLetter]]:
     """Return the command that reads dead letters; raise ConfigurationError for an invalid limit or position."""
     if not isinstance(after, str) or (after and _LETTER_NAME.fullmatch(after) is None):
         raise ConfigurationError("after must be the `letter` of a dead letter, such as '1700000000000-0', or empty")
@@ -83,14 +83,14 @@ def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
     return commands.letters_between(keys, first, "+", count=count)
 
 
-def first_letters(all: Iterable[list[Letter]], limit: int) -> list[Letter]:
+def first_letters(all: Iterable[list[DeadLetter]], limit: int) -> list[DeadLetter]:
     """Return the `limit` oldest letters of several shards, and all letters that died at the same time as the last."""
     letters = sorted((one for some in all for one in some), key=_place)
     last = _place(letters[limit - 1])[:2] if len(letters) > limit else None
     return [one for one in letters if last is None or _place(one)[:2] <= last]
 
 
-def _place(letter: Letter) -> tuple[int, int, int]:
+def _place(letter: DeadLetter) -> tuple[int, int, int]:
     ms, _, number = letter.letter.partition("-")
     return int(ms), int(number), letter.shard
 
@@ -179,18 +179,20 @@ class ShardCalls:
 
     def read(self, items: Iterable[Any]) -> Iterator[list[PreparedMessage]]:
         """
-        Yield the messages of `items` call by call; bodies that are not an `Outgoing` get the queue's options.
+        Yield the messages of `items` call by call; bodies that are not an `OutgoingMessage` get the queue's options.
 
         Each call goes to one shard. Generated ids use the shards in rotation; chosen ids wait until their shard's call
         is full.
         """
-        if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
-            raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
+        if isinstance(items, str | bytes | Mapping | OutgoingMessage) or not isinstance(items, Iterable):
+            raise ConfigurationError(
+                f"items must be an iterable of bodies or OutgoingMessage, not {type(items).__name__}"
+            )
         writer = self._writer
         shards = writer.shards
         shard = shards.turn()
         for item in items:
-            order = writer.special(item, shard) if isinstance(item, Outgoing) else writer.order(item, {}, shard)
+            order = writer.special(item, shard) if isinstance(item, OutgoingMessage) else writer.order(item, {}, shard)
             place = shard if order.is_generated else home(order.id, shards.map.n)
             size = len(order.value)
             call = self._held.get(place)
@@ -259,7 +261,7 @@ class BulkProgress:
 def check_bulk(call: str, others: Mapping[str, Any]) -> None:
     """Raise TypeError for an unknown keyword argument of `publish_many`."""
     of_messages = sorted(PUBLISH_KEYWORDS & others.keys())
-    advice = f"It is for each message: Outgoing(body=…, {of_messages[0]}=…)" if of_messages else ""
+    advice = f"It is for each message: OutgoingMessage(body=…, {of_messages[0]}=…)" if of_messages else ""
     check_keywords(call, of_messages or others, () if of_messages else _BULK_KEYWORDS, advice)
 
 
@@ -297,9 +299,9 @@ class Queue(Generic[B]):
         max_body: the largest encoded body in bytes, up to 16 MiB. A publish refuses a larger body, and a worker does
             not load it. Default: 1 MiB.
         dedup: how long a chosen id cannot be published again after its message has ended. Default: 10 minutes.
-        letters_max: how many dead letters are kept; 0 keeps none. Default: 100,000.
-        letters_ttl: how long a dead letter is kept. Default: 7 days.
-        history: how many of the last acked messages are kept for lookups, up to 100,000. Default: 0.
+        dead_letter_limit: how many dead letters are kept; 0 keeps none. Default: 100,000.
+        dead_letter_ttl: how long a dead letter is kept. Default: 7 days.
+        keep_completed: how many of the last acked messages are kept for lookups, up to 100,000. Default: 0.
         durability: the replicas or disks that must confirm a message before its publish returns, for example
             `Durability.replicas(1)` or `Durability.aof()`. Default: `Durability.NONE`.
         validate: whether each publish decodes the encoded body and refuses it if a worker would get another value.
@@ -406,7 +408,7 @@ class Queue(Generic[B]):
             dedup: how long the chosen id cannot be published again after the message has ended. Default: the queue's
                 `dedup`.
             replace: True publishes even if `dedup` or a tombstone still blocks the id. Default: False.
-            incarnation: an int that distinguishes messages with the same id, for `Job.once`. Default: the publish time.
+            publication_id: an int that distinguishes messages with the same id, for `Job.once`. Default: the publish time.
             key: the message key, such as a tenant or an account: 1 to 128 bytes of text. Order and limits hold for each
                 key, and keys take turns. Default: None.
             priority: "high", "normal" or "low"; only without `key`. Default: "normal".
@@ -434,7 +436,7 @@ class Queue(Generic[B]):
 
     def publish_many(
         self,
-        items: Iterable[B | Outgoing[B]],
+        items: Iterable[B | OutgoingMessage[B]],
         *,
         chunk: int = 500,
         max_backlog: int | None = None,
@@ -447,7 +449,7 @@ class Queue(Generic[B]):
         The items are read as they are sent, so an iterator of any length needs little memory.
 
         Args:
-            items: an iterable of bodies and of `Outgoing` objects, which carry their own options.
+            items: an iterable of bodies and of `OutgoingMessage` objects, which carry their own options.
             chunk: how many messages one call to Redis carries at most, 1 to 500. Default: 500.
             max_backlog: wait before each call until fewer messages than this are pending, ready or to be redelivered.
                 Default: None, do not wait.
@@ -496,7 +498,7 @@ class Queue(Generic[B]):
 
     async def apublish_many(
         self,
-        items: Iterable[B | Outgoing[B]],
+        items: Iterable[B | OutgoingMessage[B]],
         *,
         chunk: int = 500,
         max_backlog: int | None = None,
@@ -572,7 +574,9 @@ class Queue(Generic[B]):
         return message.id
 
     @contextmanager
-    def receive(self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0) -> Iterator[list[Received[B]]]:
+    def receive(
+        self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0
+    ) -> Iterator[list[ReceivedJob[B]]]:
         """
         Claim up to `limit` messages and settle them when the `with` block ends.
 
@@ -604,7 +608,7 @@ class Queue(Generic[B]):
     @asynccontextmanager
     async def areceive(
         self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0
-    ) -> AsyncIterator[list[Received[B]]]:
+    ) -> AsyncIterator[list[ReceivedJob[B]]]:
         """Async version of `receive`."""
         batch = self._receiver.batch(limit=limit, lease=lease)
         wait_seconds = seconds("wait", wait)
@@ -724,7 +728,7 @@ class Queue(Generic[B]):
         """Async version of `resume`."""
         return await self._resume(ASYNCIO)
 
-    def letters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
+    def dead_letters(self, *, limit: int = 100, after: str = "") -> list[DeadLetter]:
         """
         Return dead letters, oldest first.
 
@@ -739,11 +743,11 @@ class Queue(Generic[B]):
         """
         return run_blocking(self._letters(BLOCKING, limit, after))
 
-    async def aletters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
+    async def adead_letters(self, *, limit: int = 100, after: str = "") -> list[DeadLetter]:
         """Async version of `letters`."""
         return await self._letters(ASYNCIO, limit, after)
 
-    def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0, retries: int | None = None) -> int:
+    def redrive(self, letters: Sequence[DeadLetter], *, delay: Duration = 0.0, retries: int | None = None) -> int:
         """
         Publish dead letters again, and return how many were published.
 
@@ -752,7 +756,7 @@ class Queue(Generic[B]):
         counted: see `counts().totals["redriven"]`.
 
         Args:
-            letters: up to 500 `Letter` objects, as returned by `letters`.
+            letters: up to 500 `DeadLetter` objects, as returned by `letters`.
             delay: how long until the messages are due, in seconds or as a timedelta. Default: 0.
             retries: the retries of each message. Default: None, as many as it was published with.
 
@@ -762,7 +766,9 @@ class Queue(Generic[B]):
         """
         return run_blocking(self._redrive(BLOCKING, letters, delay, retries))
 
-    async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0, retries: int | None = None) -> int:
+    async def aredrive(
+        self, letters: Sequence[DeadLetter], *, delay: Duration = 0.0, retries: int | None = None
+    ) -> int:
         """Async version of `redrive`."""
         return await self._redrive(ASYNCIO, letters, delay, retries)
 
@@ -799,14 +805,16 @@ class Queue(Generic[B]):
         pauses, sleeps = (of_every_shard(self.name, "resumed", answers) for answers in was[:2])
         return any(pauses) or any(sleeps)
 
-    async def _letters(self, driver: Driver, limit: int, after: str) -> list[Letter]:
+    async def _letters(self, driver: Driver, limit: int, after: str) -> list[DeadLetter]:
         letters = raise_first(await self._of_shards(driver, lambda keys: listing(keys, limit, after)))
         return first_letters(letters, limit)
 
-    async def _redrive(self, driver: Driver, letters: Sequence[Letter], delay: Duration, retries: int | None) -> int:
-        if not isinstance(letters, list | tuple) or not all(isinstance(one, Letter) for one in letters):
+    async def _redrive(
+        self, driver: Driver, letters: Sequence[DeadLetter], delay: Duration, retries: int | None
+    ) -> int:
+        if not isinstance(letters, list | tuple) or not all(isinstance(one, DeadLetter) for one in letters):
             raise ConfigurationError(
-                f"letters must be a list of dead letters, as `letters()` returns them, not {type(letters).__name__}"
+                f"letters must be a list of dead letters, as `dead_letters()` returns them, not {type(letters).__name__}"
             )
         check_int("number of letters", len(letters), most=BATCH_LIMIT)
         if retries is not None:
@@ -817,14 +825,14 @@ class Queue(Generic[B]):
         if any(home(letter.id, shards.map.n) != letter.shard for letter in letters):
             await shards.read(driver, for_seconds=PUBLISH_SECONDS)
 
-        def retries_of(letter: Letter) -> int:
+        def retries_of(letter: DeadLetter) -> int:
             known = (retries, letter.header.retries, self.settings.retries)
             return next(number for number in known if number is not None)
 
         redriven = 0
         left = list(letters)
         while left:
-            by_shard = defaultdict[int, list[Letter]](list)
+            by_shard = defaultdict[int, list[DeadLetter]](list)
             for letter in left:
                 if home(letter.id, shards.map.n) == letter.shard:  # else it has not been moved yet
                     by_shard[letter.shard].append(letter)

@@ -223,10 +223,10 @@ class QueueSettings:
         max_body: the largest encoded body in bytes, up to 16 MiB. A publish refuses a larger body, and a worker does
             not load it. Default: 1 MiB.
         dedup: how long a chosen id cannot be published again after its message has ended. Default: 10 minutes.
-        letters_max: how many dead letters are kept, up to 10,000,000; 0 deletes a failed message, like
+        dead_letter_limit: how many dead letters are kept, up to 10,000,000; 0 deletes a failed message, like
             HDT3213/delayqueue. Default: 100,000.
-        letters_ttl: how long a dead letter is kept. Default: 7 days.
-        history: how many of the last acked messages are kept for lookups, up to 100,000. The last 1,000 messages that
+        dead_letter_ttl: how long a dead letter is kept. Default: 7 days.
+        keep_completed: how many of the last acked messages are kept for lookups, up to 100,000. The last 1,000 messages that
             ended in another way are always kept. Default: 0.
         durability: which replicas or disks must confirm a message before its publish returns. Default:
             `Durability.NONE`.
@@ -236,16 +236,16 @@ class QueueSettings:
     ttl: Duration = 7 * DAY_SECONDS
     max_body: int = MIB
     dedup: Duration = 600.0
-    letters_max: int = 100_000
-    letters_ttl: Duration = 7 * DAY_SECONDS
-    history: int = 0
+    dead_letter_limit: int = 100_000
+    dead_letter_ttl: Duration = 7 * DAY_SECONDS
+    keep_completed: int = 0
     durability: Durability = Durability.NONE
 
     def __post_init__(self) -> None:
         _check_ints(self, retries=(0, RETRIES_LIMIT), max_body=(1, LARGEST_BODY))
-        _check_ints(self, letters_max=(0, 10_000_000), history=(0, 100_000))
+        _check_ints(self, dead_letter_limit=(0, 10_000_000), keep_completed=(0, 100_000))
         _set_seconds(
-            self, ttl=(0.001, LONGEST_SECONDS), dedup=(0.0, LONGEST_SECONDS), letters_ttl=(1.0, LONGEST_SECONDS)
+            self, ttl=(0.001, LONGEST_SECONDS), dedup=(0.0, LONGEST_SECONDS), dead_letter_ttl=(1.0, LONGEST_SECONDS)
         )
         Durability.checked(self.durability)
 
@@ -257,9 +257,9 @@ class SettingsOptions(TypedDict, total=False):
     ttl: Duration
     max_body: int
     dedup: Duration
-    letters_max: int
-    letters_ttl: Duration
-    history: int
+    dead_letter_limit: int
+    dead_letter_ttl: Duration
+    keep_completed: int
     durability: Durability
 
 
@@ -295,7 +295,7 @@ class HandlerSettings:
     backoff: wait_base = field(default=DEFAULT_BACKOFF)
     retry_on: tuple[type[Exception], ...] = (Exception,)
     reject_on: tuple[type[Exception], ...] = ()
-    undecodable: Literal["retry", "reject"] = "retry"
+    on_decode_error: Literal["retry", "reject"] = "retry"
     batch: int | None = None
     linger: Duration | None = None
     batch_by_key: bool = False
@@ -319,8 +319,8 @@ class HandlerSettings:
             object.__setattr__(self, name, kinds)
         if not callable(self.backoff):
             raise ConfigurationError("backoff must be one of tenacity's wait strategies, such as wait_fixed(5)")
-        if self.undecodable not in ("retry", "reject"):
-            raise ConfigurationError(f"undecodable must be 'retry' or 'reject', not {self.undecodable!r}")
+        if self.on_decode_error not in ("retry", "reject"):
+            raise ConfigurationError(f"on_decode_error must be 'retry' or 'reject', not {self.on_decode_error!r}")
 
     @property
     def lease_ms(self) -> int:

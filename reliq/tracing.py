@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reliq import distribution
-from reliq.message import Outgoing, RateLimited, Snooze
+from reliq.message import OutgoingMessage, RateLimited, Snooze
 from reliq.queue import Queue
 
 try:
@@ -131,8 +131,8 @@ def _headers(queue: Queue[Any], headers: Mapping[str, str] | None) -> dict[str, 
     return {**context, **(headers or {})}
 
 
-def _carrying(queue: Queue[Any], items: Iterable[Any]) -> Iterator[Outgoing[Any]]:
+def _carrying(queue: Queue[Any], items: Iterable[Any]) -> Iterator[OutgoingMessage[Any]]:
     """Yield `items`, read as they are sent, with the current context."""
     for item in items:
-        outgoing = item if isinstance(item, Outgoing) else Outgoing(body=item)
+        outgoing = item if isinstance(item, OutgoingMessage) else OutgoingMessage(body=item)
         yield replace(outgoing, headers=_headers(queue, outgoing.headers))

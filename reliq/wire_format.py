@@ -200,7 +200,7 @@ def envelope_rest(
     enqueued: int | None = None,
     window_ms: int | None = None,
     headers: Mapping[str, str] | None = None,
-    incarnation: int | None = None,
+    publication_id: int | None = None,
     line: str = "",
     origin: tuple[str, str] | None = None,
 ) -> bytes:
@@ -209,7 +209,7 @@ def envelope_rest(
         return b',"r":%d}\n' % retries
     rest = f',"r":{retries}'
     if window_ms is not None:
-        rest += f',"e":{enqueued},"w":{window_ms}' + (f',"i":{incarnation}' if incarnation is not None else "")
+        rest += f',"e":{enqueued},"w":{window_ms}' + (f',"i":{publication_id}' if publication_id is not None else "")
     if origin:
         rest += f',"o":{msgspec.json.encode(origin).decode()}'
     if line:
@@ -297,7 +297,7 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
     # Every envelope of ours has a due time and retries.
     if due is None or retries is None or not (0 <= due < NUMBER_LIMIT and 0 <= retries <= RETRIES_LIMIT):
         return BARE, value
-    for number in (header.enqueued, header.window_ms, header.incarnation):
+    for number in (header.enqueued, header.window_ms, header.publication_id):
         if number is not None and not 0 <= number < NUMBER_LIMIT:
             return BARE, value
     line = header.line

@@ -38,7 +38,7 @@ DOCUMENTED_ELSEWHERE = {
     "reliq.admin.AsyncAdmin": ["members: aclose"],
 }
 #: Classes that no user constructs: their arguments are left out.
-NOT_MADE = {"reliq.Job", "reliq.Received", "reliq.admin.Watcher", "reliq.Observer"}
+NOT_MADE = {"reliq.Job", "reliq.ReceivedJob", "reliq.admin.Watcher", "reliq.Observer"}
 
 
 def _directive(path: str, meaning: str) -> list[str]:

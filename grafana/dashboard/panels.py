@@ -84,7 +84,7 @@ def grown(name: str, by: str = "instance", who: str = SOURCE) -> str:
 ACKED = 'outcome="ack",'
 FAILED = f"{rate('reliq_nacked_total')} / ({rate('reliq_acked_total')} + {rate('reliq_nacked_total')} > 0)"
 BUSY = f"{of('reliq_slots_busy')} / {of('reliq_slots')}"
-OLDEST = gauge("reliq_oldest_seconds", 'state=~"pending|ready|retry",')
+OLDEST = gauge("reliq_oldest_message_age_seconds", 'state=~"pending|ready|retry",')
 SLOW = {60: YELLOW, 300: RED}
 
 #: The colour of a state, the same in every panel.
@@ -256,8 +256,10 @@ FLOW = [
         "The account",
         {kind: gauge(f"reliq_{kind}_total") for kind in ACCOUNT}
         | {"alive": f"max by (queue) (sum without (state) (reliq_messages{{{QUEUE}}}))"}
-        | {"missing": f"{gauge('reliq_account_missing')} != 0 or min by (queue) (reliq_account_missing{{{QUEUE}}})"}
-        | {"map": gauge("reliq_shard_map_lost"), "layout": gauge("reliq_shared")},
+        | {
+            "missing": f"{gauge('reliq_messages_unaccounted')} != 0 or min by (queue) (reliq_messages_unaccounted{{{QUEUE}}})"
+        }
+        | {"map": gauge("reliq_shard_map_lost"), "layout": gauge("reliq_go_layout")},
         "table",
         24,
         8,
@@ -281,7 +283,7 @@ STATE = [
     state("In backoff", gauge("reliq_unack", 'kind="backoff",')),
     Panel(
         "Oldest by state",
-        {"{{state}}": f"max by (state) (reliq_oldest_seconds{{{QUEUE}}})"},
+        {"{{state}}": f"max by (state) (reliq_oldest_message_age_seconds{{{QUEUE}}})"},
         unit="s",
         limits=SLOW,
         colours=STATES,
@@ -291,7 +293,7 @@ KEYS = [
     Panel("Waiting for a turn", of_queues(gauge("reliq_messages", 'state="waiting",'))),
     Panel("Largest keys", {"{{key}}": f"max by (key) (reliq_key_waiting{{{QUEUE}}})"}),
     Panel("Keys in turn and asleep", {"{{state}}": f"max by (state) (reliq_keys{{{QUEUE}}})"}),
-    Panel("Key held up for longest", of_queues(gauge("reliq_key_held_up_seconds")), unit="s"),
+    Panel("Key held up for longest", of_queues(gauge("reliq_key_blocked_seconds")), unit="s"),
     flow("Held back by a rate", "reliq_limited_claims_total"),
 ]
 PERIODIC = [
@@ -484,7 +486,7 @@ REDIS = [
     ),
     Panel(
         "Queues not shown",
-        {"{{reason}}": f"max by (reason) (reliq_queues_left_out{{{SOURCE}}})"},
+        {"{{reason}}": f"max by (reason) (reliq_queues_skipped{{{SOURCE}}})"},
         "stat",
         4,
         unit="none",

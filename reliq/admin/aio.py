@@ -97,7 +97,7 @@ class AsyncAdmin:
         await asyncio.to_thread(self._admin.close)
 
     check = _twin(Admin.check)
-    forget = _twin(Admin.forget)
+    delete_queue = _twin(Admin.delete_queue)
     acl = _twin(Admin.acl)
     load_scripts = _twin(Admin.load_scripts)
     doctor = _twin(Admin.doctor)
@@ -118,7 +118,7 @@ class AsyncAdmin:
     run_cron = _twin(Admin.run_cron)
     pause_cron = _twin(Admin.pause_cron)
     resume_cron = _twin(Admin.resume_cron)
-    forget_cron = _twin(Admin.forget_cron)
+    delete_cron = _twin(Admin.delete_cron)
     workers = _twin(Admin.workers)
     worker = _twin(Admin.worker)
     ask_stacks = _twin(Admin.ask_stacks)

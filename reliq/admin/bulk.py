@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from reliq.admin.filters import Filter
     from reliq.admin.messages import Entry, OnStep
     from reliq.admin.session import QueueSession
-    from reliq.message import Duration, Header, Letter, RescheduleStatus
+    from reliq.message import DeadLetter, Duration, Header, RescheduleStatus
     from reliq.queue import Queue
 
 #: A copy of a message in another queue stays known for this many seconds after its end: within them a redrive or move
@@ -170,7 +170,7 @@ class MessageActions(MessageReads):
         session, place = self._state(queue, "dead", where)
         target = self._redis.publisher(queue)
 
-        def publish(part: StatePart, letters: list[Letter]) -> Tally:
+        def publish(part: StatePart, letters: list[DeadLetter]) -> Tally:
             if copier is None:
                 done = target.redrive(letters, delay=delay, retries=retries)
             else:
@@ -210,7 +210,7 @@ def remove(part: StatePart, ids: list[str], *, free_ids: bool = False) -> Tally:
     return Tally("deleted", len(ids), done, after.running, gone=len(ids) - done - after.running)
 
 
-def _delete_letters(part: StatePart, letters: list[Letter]) -> Tally:
+def _delete_letters(part: StatePart, letters: list[DeadLetter]) -> Tally:
     deleted = part.queue.run(commands.delete_letters(part.queue.keys, [letter.letter for letter in letters]))
     return Tally("deleted", len(letters), deleted, gone=len(letters) - deleted)
 
@@ -238,7 +238,7 @@ class Copier:
         self._writer = Writer(to.known_shards, Codec(bytes), QueueSettings(max_body=LARGEST_BODY))
         run_blocking(to.known_shards.read(BLOCKING, for_seconds=PUBLISH_SECONDS))
 
-    def copy_letters(self, part: StatePart, letters: list[Letter], retries: int | None, delay: Duration) -> int:
+    def copy_letters(self, part: StatePart, letters: list[DeadLetter], retries: int | None, delay: Duration) -> int:
         """Publish the dead letters that the other queue accepts, and delete them here; return how many."""
         orders = dict[str, Copied[bytes]]()
         for letter in letters:
@@ -315,10 +315,10 @@ class Copier:
     def _order(self, queue: str, old_id: str, header: Header, **own: Any) -> Copied[bytes]:
         """Return a message as it is published in the other queue: its effects and follow-ups stay known by the first id."""
         own |= {"headers": header.headers, "key": header.key, "priority": header.priority, "dedup": COPY_WINDOW_SECONDS}
-        *origin, incarnation = first_published(queue, old_id, header)
+        *origin, publication_id = first_published(queue, old_id, header)
         with suppress(ConfigurationError):  # an envelope has no place for the id of a foreign publisher
             check_id(origin[1])
-            own |= {} if self._to.keys.bare else {"origin": origin, "incarnation": incarnation}
+            own |= {} if self._to.keys.bare else {"origin": origin, "publication_id": publication_id}
         return Copied(**own)
 
     def _accepts(self, order: Copied[bytes]) -> bool:
@@ -347,7 +347,7 @@ def postpone(queue: QueueSession, due: Mapping[str, int]) -> dict[str, Reschedul
     return {id: answer for id, (answer,) in zip(due, answers, strict=True)}
 
 
-def copy_id(letter: Letter) -> str:
+def copy_id(letter: DeadLetter) -> str:
     """Return the id of a letter's message in another queue: always the same, and of this death alone."""
     id = f"{_DEATH.sub('', letter.id)}.{letter.letter}"
     try:

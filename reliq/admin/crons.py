@@ -97,7 +97,7 @@ class CronActions(AdminBase):
                 cron, _ = _cron(session, name)
         return session.run(Command(("HDEL", session.keys.cron, f"{name} pause"), bool))
 
-    def forget_cron(self, queue: str, name: str) -> None:
+    def delete_cron(self, queue: str, name: str) -> None:
         """Remove the state of a periodic entry that is no longer in the code; raise while a worker has it."""
         session = self._redis.queue(queue)
         cron, _ = _cron(session, name)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from reliq.redis.url import Address
 
 
-Verdict = Literal["ok", "warning", "bad", "unknown"]
+CheckStatus = Literal["ok", "warning", "bad", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Finding:
     """
 
     name: str
-    verdict: Verdict
+    verdict: CheckStatus
     what: str
     means: str = ""
     mend: str = ""
@@ -163,7 +163,7 @@ def check_facts(facts: Mapping[str, str]) -> Iterator[Finding]:
 
 
 #: A verdict, and the texts of a finding: what, means, mend.
-Outcome = tuple[Verdict, str, str, str]
+Outcome = tuple[CheckStatus, str, str, str]
 
 #: The first release of each line in which the known holes of the Lua engine are closed: CVE-2024-46981 and
 #: CVE-2025-49844, 46817, 46818, 46819. An older line that is not listed has no such release.
@@ -216,7 +216,7 @@ def _memory(facts: Mapping[str, str]) -> Outcome:
     if not limit or used < NEAR_THE_LIMIT * limit:
         return _ok(f"less than {NEAR_THE_LIMIT:.0%} of {limit >> 20} MiB is used" if limit else "no limit")
     means = "at the limit Redis refuses every publish; workers can still handle the backlog"
-    verdict: Verdict = "bad" if used >= limit else "warning"
+    verdict: CheckStatus = "bad" if used >= limit else "warning"
     what = f"{used >> 20} of {limit >> 20} MiB is used"
     return verdict, what, means, "raise maxmemory, or let workers catch up"
 

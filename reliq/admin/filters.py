@@ -14,7 +14,7 @@ from reliq.settings import check_is_one_of, seconds
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reliq.message import Header, Letter
+    from reliq.message import DeadLetter, Header
 
 EndKind = Literal["dead", "expired", "cancelled", "purged", "acked"]
 END_KINDS: tuple[EndKind, ...] = get_args(EndKind)
@@ -91,7 +91,7 @@ class Filter:
         carries = self.headers.items() <= header.headers.items() and self.key in ("", header.key)
         return carries and any(needle in body for needle in _spellings(self.match))
 
-    def chooses_letter(self, letter: Letter) -> bool:
+    def chooses_letter(self, letter: DeadLetter) -> bool:
         """Report whether the filter chooses a dead letter; `span` chooses by age."""
         return (
             self.chooses_end(letter.id, "dead", letter.reason, letter.error)

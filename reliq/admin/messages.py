@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from reliq.admin.calls import KeySet, Stream
     from reliq.admin.filters import EndKind
-    from reliq.message import Letter, Priority
+    from reliq.message import DeadLetter, Priority
     from reliq.redis.commands import Request, SortedSet
 
 EntryMark = Literal["", "held", "nacked", "suspect", "cancelled", "delayed", "dead", "expired", "purged", "acked"]
@@ -436,7 +436,7 @@ def message_entries(queue: QueueSession, state: Place, ids: Sequence[str]) -> li
     return listed
 
 
-def letter_entry(letter: Letter) -> Entry:
+def letter_entry(letter: DeadLetter) -> Entry:
     """Return a dead letter as an entry."""
     return Entry(
         letter.id,

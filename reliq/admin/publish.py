@@ -12,7 +12,7 @@ import msgspec
 from reliq.admin.filters import ignore
 from reliq.admin.session import AdminBase
 from reliq.errors import BodyError, ConfigurationError
-from reliq.message import Outgoing
+from reliq.message import OutgoingMessage
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, LARGEST_BODY, MIB
 from reliq.text import chunked_by_size, pluralize
 
@@ -116,7 +116,7 @@ class PublishActions(AdminBase):
                     messages = []
                     for number, body, _ in chunk:
                         options["id"] = f"{digest}-{number}"
-                        messages.append(Outgoing(body=body, **options))
+                        messages.append(OutgoingMessage(body=body, **options))
                     sent = target.publish_many(messages)
                     result = FilePublished(
                         result.lines + len(chunk),

@@ -116,7 +116,7 @@ class QueueActions(AdminBase):
         sleeps = of_every_shard(queue, "resumed", answers[1::4])
         return any(pauses) or any(sleeps)
 
-    def forget(self, queue: str, *, letters: bool = False) -> int:
+    def delete_queue(self, queue: str, *, letters: bool = False) -> int:
         """
         Remove a queue in which nothing is alive, and its name in the registry; return how many dead letters went with it.
 
@@ -140,7 +140,7 @@ class QueueActions(AdminBase):
         left = 0 if named is None else math.ceil(NAMING_SECONDS + 1 - (now_ms / 1000 - named))
         if 0 < left <= NAMING_SECONDS + 1:
             raise ConfigurationError(
-                f"queue {keys.name!r} was in use less than {NAMING_SECONDS:.0f} s ago; forget it in {left} s"
+                f"queue {keys.name!r} was in use less than {NAMING_SECONDS:.0f} s ago; delete it in {left} s"
             )
 
         def forget(shards: Sequence[Keys], *, look: bool) -> int:
@@ -273,4 +273,4 @@ def _check_empty(queue: QueueSession, alive: int, kept: int, *, letters: bool) -
             f"queue {queue.name!r} has {pluralize(alive, 'message')}; purge it first (messages without a state: `reliq check --repair`)"
         )
     if kept and not letters:
-        raise ConfigurationError(f"queue {queue.name!r} has {pluralize(kept, 'dead letter')}; forget it with --letters")
+        raise ConfigurationError(f"queue {queue.name!r} has {pluralize(kept, 'dead letter')}; delete it with --letters")

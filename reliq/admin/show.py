@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from reliq.admin.words import Place
     from reliq.admin.workers import Running
     from reliq.lua.transitions import KeyQueue
-    from reliq.message import Letter
+    from reliq.message import DeadLetter
     from reliq.metrics.snapshot import ShardMaps
     from reliq.redis.session import Session
 
@@ -80,7 +80,7 @@ class MessageView(Entry):
     taken_seconds: float | None = None
     failures: Sequence[FailureNote] = ()
     ends: Sequence[MessageEvent] = ()
-    letters: Sequence[Letter] = ()
+    letters: Sequence[DeadLetter] = ()
     searched_all: bool = True
     line: KeyQueue | None = None
     ahead: int | None = None
@@ -122,7 +122,7 @@ class ShowReads(AdminBase):
         if not known:
             raise ConfigurationError(
                 f"queue {queue!r} has no trace of a message {id[:128]!r}: it was never published, its end is forgotten "
-                "(Redis keeps the last 1,000 abnormal ends, and acked ones up to Queue(history=...)), or its dead "
+                "(Redis keeps the last 1,000 abnormal ends, and acked ones up to Queue(keep_completed=...)), or its dead "
                 "letter is among too many to search"
             )
         return min(known, key=lambda view: view.state in ("dead", "ended"))
@@ -202,7 +202,7 @@ def _view(queue: QueueSession, id: str) -> MessageView | None:
 
 def _letters_of(
     queue: QueueSession, id: str, ends: Sequence[MessageEvent], *, is_alive: bool
-) -> tuple[list[Letter], bool]:
+) -> tuple[list[DeadLetter], bool]:
     """Return the dead letters that ends name; without an end, search for one. Return also whether none can be missing."""
     if is_alive or ends:
         named = [end.letter for end in ends if end.letter]

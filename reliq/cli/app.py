@@ -49,7 +49,7 @@ SUMMARIES = {
         "resume": "Have consumers claim a paused queue again.",
         "limits": "Show the limits of a queue, or change them while it is in use: order, places, rates and weights of keys.",
         "shards": "Show the shards of a queue, or change how many there are while it is in use.",
-        "forget": "Remove queues with nothing in them: their names from the registry, their totals and ends.",
+        "delete": "Delete queues with nothing in them: their names from the registry, their totals and ends.",
         "outbox": "The tables of `publish_in` and `job.once`: print their SQL, list and retry refused rows, delete old rows.",
         "cron": "Periodic entries: list them, run one.",
     },
@@ -67,7 +67,7 @@ MODULES = {
     "checks": "check doctor acl",
     "init": "init demo",
     "messages": "list show cancel purge move redrive publish",
-    "queues": "queues pause resume forget limits keys shards cron workers",
+    "queues": "queues pause resume delete limits keys shards cron workers",
     "serve": "relay outbox exporter health web",
 }
 #: Commands with a function of another name.

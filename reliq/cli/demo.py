@@ -15,7 +15,7 @@ from reliq.cli.demo_jobs import ERRANDS, JOURNAL_VARIABLE, Errand, mood_of
 from reliq.cli.output import say
 from reliq.distribution import command_of
 from reliq.errors import ReliqError
-from reliq.message import Outgoing
+from reliq.message import OutgoingMessage
 from reliq.redis.server import URL_VARIABLE
 from reliq.testing.server import EmbeddedRedis
 from reliq.text import pluralize
@@ -48,7 +48,7 @@ def run(jobs: int) -> bool:
         server = stack.enter_context(EmbeddedRedis(options={"appendonly": "yes"}))
         os.environ[URL_VARIABLE] = server.url
         ERRANDS.publish_many(
-            Outgoing(
+            OutgoingMessage(
                 body=Errand(number, mood_of(number)),
                 delay=random.uniform(0, LATEST_SECONDS) if random.random() < LATE_SHARE else 0,
             )

@@ -75,7 +75,7 @@ def list_messages(
 
     The default state is ready; with --key it is waiting. `when` is the due time; in unack the end of the lease or the
     redelivery; in dead and ended the end. Redis keeps the last 1,000 ended messages, and acked messages as
-    `Queue(history=...)` says. --group reads dead letters for at most 5 s. Exit codes: 0 done, 1 Redis did not answer, 2 an
+    `Queue(keep_completed=...)` says. --group reads dead letters for at most 5 s. Exit codes: 0 done, 1 Redis did not answer, 2 an
     unknown queue or state, or a filter that the state does not have.
     """
     state = state or ("ended" if kind else "dead" if group else "waiting" if where.key else "ready")
@@ -86,7 +86,7 @@ def list_messages(
     partial_list = [f"The list is {format_missing(away)}."] if away else []
     nothing = f"no {'more ' * bool(offset)}{state} messages in {queue}{' that match' * where.is_set}"
     if state == "ended" and kind == "acked":
-        nothing += " (Queue(history=...) keeps acked messages)"
+        nothing += " (Queue(keep_completed=...) keeps acked messages)"
     if group:
         if state != "dead":
             raise ConfigurationError(
@@ -157,7 +157,7 @@ def _describe_message(view: "MessageView") -> list[str]:
         remarks.append("its body is gone, so it will expire")
     state = f"{view.state} ({', '.join(filter(None, remarks))})" if any(remarks) else str(view.state)
     if view.state == "ended" and not view.ends:
-        state = "ended: acked messages are not kept (set history= to keep them)"
+        state = "ended: acked messages are not kept (set keep_completed= to keep them)"
     is_leased = view.state == "unack" and view.mark not in ("nacked", "suspect")
     until = "" if view.state in ("dead", "ended") else format_time(view.when)
     holder, letters = view.holder, view.letters
@@ -325,7 +325,7 @@ def redrive(
     """
     if where.is_set == every:
         raise ConfigurationError(
-            "say which dead letters: ids, --reason, --raised, --error, an age, --header, --match, --key; or --all"
+            "say which dead letters: ids, --reason, --exception, --error, an age, --header, --match, --key; or --all"
         )
 
     def again(queue: str, _state: str, where: Filter, **options: Any) -> object:

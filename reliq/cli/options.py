@@ -97,7 +97,8 @@ Match = Annotated[str, typer.Option(metavar="TEXT", help="Only messages with thi
 Key = Annotated[str, typer.Option("--key", metavar="KEY", help="Only messages of this key.")]
 Reason = Annotated[str, choice(DEATH_REASONS, "Only dead letters of this reason: ")]
 Raised = Annotated[
-    str | None, typer.Option(metavar="PLACE", help="Only this exception and place, as `list --group` prints it.")
+    str | None,
+    typer.Option("--exception", metavar="PLACE", help="Only this exception and place, as `list --group` prints it."),
 ]
 ErrorText = Annotated[str, typer.Option(metavar="TEXT", help="Only messages with this text in the last error.")]
 OlderThan = Annotated[float | None, time_span("Only messages that ended longer ago, for example 30s, 10m, 2h or 1d.")]

@@ -149,7 +149,7 @@ def describe_overview(overview: "Overview") -> "Iterator[str]":
     if overview.left_out:
         yield (
             f"The registry has {overview.left_out} more, which are not shown: name them, such as `reliq queues orders`; "
-            "`reliq forget` removes those that are no more."
+            "`reliq delete` removes those that are no more."
         )
 
 
@@ -257,7 +257,7 @@ def _subject(queue: str, key: str = "", cron: str = "") -> str:
 
 
 @command
-def forget(
+def delete(
     queues: Annotated[
         list[str], typer.Argument(metavar="QUEUE", help="Queues that are no more.", autocompletion=queue_names)
     ],
@@ -268,13 +268,13 @@ def forget(
     admin: WholeQueueAdmin,
 ) -> Answer:
     """
-    Remove queues with nothing in them: their names from the registry, their totals and ends.
+    Delete queues with nothing in them: their names from the registry, their totals and ends.
 
     Refused is a queue that has messages, has dead letters (without --letters), is served by a worker, or was in use
     within the last minute; the others go. A queue that is published to again is registered again. With --cron the queues
     stay, and the state of a periodic entry goes that is no longer in the code: its last tick, counts and pause.
 
-    Example: reliq forget orders-old --yes
+    Example: reliq delete orders-old --yes
 
     Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or entry, or one in use.
     """
@@ -284,13 +284,13 @@ def forget(
     for queue in queues:
         try:
             if cron:
-                admin.forget_cron(queue, cron)
-            forgotten[_subject(queue, cron=cron)] = 0 if cron else admin.forget(queue, letters=letters)
+                admin.delete_cron(queue, cron)
+            forgotten[_subject(queue, cron=cron)] = 0 if cron else admin.delete_queue(queue, letters=letters)
         except ConfigurationError as error:
             refused.append(str(error))
     with_letters = [f", with {pluralize(count, 'dead letter')}" if count else "" for count in forgotten.values()]
-    lines = [f"{subject} is forgotten{more}" for subject, more in zip(forgotten, with_letters, strict=True)]
-    value = {"forgotten": list(forgotten), "letters": sum(forgotten.values())}
+    lines = [f"{subject} is deleted{more}" for subject, more in zip(forgotten, with_letters, strict=True)]
+    value = {"deleted": list(forgotten), "letters": sum(forgotten.values())}
     return Answer(value, lines, EXIT_USAGE if refused else 0, refused)
 
 
@@ -327,7 +327,7 @@ def describe_problems(entry: "CronState") -> "Iterator[str]":
     if entry.pause:
         yield f"{entry.name}: {describe_pause(entry.pause, time.time())}"
     if not entry.is_served:
-        forget = shell_command("forget", entry.queue, options=["--cron", entry.name], layout=entry.layout)
+        forget = shell_command("delete", entry.queue, options=["--cron", entry.name], layout=entry.layout)
         yield f"{entry.name}: no worker has it: none of them runs, or it is no more in the code (`{forget}`)"
     elif entry.late > TICK_LATE_SECONDS:
         yield f"{entry.name}: its tick is {format_duration(entry.late)} late: the logs of its workers say why"

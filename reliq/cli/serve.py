@@ -47,7 +47,7 @@ def relay(
     batch: Annotated[int, typer.Option(help="At most this many rows in a round.")] = 500,
     keep: Keep = HOUR,
     once: Annotated[bool, typer.Option("--once", help="Move the rows that are there, then end.")] = False,
-    again_since: Annotated[float | None, time_span("First send rows again that were sent within this time.")] = None,
+    resend_since: Annotated[float | None, time_span("First send rows again that were sent within this time.")] = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = DEFAULT_HOST,
     url: Url = None,
@@ -56,7 +56,7 @@ def relay(
     Move the messages of `publish_in` from a database to Redis until SIGTERM or Ctrl-C.
 
     It needs none of the application's code; several may work on one outbox. A row is sent once, however often a relay is
-    killed. For a Redis that lost its last writes, --again-since sends again what it had: handlers that call `job.once`
+    killed. For a Redis that lost its last writes, --resend-since sends again what it had: handlers that call `job.once`
     do nothing twice. Rows of a message that Redis refuses stay, and the log says why.
 
     Exit codes: 0 done, 1 Redis or the database is away or refuses, 2 wrong usage, 3 with --once rows
@@ -75,8 +75,8 @@ def relay(
     with _report_database_errors(mover.store.database):
         with explaining_missing_table(Tables.of(prefix).outbox):
             mover.store.look()
-        if again_since:
-            say(f"{pluralize(mover.store.again(round(again_since * 1000)), 'row is', 'rows are')} sent again")
+        if resend_since:
+            say(f"{pluralize(mover.store.again(round(resend_since * 1000)), 'row is', 'rows are')} sent again")
         if once:
             say(f"moved {pluralize(mover.move_all(), 'row')}")
             left = mover.store.look().waiting

@@ -18,7 +18,7 @@ from reliq.distribution import missing
 from reliq.errors import ConfigurationError
 from reliq.logs import FORMATS, LEVELS
 from reliq.settings import WorkerSettings, check_int, check_is_one_of, seconds
-from reliq.supervisor.plan import STALL_SECONDS, ChildPlan
+from reliq.supervisor.plan import GIL_TIMEOUT_SECONDS, ChildPlan
 from reliq.worker.health import DEFAULT_HOST
 
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)i?B?", re.IGNORECASE)
@@ -42,9 +42,9 @@ def worker(
         bool, typer.Option("--burst-delayed", help="Stop when no message is left, also none that is due later.")
     ] = False,
     grace: Annotated[float, typer.Option(help="Seconds to let running handlers finish after SIGTERM.")] = 25.0,
-    stall: Annotated[
+    gil_timeout: Annotated[
         float, typer.Option(help="Seconds a handler may hold the interpreter while other handlers run.")
-    ] = STALL_SECONDS,
+    ] = GIL_TIMEOUT_SECONDS,
     max_jobs: Annotated[int | None, typer.Option(help="Replace a process after this many jobs.")] = None,
     max_memory: Annotated[str | None, typer.Option(help="Replace a process that grows over this, like 512M.")] = None,
     url: Url = None,
@@ -81,7 +81,7 @@ def worker(
     check_is_one_of("--log-level", log_level, LEVELS)
     check_is_one_of("--log-format", log_format, FORMATS)
     check_int("--processes", processes, least=1, most=1000)
-    seconds("--stall", stall, least=1.0)
+    seconds("--gil-timeout", gil_timeout, least=1.0)
     if reload:
         return _run_again_on_changes()
     plan = ChildPlan(
@@ -104,7 +104,12 @@ def worker(
 
     page = None if metrics_port is None else (metrics_port, metrics_host, not no_queue_metrics)
     serve(
-        plan, processes, url=url, max_memory=None if max_memory is None else _size(max_memory), stall=stall, page=page
+        plan,
+        processes,
+        url=url,
+        max_memory=None if max_memory is None else _size(max_memory),
+        gil_timeout=gil_timeout,
+        page=page,
     )
     return Answer(None)  # `serve` has left the process
 

@@ -52,13 +52,13 @@ class Effects:
     _published: int
 
     @property
-    def incarnation(self) -> int:
+    def publication_id(self) -> int:
         """Tells this message from another one of its id: the ms of its publish, unless that said another number."""
         return self._first[2]
 
     @property
     def _first(self) -> tuple[str, str, int]:
-        """Queue, id and incarnation of the first publication: a move or a redrive to another queue keeps them."""
+        """Queue, id and publication_id of the first publication: a move or a redrive to another queue keeps them."""
         raise NotImplementedError
 
     @property
@@ -159,8 +159,8 @@ class Effects:
         return self._inbox_keep_ms if keep is None else milliseconds(seconds("keep", keep, least=1.0))
 
     def _follow_up(self, queue: Queue[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a follow-up: its id and incarnation are the same in each delivery."""
-        if "id" in options or "incarnation" in options:
+        """Return the options of a follow-up: its id and publication_id are the same in each delivery."""
+        if "id" in options or "publication_id" in options:
             raise ConfigurationError("a follow-up has an id that is made of its job's; give name to tell several apart")
         if name and _NAME.fullmatch(name) is None:
             raise ConfigurationError(f"name must be 1 to 64 of A-Z a-z 0-9 _ . : - , not {str(name)[:40]!r}")
@@ -170,7 +170,7 @@ class Effects:
         parts = (*map(str, self._first), queue.name, name)
         digest = sha256("\0".join(parts).encode("utf-8", "surrogateescape")).digest()[:16]
         id = f"{urlsafe_b64encode(digest).decode().rstrip('=')}.{name}"
-        return {"dedup": FOLLOW_UP_SECONDS, **options, "id": id, "incarnation": self.incarnation}
+        return {"dedup": FOLLOW_UP_SECONDS, **options, "id": id, "publication_id": self.publication_id}
 
 
 @lru_cache(maxsize=1000)
@@ -178,9 +178,9 @@ def inbox_keep_ms(queue: QueueSettings, handler: HandlerSettings) -> int:
     """
     Return for how long after its first delivery a message may be delivered again, in ms.
 
-    It lives for its `ttl` and its backoffs, lies as a dead letter for `letters_ttl`, and lives once more when it is
+    It lives for its `ttl` and its backoffs, lies as a dead letter for `dead_letter_ttl`, and lives once more when it is
     redriven on its last day. A backoff may be twice as long as one that is drawn: half of it and more is chance.
     """
     backoffs = sum(seconds_after(handler.backoff, attempt) for attempt in range(1, queue.retries + 1))
     life = seconds("ttl", queue.ttl) + 2 * backoffs
-    return milliseconds(2 * life + seconds("letters_ttl", queue.letters_ttl) + DAY_SECONDS)
+    return milliseconds(2 * life + seconds("dead_letter_ttl", queue.dead_letter_ttl) + DAY_SECONDS)

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from reliq.codec import Codec
-from reliq.errors import ConfigurationError, Stopped
+from reliq.errors import ConfigurationError, JobInterrupted
 from reliq.handlers.effects import Effects, inbox_keep_ms
 from reliq.keys import first_published, made_at
 from reliq.queue import Queue
@@ -45,7 +45,7 @@ class Job(Effects, Generic[B]):
 
     Example:
         for page in pages:
-            job.check()  # ends here when the worker stops, or the message was cancelled or lost
+            job.raise_if_stopped()  # ends here when the worker stops, or the message was cancelled or lost
             fetch(page)
     """
 
@@ -134,7 +134,7 @@ class Job(Effects, Generic[B]):
         return self._held.cancelled
 
     @property
-    def lost(self) -> bool:
+    def lease_lost(self) -> bool:
         """Whether the lease ran out, so that another worker may have the message."""
         return self._held.lost or time.monotonic() >= self._held.lease_until
 
@@ -143,11 +143,11 @@ class Job(Effects, Generic[B]):
         handler = self._held.handler
         return inbox_keep_ms(handler.queue.settings, handler.settings)
 
-    def check(self) -> None:
-        """Raise Stopped when the worker is stopping or the message was cancelled or lost."""
-        for name in ("cancelled", "lost", "stopping"):
+    def raise_if_stopped(self) -> None:
+        """Raise JobInterrupted when the worker is stopping or the message was cancelled or lost."""
+        for name in ("cancelled", "lease_lost", "stopping"):
             if getattr(self, name):
-                raise Stopped(f"job {self.id} of queue {self.queue!r}: {name}")
+                raise JobInterrupted(f"job {self.id} of queue {self.queue!r}: {name}")
 
     def extend_timeout(self, by: Duration) -> None:
         """Give the handler `by` seconds more than it would have had; a batch has one timeout for all its jobs."""

@@ -39,7 +39,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
 
-CatchUp = Literal["skip", "once", "all"]
+CatchUp = Literal["skip", "latest", "all"]
 Overlap = Literal["allow", "skip"]
 
 #: The header of a tick's message: the tick in ISO 8601.
@@ -64,7 +64,7 @@ class Options(TypedDict, total=False):
     backoff: wait_base
     retry_on: type[Exception] | tuple[type[Exception], ...]
     reject_on: type[Exception] | tuple[type[Exception], ...]
-    undecodable: Literal["retry", "reject"]
+    on_decode_error: Literal["retry", "reject"]
 
 
 class BatchOptions(Options, total=False):
@@ -97,7 +97,7 @@ class PeriodicOptions(TypedDict, total=False):
 
     jitter: Duration
     catch_up: CatchUp
-    within: Duration
+    misfire_grace_time: Duration
     overlap: Overlap
 
 
@@ -136,7 +136,7 @@ class Periodic:
         body: what its messages carry, or a function that makes it from the tick, an aware datetime.
         jitter: each message is due up to so many seconds after its tick; the same for a tick in every process.
         catch_up: which ticks are made up for that passed while no process was there: none, the last, or all.
-        within: seconds after which a tick is not made up for.
+        misfire_grace_time: seconds after which a tick is not made up for.
         overlap: `skip` publishes nothing while the entry's last message is alive.
     """
 
@@ -145,8 +145,8 @@ class Periodic:
     schedule: Schedule
     body: Any
     jitter: Duration = 0.0
-    catch_up: CatchUp = "once"
-    within: Duration = DAY_SECONDS
+    catch_up: CatchUp = "latest"
+    misfire_grace_time: Duration = DAY_SECONDS
     overlap: Overlap = "allow"
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class Periodic:
             raise ConfigurationError(f"the function that makes the body of {self} must be plain: nobody awaits it")
         check_is_one_of("catch_up", self.catch_up, get_args(CatchUp))
         check_is_one_of("overlap", self.overlap, get_args(Overlap))
-        seconds("within", self.within, least=ON_TIME_SECONDS)
+        seconds("misfire_grace_time", self.misfire_grace_time, least=ON_TIME_SECONDS)
         seconds("jitter", self.jitter, most=DAY_SECONDS)
         if not callable(self.body):
             self.run(0)  # a body that cannot be sent is refused now
@@ -174,7 +174,7 @@ class Periodic:
 
         After a long absence it is the beginning of that, of STEP_TICKS ticks.
         """
-        within = ON_TIME_SECONDS if self.catch_up == "skip" else seconds("within", self.within)
+        within = ON_TIME_SECONDS if self.catch_up == "skip" else seconds("misfire_grace_time", self.misfire_grace_time)
         ticks = self.schedule.ticks(last, now, most=STEP_TICKS + 1)
         newest = ticks[-1:]
         ticks = ticks[:STEP_TICKS]
@@ -278,9 +278,9 @@ class Registration:
             name: 1 to 100 of A-Z a-z 0-9 _ . -, which no other entry has; of a decorated function its own by default.
             tz: the name of a time zone, such as Europe/Berlin.
             jitter: seconds or timedelta up to which each message is due later than its tick (0).
-            catch_up: which ticks are made up for that passed while no process was there: `skip` for none, `once` for
+            catch_up: which ticks are made up for that passed while no process was there: `skip` for none, `latest` for
                 the last one (the default), `all`.
-            within: seconds or timedelta after which a tick is not made up for (a day).
+            misfire_grace_time: seconds or timedelta after which a tick is not made up for (a day).
             overlap: `skip` publishes nothing while the entry's last message is alive (`allow`).
 
         Raises:
@@ -383,7 +383,7 @@ class Registration:
             backoff: tenacity's wait strategy between a failure and the next delivery.
             retry_on: exceptions after which the message is delivered again; after others it is rejected.
             reject_on: exceptions after which the message is rejected, even if they are in `retry_on`.
-            undecodable: `retry` a body that does not decode with backoff, or `reject` it at once.
+            on_decode_error: `retry` a body that does not decode with backoff, or `reject` it at once.
 
         Raises:
             ConfigurationError: a setting or the signature is not allowed, or the queue has a handler.

@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from reliq.errors import ConfigurationError, Stopped, UndecodableError
+from reliq.errors import ConfigurationError, JobInterrupted, UndecodableError
 from reliq.keys import Keys, chosen_window_ms
 from reliq.lua import transitions
 from reliq.message import Ack, Claimed, Delivery, Nack, RateLimited, Reject, Snooze
@@ -27,7 +27,7 @@ OutcomeKind = Literal["ack", "nack", "reject", "snooze", "rate_limited", "releas
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HandlerOutcome:
     """
     An answer for Redis.
 
@@ -50,13 +50,13 @@ class Outcome:
 
 B = TypeVar("B")
 
-ACKED = Outcome("ack")
-RELEASED = Outcome("release")
-EXPIRED = Outcome("expired")
+ACKED = HandlerOutcome("ack")
+RELEASED = HandlerOutcome("release")
+EXPIRED = HandlerOutcome("expired")
 #: A handler overran its time in a thread, which cannot be ended: its lease is left to expire.
-OVERRAN = Outcome("nack", error="TimeoutError", raised="TimeoutError", failed=True)
+OVERRAN = HandlerOutcome("nack", error="TimeoutError", raised="TimeoutError", failed=True)
 #: The message's own answer cannot be put into a call to Redis.
-UNTELLABLE = Outcome("reject", error="its answer could not be told to Redis")
+UNTELLABLE = HandlerOutcome("reject", error="its answer could not be told to Redis")
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Settlement:
     """
 
     delivery: Delivery
-    outcome: Outcome = RELEASED
+    outcome: HandlerOutcome = RELEASED
     took_ms: int | None = None
     size: int = 0
     held_since: float = 0.0
@@ -84,7 +84,7 @@ class Settlement:
 E = TypeVar("E", "HeldDelivery", Settlement)
 
 
-def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> Outcome:
+def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> HandlerOutcome:
     """
     Return the outcome of a handler that returned `answer`.
 
@@ -98,33 +98,35 @@ def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> Out
     return ACKED
 
 
-def raised(error: BaseException, attempt: int | None, settings: HandlerSettings) -> Outcome:
+def raised(error: BaseException, attempt: int | None, settings: HandlerSettings) -> HandlerOutcome:
     """Return the outcome of a handler that raised `error`, with the backoff of its settings."""
     match error:
         case Ack():
             return ACKED
         case Nack(delay=delay, reason=reason):
             delay_ms = _backoff_ms(attempt, settings) if delay is None else milliseconds(seconds("delay", delay))
-            return Outcome("nack", delay_ms, "failed", *_format_reason(reason))
+            return HandlerOutcome("nack", delay_ms, "failed", *_format_reason(reason))
         case Snooze(delay=delay):
-            return Outcome("snooze", milliseconds(seconds("delay", delay)))
+            return HandlerOutcome("snooze", milliseconds(seconds("delay", delay)))
         case RateLimited(reason=reason):
             delay_ms = max(1, milliseconds(rate_limit_seconds(error)))
-            return Outcome("rate_limited", delay_ms, "failed", *_format_reason(reason))
+            return HandlerOutcome("rate_limited", delay_ms, "failed", *_format_reason(reason))
         case Reject(reason=reason):
-            return Outcome("reject", 0, "rejected", *_format_reason(reason))
-        case Stopped():
+            return HandlerOutcome("reject", 0, "rejected", *_format_reason(reason))
+        case JobInterrupted():
             return RELEASED
-        case UndecodableError() if settings.undecodable == "reject":
-            return Outcome("reject", 0, "undecodable", error.why, class_name(error), failed=True)
+        case UndecodableError() if settings.on_decode_error == "reject":
+            return HandlerOutcome("reject", 0, "undecodable", error.why, class_name(error), failed=True)
         case UndecodableError():
-            return Outcome(
+            return HandlerOutcome(
                 "nack", _backoff_ms(attempt, settings), "undecodable", error.why, class_name(error), failed=True
             )
     retry = isinstance(error, settings.retry_on) or not isinstance(error, Exception)
     if isinstance(error, settings.reject_on) or not retry:
-        return Outcome("reject", 0, "rejected", described(error), placed(error), failed=True)
-    return Outcome("nack", _backoff_ms(attempt, settings), "failed", described(error), placed(error), failed=True)
+        return HandlerOutcome("reject", 0, "rejected", described(error), placed(error), failed=True)
+    return HandlerOutcome(
+        "nack", _backoff_ms(attempt, settings), "failed", described(error), placed(error), failed=True
+    )
 
 
 def rate_limit_seconds(answer: RateLimited) -> float:
@@ -152,15 +154,15 @@ def undecodable(error: BaseException, queue: str, id: str) -> UndecodableError:
     return UndecodableError(why, queue, id)
 
 
-def is_final(claimed: Claimed, outcome: Outcome) -> bool:
+def is_final(claimed: Claimed, outcome: HandlerOutcome) -> bool:
     """Return whether the message becomes a dead letter."""
     return outcome.kind == "reject" or (outcome.kind == "nack" and claimed.left <= 0)
 
 
 def burial(keys: Keys, settings: QueueSettings, ids: Sequence[str]) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return the call that turns garbage into dead letters, kept as the queue's settings say."""
-    letters_ms = milliseconds(settings.letters_ttl)
-    return transitions.collect(keys, ids, letters_max=settings.letters_max, letters_ms=letters_ms)
+    letters_ms = milliseconds(settings.dead_letter_ttl)
+    return transitions.collect(keys, ids, dead_letter_limit=settings.dead_letter_limit, letters_ms=letters_ms)
 
 
 def calls(keys: Keys, settings: QueueSettings, deliveries: Iterable[E]) -> list[tuple[Call[Settled], list[E]]]:
@@ -197,10 +199,10 @@ def _call(
 ) -> Call[Settled]:
     match kind:
         case "ack":
-            took_ms = [one.took_ms for one in deliveries if one.took_ms is not None] if settings.history else []
+            took_ms = [one.took_ms for one in deliveries if one.took_ms is not None] if settings.keep_completed else []
             took_ms = took_ms if len(took_ms) == len(deliveries) else []
             windows = [(one.delivery.claimed, one.delivery.header.window_ms) for one in deliveries]
-            return transitions.ack(keys, windows, kind="acked", history=settings.history, took_ms=took_ms)
+            return transitions.ack(keys, windows, kind="acked", history=settings.keep_completed, took_ms=took_ms)
         case "expired":
             # The header is gone with the body: only the shape of an id says whether it was chosen.
             claimed = [one.delivery.claimed for one in deliveries]

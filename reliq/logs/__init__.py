@@ -337,13 +337,19 @@ class LogObserver:
         self._away: dict[tuple[str, str], float] = {}  # queue and part -> since when
 
     kinds = (
-        *(events.Handled, events.Lost, events.Reclaimed, events.Expired, events.Collected, events.Inconsistent),
-        *(events.RedisAway, events.RedisBack, events.RenewalLate, events.Unconfirmed, events.WentBack),
-        *(events.WorkerReady, events.WorkerStopping, events.Ticked, events.Superseded, events.Throttled),
+        *(events.Handled, events.LeaseLost, events.Reclaimed, events.Expired, events.DeadLettered, events.Inconsistent),
+        *(
+            events.RedisUnavailable,
+            events.RedisRecovered,
+            events.RenewalLate,
+            events.Unconfirmed,
+            events.CountersRegressed,
+        ),
+        *(events.WorkerReady, events.WorkerStopping, events.Ticked, events.ScheduleReplaced, events.Throttled),
     )
 
     @property
-    def hears_success(self) -> bool:
+    def wants_success(self) -> bool:
         """Whether to log also handlers that ended well."""
         return logger.isEnabledFor(logging.DEBUG)
 
@@ -358,9 +364,9 @@ class LogObserver:
                     text = f"{queue} {id} {which} answered {outcome} after {seconds:.3f} s"
                     text += f": {shown}" if shown else ""
                     _log(level, "handled", event, text, error=shown, error_type=raised.partition(" ")[0])
-            case events.RedisAway():
+            case events.RedisUnavailable():
                 self._redis_away(event)
-            case events.RedisBack():
+            case events.RedisRecovered():
                 self._redis_back(event)
             case events.WorkerReady(_, queues):
                 enable_logging()  # a lifespan may just have configured logging
@@ -383,7 +389,7 @@ class LogObserver:
             case events.RenewalLate(_, seconds, cause):
                 why = "Redis answered slowly" if cause == "redis" else "something held this process up"
                 return "renewal_late", f"a renewal came {seconds:.1f} s late: {why}"
-            case events.Lost(queue, ids, verb):
+            case events.LeaseLost(queue, ids, verb):
                 return "lost", f"{queue}: {verb} came too late, the lease had expired: {join_first(ids)}"
             case events.Unconfirmed(queue, ids, why):
                 return "unconfirmed", f"{queue}: published, but not as durable as asked for: {why}: {join_first(ids)}"
@@ -393,11 +399,11 @@ class LogObserver:
                 return "reclaimed", f"{queue}: {'; '.join(parts)}"
             case events.Expired(queue, ids):
                 return "expired", f"{queue}: expired before they could start: {join_first(ids)}"
-            case events.Collected(queue, ids):
+            case events.DeadLettered(queue, ids):
                 return "dead", f"{queue}: dead letters, see `{shell_command('dead list', queue)}`: {join_first(ids)}"
             case events.Inconsistent(queue, ids):
                 return "inconsistent", f"{queue}: retry count missing or no number, taken as 0: {join_first(ids)}"
-            case events.WentBack(queue, before, after):
+            case events.CountersRegressed(queue, before, after):
                 why = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
                 return (
                     "went_back",
@@ -406,12 +412,12 @@ class LogObserver:
             case events.Ticked(queue, entry, at, outcome, missed) if missed or outcome != "published":
                 past = f"{_TICK_OUTCOMES[outcome]}; {pluralize(missed, 'was', 'were')} missed"
                 return "ticked", f"{queue}: the tick {at} of the periodic entry {entry} was {past}"
-            case events.Superseded(queue, entry):
+            case events.ScheduleReplaced(queue, entry):
                 why = "a newer process has another schedule for it"
                 return "superseded", f"{queue}: this process no longer publishes the periodic entry {entry}: {why}"
         return None
 
-    def _redis_away(self, event: events.RedisAway) -> None:
+    def _redis_away(self, event: events.RedisUnavailable) -> None:
         """Log once that Redis, or the server of a queue, is away, however many parts report it."""
         with self._lock:
             is_first = not any(queue == event.queue for queue, _ in self._away)
@@ -422,7 +428,7 @@ class LogObserver:
             text = f"{subject} {state}, trying again until it is back ({event.error})"
             _log(logging.WARNING, "redis_away", event, text)
 
-    def _redis_back(self, event: events.RedisBack) -> None:
+    def _redis_back(self, event: events.RedisRecovered) -> None:
         """Log once that it is back: the last part has reached it, and no other server of a queue is away."""
         with self._lock:
             since = min((at for (queue, _), at in self._away.items() if queue == event.queue), default=0.0)

@@ -638,7 +638,7 @@ def _settled(
     if done:
         yield happened(keys.name, tuple(done))
     if answer.lost:
-        yield events.Lost(keys.name, answer.lost, verb)
+        yield events.LeaseLost(keys.name, answer.lost, verb)
     if answer.cancelled:
         yield events.Cancelled(keys.name, answer.cancelled)
 
@@ -647,16 +647,16 @@ def _settled(
 
 
 def collect(
-    keys: Keys, ids: Sequence[str], *, letters_max: int, letters_ms: int, clock: int | None = None
+    keys: Keys, ids: Sequence[str], *, dead_letter_limit: int, letters_ms: int, clock: int | None = None
 ) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Turn garbage into dead letters; return their ids, and those whose body was gone. One call takes 8 MiB."""
     bounded("ids", ids)
-    args: list[Arg] = [letters_max, letters_ms, *ids]
+    args: list[Arg] = [dead_letter_limit, letters_ms, *ids]
 
     def happened(answer: tuple[tuple[str, ...], tuple[str, ...]]) -> Iterable[Event]:
         collected, expired = answer
         if collected:
-            yield events.Collected(keys.name, collected)
+            yield events.DeadLettered(keys.name, collected)
         if expired:
             yield events.Expired(keys.name, expired)
 

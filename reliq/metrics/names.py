@@ -91,7 +91,7 @@ MESSAGES = _queue("reliq_messages", "Messages in each state; their sum is alive.
 DEAD_LETTERS = _queue("reliq_dead_letters", "Dead letters that are kept.")
 BACKLOG = _queue("reliq_backlog", "Messages that wait for a worker: ready, retry, and pending that is due.")
 MISSING = _queue(
-    "reliq_account_missing", "Published + redriven - every end - alive: 0 in a queue whose account is balanced."
+    "reliq_messages_unaccounted", "Published + redriven - every end - alive: 0 in a queue whose account is balanced."
 )
 UNACK = _queue(
     "reliq_unack",
@@ -99,7 +99,7 @@ UNACK = _queue(
     "kind",
 )
 OLDEST = _queue(
-    "reliq_oldest_seconds",
+    "reliq_oldest_message_age_seconds",
     "How long ago the first message of a state was due; of unack, how long ago its lease or wait ended. In Go's layout ready and retry have none.",
     "state",
 )
@@ -110,7 +110,7 @@ KEY_WAITING = _queue(
     "reliq_key_waiting", "Messages that wait in the lines of the ten keys with most, and of all others together.", "key"
 )
 KEY_HELD_UP = _queue(
-    "reliq_key_held_up_seconds",
+    "reliq_key_blocked_seconds",
     "For how long nothing has started of the key that waits longest while it sleeps, or its places are taken.",
 )
 LIMITED_CLAIMS = _queue("reliq_limited_claims_total", "Claims that took less than they could: a rate was used up.")
@@ -119,7 +119,7 @@ PAUSED = _queue(
 )
 MAP_LOST = _queue("reliq_shard_map_lost", "1 while Redis has no map of the queue's shards, or an earlier one.")
 SHARED = _queue(
-    "reliq_shared", "1 in a layout of the Go original: its programs may share the queue, and count nothing."
+    "reliq_go_layout", "1 in a layout of the Go original: its programs may share the queue, and count nothing."
 )
 COUNTED = {kind: _queue(f"reliq_{kind}_total", text) for kind, text in TOTALS.items()}
 RETRIED = _queue("reliq_retried_total", "Messages to be delivered again, by the cause.", "cause")
@@ -139,7 +139,7 @@ CRON_SKIPPED = _queue(
 )
 
 LEFT_OUT = Spec(
-    "reliq_queues_left_out",
+    "reliq_queues_skipped",
     "Queues of the registry that this scrape does not show: `unreadable`, a key of theirs is spoilt; `many`, too many.",
     ("reason",),
 )

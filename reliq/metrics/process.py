@@ -68,8 +68,14 @@ class ProcessMetrics(Collector):
     """
 
     kinds = (
-        *(events.Handled, events.Started, events.Lost, events.RenewalLate),
-        *(events.RedisAway, events.RedisBack, events.RedisRefused, events.OutboxSeen, events.DatabaseAway),
+        *(events.Handled, events.Started, events.LeaseLost, events.RenewalLate),
+        *(
+            events.RedisUnavailable,
+            events.RedisRecovered,
+            events.RedisRefused,
+            events.OutboxSeen,
+            events.DatabaseUnavailable,
+        ),
     )
 
     def __init__(
@@ -109,22 +115,22 @@ class ProcessMetrics(Collector):
 
     def _count_rare(self, event: Event) -> None:
         match event:
-            case events.Lost(queue, ids):
+            case events.LeaseLost(queue, ids):
                 self._figures.add(names.LOST, (queue,), len(ids))
             case events.RenewalLate():
                 self._figures.add(names.LATE)
-            case events.RedisAway(queue, part):
+            case events.RedisUnavailable(queue, part):
                 with self._lock:
                     self._away.add((queue, part))
                 self._figures.add(names.REDIS_ERRORS, ("away",))
             case events.OutboxSeen(_, waiting, oldest_seconds):
                 self._figures.set(names.OUTBOX_ROWS, (), waiting)
                 self._figures.set(names.OUTBOX_OLDEST, (), oldest_seconds)
-            case events.DatabaseAway():
+            case events.DatabaseUnavailable():
                 self._figures.add(names.OUTBOX_ERRORS)
             case events.RedisRefused():
                 self._figures.add(names.REDIS_ERRORS, ("refused",))
-            case events.RedisBack(queue, part):
+            case events.RedisRecovered(queue, part):
                 with self._lock:
                     is_last = self._away == {(queue, part)}
                     self._away.discard((queue, part))
@@ -134,7 +140,7 @@ class ProcessMetrics(Collector):
     def sample(self, stats: EngineStats | None) -> None:
         """Set the gauges to the engine's state; None when no engine runs."""
         self._figures.set(names.INFLIGHT, ("running",), stats.running if stats else 0)
-        self._figures.set(names.INFLIGHT, ("held",), stats.held if stats else 0)
+        self._figures.set(names.INFLIGHT, ("prefetched",), stats.held if stats else 0)
         self._figures.set(names.LONGEST, (), stats.longest_seconds if stats else 0.0)
         self._figures.set(names.SLOTS, (), stats.slots if stats else 0)
         self._figures.set(names.SLOTS_BUSY, (), stats.busy_slots if stats else 0)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from reliq.consumer import STOPS, SignalNotes, handle_signal, ignore_stops
 from reliq.distribution import VERSION
 from reliq.errors import ConfigurationError, ProtocolError, RedisRefusedError, RedisUnavailableError, ReliqError
-from reliq.events import DatabaseAway, DatabaseBack, Observer, OutboxSeen, PublishEnded, notify, wanting
+from reliq.events import DatabaseRecovered, DatabaseUnavailable, Observer, OutboxSeen, PublishEnded, notify, wanting
 from reliq.keys import SHARDS_LIMIT, Keys, check_id, made_at
 from reliq.lua.transitions import CallNumber, CallSequences, PublishAnswer
 from reliq.outbox.store import AGAIN, OVERDUE_LIMIT, OutboxLook, Store, StoredRow, database
@@ -186,7 +186,7 @@ def _messages(
             line = header.line or ""
             if is_checked:
                 enqueued = made_at(row.id) if header.enqueued is None else header.enqueued
-                start = envelope_rest(terms.retries, enqueued, window_ms, header.headers, header.incarnation, line)
+                start = envelope_rest(terms.retries, enqueued, window_ms, header.headers, header.publication_id, line)
                 value = start + body
         messages[row.seq] = PreparedMessage(row.id, value, call_terms, line)
     return messages
@@ -377,7 +377,7 @@ class OutboxMover:
         if self._failures:
             self._failures = 0
             logger.info("outbox: the database answers again")
-            notify(self._observers, [DatabaseBack("")])
+            notify(self._observers, [DatabaseRecovered("")])
         return 0.0
 
     def complaint(self) -> str:
@@ -569,7 +569,9 @@ class OutboxMover:
             self._error = why
             logger.warning("outbox: the database failed, trying again until it answers (%s)", why)
         oldest_seconds = self._look.oldest_seconds + time.monotonic() - self._looked_at
-        notify(self._observers, [DatabaseAway("", str(error)), OutboxSeen("", self._look.waiting, oldest_seconds)])
+        notify(
+            self._observers, [DatabaseUnavailable("", str(error)), OutboxSeen("", self._look.waiting, oldest_seconds)]
+        )
         return seconds_after(RECONNECT, self._failures)
 
 

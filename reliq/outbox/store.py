@@ -429,7 +429,7 @@ class Store:
             f"WHERE sent_ms < {self._now} - :keep ORDER BY seq LIMIT {DELETE_LIMIT}) RETURNING 1",
             {"keep": keep_ms},
         )
-        key = "queue, id, incarnation"
+        key = "queue, id, publication_id"
         over = self._delete(
             f"DELETE FROM {self._inbox} WHERE ({key}) IN (SELECT {key} FROM {self._inbox} "
             f"WHERE keep_until_ms < {self._now} ORDER BY keep_until_ms LIMIT {DELETE_LIMIT}) RETURNING 1",

@@ -119,9 +119,9 @@ def ddl(dialect: Dialect, prefix: str = OUTBOX_PREFIX) -> list[str]:
         f"""CREATE TABLE IF NOT EXISTS {tables.inbox} (
     queue text NOT NULL,
     id text NOT NULL,
-    incarnation bigint NOT NULL,
+    publication_id bigint NOT NULL,
     keep_until_ms bigint NOT NULL,
-    PRIMARY KEY (queue, id, incarnation)
+    PRIMARY KEY (queue, id, publication_id)
 )""",
         f"CREATE INDEX IF NOT EXISTS {tables.start}inbox_keep_until ON {tables.inbox} (keep_until_ms)",
     ]
@@ -179,7 +179,7 @@ def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
         f"{tables.start}inbox",
         schema,
         *(sa.Column(name, sa.Text, primary_key=True) for name in ("queue", "id")),
-        sa.Column("incarnation", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("publication_id", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("keep_until_ms", sa.BigInteger, nullable=False),
     )
     sa.Index(f"{tables.start}inbox_keep_until", inbox.c.keep_until_ms)
@@ -252,13 +252,13 @@ class Statement:
         now = NOW_MS[dialect]
         if self.kind == "once":
             return (
-                f"INSERT INTO {self.table} (queue, id, incarnation, keep_until_ms) "
-                f"VALUES (:queue, :id, :incarnation, {now} + :keep_ms) ON CONFLICT (queue, id, incarnation) DO NOTHING"
+                f"INSERT INTO {self.table} (queue, id, publication_id, keep_until_ms) "
+                f"VALUES (:queue, :id, :publication_id, {now} + :keep_ms) ON CONFLICT (queue, id, publication_id) DO NOTHING"
             )
         if self.kind == "prolong":
             return (
                 f"UPDATE {self.table} SET keep_until_ms = {now} + :keep_ms WHERE queue = :queue AND id = :id "
-                f"AND incarnation = :incarnation AND keep_until_ms < {now} + :keep_ms"
+                f"AND publication_id = :publication_id AND keep_until_ms < {now} + :keep_ms"
             )
         insert = (
             f"INSERT INTO {self.table} (queue, id, value, terms, made_ms) VALUES (:queue, :id, :value, :terms, {now})"
@@ -274,9 +274,9 @@ def percent(sql: str) -> str:
     return _NAMED.sub(r"%(\1)s", sql)
 
 
-def once_statement(queue: str, id: str, incarnation: int, keep_ms: int, prefix: str = OUTBOX_PREFIX) -> Statement:
+def once_statement(queue: str, id: str, publication_id: int, keep_ms: int, prefix: str = OUTBOX_PREFIX) -> Statement:
     """Return the statement that writes to the inbox that the effects of a message are being committed."""
-    values = {"queue": queue, "id": id, "incarnation": incarnation, "keep_ms": keep_ms}
+    values = {"queue": queue, "id": id, "publication_id": publication_id, "keep_ms": keep_ms}
     return Statement("once", Tables.of(prefix), values)
 
 

@@ -258,7 +258,7 @@ B = TypeVar("B")
 
 
 @dataclass(slots=True)
-class Received(Effects, Generic[B]):
+class ReceivedJob(Effects, Generic[B]):
     """
     One message taken with `receive`. Unless it is answered otherwise, the end of the block answers for it.
 
@@ -269,7 +269,7 @@ class Received(Effects, Generic[B]):
         key: None without one.
         token: above that of every earlier delivery of this message, and in an ordered queue of its key: for stores that
             refuse what comes late.
-        lost: whether its lease ran out, so that another may have it.
+        lease_lost: whether its lease ran out, so that another may have it.
         cancelled: whether it was cancelled meanwhile.
         answer: the answer that the end of the block gives to Redis, None for the block's own.
     """
@@ -286,7 +286,7 @@ class Received(Effects, Generic[B]):
     _first: tuple[str, str, int] = field(default=("", "", 0), repr=False)
     _kept_ms: Callable[[], int] = field(default=int, repr=False)
     _published: int = field(default=0, repr=False)
-    lost: bool = False
+    lease_lost: bool = False
     cancelled: bool = False
     answer: Ack | Nack | Reject | Snooze | RateLimited | None = field(default=None, repr=False)
 
@@ -440,7 +440,7 @@ class LeaseBatch(Generic[B]):
         self.lease_seconds = handling.lease_ms / 1000
         self._call_number = receiver.lanes.take()
         self.undecodable: list[Handled] = []
-        self.jobs: list[Received[B]] = []
+        self.jobs: list[ReceivedJob[B]] = []
         self._held: list[Settlement] = []  # what was claimed; then what the jobs are of, in their order
         self.given_up = False
         self.listener = receiver.listener()
@@ -572,7 +572,7 @@ class LeaseBatch(Generic[B]):
             header = delivery.header
             due = None if header.due is None else header.due / 1000
             known = (queue, header.key, one.token, first_published(queue, one.id, header), self._kept_ms)
-            self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
+            self.jobs.append(ReceivedJob(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
         self._held = jobs
         return self._calls(endings)
 
@@ -582,13 +582,13 @@ class LeaseBatch(Generic[B]):
 
     def renew(self) -> Call[Settled]:
         """Return the call that extends every lease that still holds."""
-        held = [held.delivery.claimed for job, held in zip(self.jobs, self._held, strict=True) if not job.lost]
+        held = [held.delivery.claimed for job, held in zip(self.jobs, self._held, strict=True) if not job.lease_lost]
         return transitions.extend(self._take.keys, held, lease_ms=self._handling.lease_ms)
 
     def note_settled(self, answer: Settled) -> None:
         """Tell the jobs what a renewal or their settling showed."""
         for job in self.jobs:
-            job.lost = job.lost or job.id in answer.lost
+            job.lease_lost = job.lease_lost or job.id in answer.lost
             job.cancelled = job.cancelled or job.id in answer.cancelled
 
     def settle(self, error: BaseException | None) -> list[Call[Settled]]:
@@ -631,7 +631,7 @@ _settlings: set[asyncio.Task[None]] = set()
 
 
 @contextmanager
-def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iterator[list[Received[B]]]:
+def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iterator[list[ReceivedJob[B]]]:
     """Take messages, renew their leases in a thread of its own while the block runs, and settle them."""
 
     async def wait(seconds: float) -> Found | None:
@@ -663,7 +663,7 @@ def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iter
 @asynccontextmanager
 async def areceiving(
     client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float
-) -> AsyncIterator[list[Received[B]]]:
+) -> AsyncIterator[list[ReceivedJob[B]]]:
     """As `receiving`; the renewal is a task, so a block that holds the event loop up for a lease loses it."""
     # Taking is not cut off: what a cancelled caller has claimed is given back.
     taking = asyncio.ensure_future(_take(client, batch, wait_seconds, partial(_alisten, batch)))

@@ -10,7 +10,7 @@ import msgspec
 
 from reliq.errors import ProtocolError, RedisUnavailableError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, stack_request_key, stacks_key, worker_key
-from reliq.message import Confirmed, Letter, Pause
+from reliq.message import Confirmed, DeadLetter, Pause
 from reliq.settings import BATCH_LIMIT, Durability, milliseconds
 from reliq.text import LAST_SECOND, clamp_time, whole_number
 from reliq.wire_format import FailureNote, StateWord, open_envelope
@@ -261,7 +261,7 @@ def read_pause(reply: bytes) -> Pause:
         return Pause("", None, reply.decode("utf-8", "replace")[:FOREIGN_REASON_LIMIT])
 
 
-def read_letter(row: Any, keys: Keys) -> Letter:
+def read_letter(row: Any, keys: Keys) -> DeadLetter:
     """Return a dead letter from an entry of a shard's stream `dead`."""
     name = row[0].decode()
     pairs = row[1]
@@ -275,7 +275,7 @@ def read_letter(row: Any, keys: Keys) -> Letter:
     death = fields.get(b"died", row[0]).split(b"-")[0]
     id = id_text(fields.get(b"id", b""))
     died = clamp_time((whole_number(death) or 0) / 1000)
-    return Letter(name, id, note.reason, note.error, attempts, died, header, payload, note.raised, keys.shard)
+    return DeadLetter(name, id, note.reason, note.error, attempts, died, header, payload, note.raised, keys.shard)
 
 
 List = Literal["ready", "retry"]
@@ -348,7 +348,7 @@ def claims(keys: Keys) -> Command[int]:
 
 def letters_between(
     keys: Keys, first: str, last: str, *, count: int, newest_first: bool = False
-) -> Command[list[Letter]]:
+) -> Command[list[DeadLetter]]:
     """Return up to `count` dead letters between two entries of the stream, both included."""
     command, places = ("XREVRANGE", (last, first)) if newest_first else ("XRANGE", (first, last))
     return Command(

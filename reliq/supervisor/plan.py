@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 EXIT_CRASHED = 1
 #: The folder for the figures of processes, beside their boards.
 METRICS_FOLDER = "metrics"
-#: The default of --stall: a handler may hold the interpreter for 30 s where others run beside it.
-STALL_SECONDS = 30.0
+#: The default of --gil-timeout: a handler may hold the interpreter for 30 s where others run beside it.
+GIL_TIMEOUT_SECONDS = 30.0
 #: A stop may take 10 s beyond its grace, to settle and to leave the lifespan.
 STOP_MARGIN_SECONDS = 10.0
 

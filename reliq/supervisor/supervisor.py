@@ -24,7 +24,7 @@ from reliq.events import Observer, ProcessEnded, notify
 from reliq.logs import Background
 from reliq.settings import seconds
 from reliq.supervisor.child import HARD_LIMIT_SECONDS, Child, Folder, OrphanKiller
-from reliq.supervisor.plan import METRICS_FOLDER, STALL_SECONDS, STOP_MARGIN_SECONDS, ChildPlan, fingerprint
+from reliq.supervisor.plan import GIL_TIMEOUT_SECONDS, METRICS_FOLDER, STOP_MARGIN_SECONDS, ChildPlan, fingerprint
 from reliq.supervisor.recovery import Recovery, reap_orphans
 from reliq.supervisor.status import Row, board_bytes
 from reliq.worker import health
@@ -120,7 +120,7 @@ class Supervisor:
 
     Args:
         max_memory: bytes of resident memory at which a child is replaced, None for no limit.
-        stall: seconds without a sign of life after which a child of several handlers is ended.
+        gil_timeout: seconds without a sign of life after which a child of several handlers is ended.
 
     Raises:
         ConfigurationError: there is no place for temporary files.
@@ -133,14 +133,14 @@ class Supervisor:
         *,
         processes: int,
         max_memory: int | None = None,
-        stall: float = STALL_SECONDS,
+        gil_timeout: float = GIL_TIMEOUT_SECONDS,
     ) -> None:
         self.observers: list[Observer] = []
         self._plan = replace(plan, handlers=fingerprint(consumer.handlers))
         self._concurrency = plan.settings.concurrency
         self._grace = seconds("grace", plan.settings.grace)
         self._max_memory = max_memory
-        self._stall = stall
+        self._gil_timeout = gil_timeout
         self._handlers = consumer.chosen(plan.queues) if consumer.handlers else []
         self._folder = Folder()
         self._numbers = count()
@@ -284,7 +284,7 @@ class Supervisor:
         elif has_neighbours and silent > HARD_LIMIT_SECONDS and child.overran(now, since=child.silence.since):
             why = "a handler that holds the interpreter overran its timeout"
             self._end(child, "overran", why, child.gil_holders(now))
-        elif has_neighbours and silent > self._stall:
+        elif has_neighbours and silent > self._gil_timeout:
             self._end(child, "hung", f"a handler has held the interpreter for {silent:.0f} s", child.gil_holders(now))
         elif overran and child.is_half_lease_over(overran) and not self._stopping:
             self._end(child, "overran", "a handler overran its timeout", overran)

@@ -32,7 +32,7 @@ def serve(
     *,
     url: str | None,
     max_memory: int | None,
-    stall: float,
+    gil_timeout: float,
     page: tuple[int, str, bool] | None,
 ) -> NoReturn:
     """
@@ -50,7 +50,7 @@ def serve(
     plan.find_modules()
 
     try:
-        code = _work(plan, processes, url=url, max_memory=max_memory, stall=stall, page=page)
+        code = _work(plan, processes, url=url, max_memory=max_memory, gil_timeout=gil_timeout, page=page)
     except ConfigurationError as error:
         complain(error)
         code = EXIT_USAGE
@@ -63,7 +63,7 @@ def _work(
     *,
     url: str | None,
     max_memory: int | None,
-    stall: float,
+    gil_timeout: float,
     page: tuple[int, str, bool] | None,
 ) -> int:
     """Load the consumer, print its handlers, and run the processes; return the exit code."""
@@ -83,7 +83,7 @@ def _work(
     if plan.log_format != "json":
         count = pluralize(processes, "process", "processes")
         _print_handlers(handlers, f"{count} of {plan.settings.concurrency} on {consumer.connection(handlers).name}")
-    supervisor = Supervisor(consumer, plan, processes=processes, max_memory=max_memory, stall=stall)
+    supervisor = Supervisor(consumer, plan, processes=processes, max_memory=max_memory, gil_timeout=gil_timeout)
     if page is None:
         return supervisor.run()
     port, host, with_queues = page

@@ -19,7 +19,7 @@ from reliq.handlers import settlement
 from reliq.handlers.settlement import EXPIRED, burial, is_final
 from reliq.lua import transitions
 from reliq.lua.transitions import CallSequences
-from reliq.message import Answer
+from reliq.message import Outcome
 from reliq.receive.bodies import BodyReader
 from reliq.receive.receiver import ClaimRound
 from reliq.redis.commands import raise_first
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from reliq.consumer import Consumer
     from reliq.handlers.handler import Handler, Job
     from reliq.handlers.registration import Periodic
-    from reliq.handlers.settlement import Outcome
+    from reliq.handlers.settlement import HandlerOutcome
     from reliq.keys import Keys
     from reliq.message import Claimed
     from reliq.redis.client import Client
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 #: Lease of a drain in ms; it is long, because a developer may stop in a debugger.
 LONG_LEASE_MS = 3_600_000
-#: Outcome -> its list in `DrainResult`.
+#: HandlerOutcome -> its list in `DrainResult`.
 _LISTED = {
     "ack": "acked",
     "nack": "nacked",
@@ -188,7 +188,7 @@ class HandlerCalls:
         return answer
 
     def _note(self, _job: Job[Any], error: BaseException, _final: bool) -> None:
-        if self.failed is None and not isinstance(error, Answer):
+        if self.failed is None and not isinstance(error, Outcome):
             self.failed = error
 
 
@@ -298,7 +298,7 @@ class Drain:
         if ids:
             self._client.run(burial(keys, handler.queue.settings, ids))
 
-    def _count(self, handler: Handler, claimed: Claimed, outcome: Outcome) -> None:
+    def _count(self, handler: Handler, claimed: Claimed, outcome: HandlerOutcome) -> None:
         if outcome.kind != "release":  # released unspent: no delivery
             end = "dead" if is_final(claimed, outcome) else _LISTED[outcome.kind]
             getattr(self.done, end).append(claimed.id)
@@ -321,7 +321,7 @@ def own_traceback(error: BaseException) -> BaseException:
     return error if trace is None or isinstance(error, UndecodableError) else error.with_traceback(trace)
 
 
-def _settle(deliveries: Sequence[HeldDelivery], outcome: Outcome | None = None) -> None:
+def _settle(deliveries: Sequence[HeldDelivery], outcome: HandlerOutcome | None = None) -> None:
     """Set the outcome of deliveries, as a worker's settler does; the caller sends it to Redis."""
     for held in deliveries:
         held.settling = True

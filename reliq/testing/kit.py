@@ -15,7 +15,7 @@ from reliq import distribution
 from reliq.admin.calls import keys_scanned
 from reliq.admin.session import REPLY_SECONDS
 from reliq.errors import ConfigurationError
-from reliq.message import Claimed, Delivery, Outgoing
+from reliq.message import Claimed, Delivery, OutgoingMessage
 from reliq.metrics.snapshot import registered
 from reliq.publish import Writer
 from reliq.redis.client import Client
@@ -174,7 +174,7 @@ class JobOptions(TypedDict, total=False):
     attempt: int
     retries: int | None
     headers: Mapping[str, str] | None
-    incarnation: int | None
+    publication_id: int | None
     key: str | None
     priority: Priority
 
@@ -304,7 +304,7 @@ class Reliq:
             attempt: number of the delivery, from 1.
             retries: how many retries the message has; None uses the queue's setting.
             headers: headers of the message.
-            incarnation: incarnation of the message, which `job.once` stores with the id.
+            publication_id: publication_id of the message, which `job.once` stores with the id.
             key: the message key.
             priority: `high`, `normal` or `low`.
 
@@ -453,7 +453,7 @@ def _call(
     [handler] = consumer.chosen([queue.name])
     fields: dict[str, Any] = dict(options)
     attempt = fields.pop("attempt", 1)
-    outgoing = Outgoing(body=body, **fields)
+    outgoing = OutgoingMessage(body=body, **fields)
     bare = queue.layout.bare
     order = Writer(queue.known_shards, queue.codec, queue.settings).special(outgoing)
     check_int("attempt", attempt, least=1, most=order.terms.retries + 1)

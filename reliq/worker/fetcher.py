@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
-from reliq.handlers.settlement import EXPIRED, RELEASED, Outcome
+from reliq.handlers.settlement import EXPIRED, RELEASED, HandlerOutcome
 from reliq.keys import Keys, token
 from reliq.lua.transitions import NOT_WATCHING
 from reliq.receive.bodies import BodyReader, Read
@@ -58,7 +58,7 @@ class Fetcher:
         inflight: Inflight,
         scheduler: Scheduler,
         submit: Callable[[list[HeldDelivery]], None],
-        settle: Callable[[list[HeldDelivery], Outcome], None],
+        settle: Callable[[list[HeldDelivery], HandlerOutcome], None],
         workers: Callable[[], int],
     ) -> None:
         self._client = client

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from reliq.events import Event, RedisAway
+from reliq.events import Event, RedisUnavailable
 from reliq.worker.loop import Loop
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Pulse:
         seconds: after this time without a round a process hangs that is ready and has not found Redis away.
     """
 
-    kinds = (RedisAway,)
+    kinds = (RedisUnavailable,)
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Pulse:
 
     def __call__(self, event: Event, /) -> None:
         """Note a try of a claiming part that found Redis away."""
-        if isinstance(event, RedisAway) and event.part in CLAIMING:
+        if isinstance(event, RedisUnavailable) and event.part in CLAIMING:
             with self._lock:
                 self._write(self._read()._replace(away_at=time.monotonic()))
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reliq.errors import LoginError, RedisRefusedError, RedisUnavailableError
-from reliq.events import Event, Observer, RedisAway, RedisBack, RedisRefused, notify
+from reliq.events import Event, Observer, RedisRecovered, RedisRefused, RedisUnavailable, notify
 from reliq.settings import RECONNECT, seconds_after
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Loop:
                 self._failures = 0
                 if self._is_away:
                     self._is_away = False
-                    notify(self._observers, [RedisBack("", self._name)])
+                    notify(self._observers, [RedisRecovered("", self._name)])
                 if wait_seconds > 0:
                     self._woken.wait(min(wait_seconds, LONGEST_SLEEP_SECONDS))
                 self._woken.clear()
@@ -104,7 +104,7 @@ class Loop:
         if isinstance(error, RedisUnavailableError):
             self._away()
             self._is_away = True
-            notify(self._observers, [RedisAway("", self._name, str(error), error.refusal)])
+            notify(self._observers, [RedisUnavailable("", self._name, str(error), error.refusal)])
             return
         if isinstance(error, RedisRefusedError):
             notify(self._observers, [RedisRefused("", self._name, str(error))])
@@ -140,7 +140,7 @@ class QueueBackoff:
         self.until[keys] = time.monotonic() + seconds_after(RECONNECT, failures)
         if isinstance(error, RedisUnavailableError):
             self._away.add(keys)
-            notify(self._observers, [RedisAway(keys.name, self._part, str(error), error.refusal)])
+            notify(self._observers, [RedisUnavailable(keys.name, self._part, str(error), error.refusal)])
             return
         self._is_back(keys)
         if isinstance(error, RedisRefusedError):
@@ -180,7 +180,7 @@ class QueueBackoff:
         if keys in self._away:
             self._away.discard(keys)
             if not any(shard.name == keys.name for shard in self._away):
-                notify(self._observers, [RedisBack(keys.name, self._part)])
+                notify(self._observers, [RedisRecovered(keys.name, self._part)])
 
 
 class EventQueue:

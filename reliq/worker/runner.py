@@ -30,7 +30,7 @@ from reliq.handlers.settlement import (
     ACKED,
     OVERRAN,
     RELEASED,
-    Outcome,
+    HandlerOutcome,
     answered,
     decoded,
     is_final,
@@ -80,7 +80,7 @@ os.register_at_fork(after_in_child=lambda: _forks.append(None))
 _current: contextvars.ContextVar[HandlerCall | None] = contextvars.ContextVar("reliq_handler_call", default=None)
 
 
-def is_failure(held: HeldDelivery, outcome: Outcome) -> bool:
+def is_failure(held: HeldDelivery, outcome: HandlerOutcome) -> bool:
     """Return whether the handler did not choose `outcome`, or it is a `Nack` after which no retry is left."""
     return outcome.failed or (outcome.kind == "nack" and is_final(held.delivery.claimed, outcome))
 
@@ -102,7 +102,7 @@ class Runner:
 
     def __init__(
         self,
-        settle: Callable[[list[HeldDelivery], Outcome | None], None],
+        settle: Callable[[list[HeldDelivery], HandlerOutcome | None], None],
         middleware: Sequence[Callable[[Job[Any]], Any]],
         observers: Sequence[Observer],
         stopping: threading.Event,
@@ -219,7 +219,7 @@ class Runner:
 
     def _outcomes(
         self, run: HandlerCall, deliveries: list[HeldDelivery], answer: Any, error: BaseException | None
-    ) -> dict[HeldDelivery, Outcome]:
+    ) -> dict[HeldDelivery, HandlerOutcome]:
         if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
             # Cut off by the stop: no fault of the messages, and they run no more.
             return dict.fromkeys(deliveries, RELEASED)
@@ -234,7 +234,7 @@ class Runner:
                 return {held: _outcome(held, each, None) for held, each in zip(deliveries, answer, strict=True)}
         return {held: _outcome(held, answer, error) for held in deliveries}
 
-    def _answer(self, run: HandlerCall, outcomes: dict[HeldDelivery, Outcome], cause: Any) -> None:
+    def _answer(self, run: HandlerCall, outcomes: dict[HeldDelivery, HandlerOutcome], cause: Any) -> None:
         """Hand over `outcomes`; `cause` is what the handler answered or raised, None when it returned nothing."""
         seconds = (time.monotonic() - run.started_at) / len(run.deliveries)
         if run.handler.is_async or not run.abandoned:  # else that was done when it overran
@@ -242,7 +242,7 @@ class Runner:
             observers = self._end_observers
             try:  # the work goes on when observers fail
                 if observers and is_success:
-                    observers = [observer for observer in observers if getattr(observer, "hears_success", True)]
+                    observers = [observer for observer in observers if getattr(observer, "wants_success", True)]
                 if observers:
                     notify(observers, [_handled(run, held, outcome, seconds) for held, outcome in outcomes.items()])
             except BaseException:  # noqa: S110  cheaper than `suppress`, for every message
@@ -256,7 +256,9 @@ class Runner:
             held.took_ms = took_ms
         self._settle(list(outcomes), None)
 
-    def _report(self, run: HandlerCall, outcomes: dict[HeldDelivery, Outcome], cause: Any, seconds: float) -> None:
+    def _report(
+        self, run: HandlerCall, outcomes: dict[HeldDelivery, HandlerOutcome], cause: Any, seconds: float
+    ) -> None:
         """Report the deliveries that failed after `seconds`; `cause` was raised or answered, a list for a batch."""
         for held, outcome in outcomes.items():
             if not is_failure(held, outcome):
@@ -290,7 +292,7 @@ class Runner:
             threading.Thread(target=self._report, args=arguments, name="reliq-overran", daemon=True).start()
 
     def _log(
-        self, run: HandlerCall, held: HeldDelivery, outcome: Outcome, error: BaseException, seconds: float
+        self, run: HandlerCall, held: HeldDelivery, outcome: HandlerOutcome, error: BaseException, seconds: float
     ) -> None:
         """
         Write a line: at ERROR, with the exception, when a message died; with its traceback when its kind is new.
@@ -359,7 +361,7 @@ def _done(answer: Any) -> Any:
     return answer
 
 
-def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> Outcome:
+def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> HandlerOutcome:
     """Return what is to be done; an answer that makes no sense counts as a failure of the handler."""
     settings = held.handler.settings
     attempt = held.delivery.attempt
@@ -369,7 +371,7 @@ def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> Ou
         return _nonsense(held, answer_error)
 
 
-def _nonsense(held: HeldDelivery, error: BaseException) -> Outcome:
+def _nonsense(held: HeldDelivery, error: BaseException) -> HandlerOutcome:
     """Return the outcome of an answer that is not allowed; of a foreign exception the log has class and place alone."""
     text = "the handler's answer is not allowed"
     place = ""
@@ -377,7 +379,7 @@ def _nonsense(held: HeldDelivery, error: BaseException) -> Outcome:
         text = described(error)
         place = "" if isinstance(error, ConfigurationError) else placed(error)
         logger.warning("queue %s: handler's answer is not allowed: %s", held.queue, place or text)
-    return Outcome("nack", NONSENSE_MS, error=text, raised=place)
+    return HandlerOutcome("nack", NONSENSE_MS, error=text, raised=place)
 
 
 def _started(held: HeldDelivery) -> Started:
@@ -387,7 +389,7 @@ def _started(held: HeldDelivery) -> Started:
     return Started(held.queue, delivery.claimed.id, delivery.attempt, lag)
 
 
-def _handled(run: HandlerCall, held: HeldDelivery, outcome: Outcome, seconds: float) -> Handled:
+def _handled(run: HandlerCall, held: HeldDelivery, outcome: HandlerOutcome, seconds: float) -> Handled:
     kind: Any = "timeout" if run.abandoned else outcome.kind
     id = held.delivery.claimed.id
     failed = is_failure(held, outcome)

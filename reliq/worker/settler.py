@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from reliq.errors import RedisUnavailableError, ReliqError
-from reliq.events import Handled, Lost, RenewalLate, notify
+from reliq.events import Handled, LeaseLost, RenewalLate, notify
 from reliq.handlers import settlement
-from reliq.handlers.settlement import ACKED, RELEASED, UNTELLABLE, Outcome, is_final
+from reliq.handlers.settlement import ACKED, RELEASED, UNTELLABLE, HandlerOutcome, is_final
 from reliq.lua import transitions
 from reliq.redis.connection import packed
 from reliq.settings import BATCH_LIMIT
@@ -67,7 +67,7 @@ class Settler:
         self._latest = 0  # how many outcomes the last round trip had
         self._backoff = QueueBackoff("settler", client.observers)
 
-    def settle(self, deliveries: Sequence[HeldDelivery], outcome: Outcome | None = None) -> None:
+    def settle(self, deliveries: Sequence[HeldDelivery], outcome: HandlerOutcome | None = None) -> None:
         """Queue `deliveries` for settling, with one outcome for all or the one that each has."""
         for held in deliveries:
             held.settling = True
@@ -207,7 +207,9 @@ def _grouped(deliveries: Iterable[HeldDelivery]) -> list[tuple[Call[Settled], li
 
 
 def _without_loss(call: Call[Settled]) -> Call[Settled]:
-    return replace(call, events=lambda answer: [event for event in call.events(answer) if not isinstance(event, Lost)])
+    return replace(
+        call, events=lambda answer: [event for event in call.events(answer) if not isinstance(event, LeaseLost)]
+    )
 
 
 class Renewer:
@@ -223,7 +225,7 @@ class Renewer:
         handlers: Sequence[Handler],
         inflight: Inflight,
         async_executor: AsyncExecutor,
-        settle: Callable[[list[HeldDelivery], Outcome], None],
+        settle: Callable[[list[HeldDelivery], HandlerOutcome], None],
         report_overrun: Callable[[HandlerCall, float], None] = lambda _run, _seconds: None,
     ) -> None:
         self._client = client
@@ -308,7 +310,7 @@ class Renewer:
                     held.lost = True
                     lost.append(held.delivery.id)
             if lost:
-                notify(self._client.observers, [Lost(group[0].queue, tuple(lost), "extend")])
+                notify(self._client.observers, [LeaseLost(group[0].queue, tuple(lost), "extend")])
 
     def _notify_lateness(self, due: list[HeldDelivery], now: float) -> None:
         """Notify observers of a late renewal, and whether it waited for the answer to the renewal before."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from reliq.handlers.settlement import RELEASED, Outcome
+from reliq.handlers.settlement import RELEASED, HandlerOutcome
 from reliq.lua.transitions import Suspects
 from reliq.message import Claimed, Delivery
 from reliq.settings import BATCH_LIMIT
@@ -85,7 +85,7 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
     cancelled: bool = False
     abandoned: bool = False
     settling: bool = False
-    outcome: Outcome = RELEASED
+    outcome: HandlerOutcome = RELEASED
     tried: bool = False
     trace_id: str = ""
     size: int = 0

@@ -26,7 +26,7 @@ from tenacity import wait_exponential
 
 from reliq.distribution import VERSION
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError
-from reliq.events import RedisRefused, Superseded, WentBack, notify
+from reliq.events import CountersRegressed, RedisRefused, ScheduleReplaced, notify
 from reliq.handlers.settlement import burial
 from reliq.keys import SHARDS_LIMIT, Keys, token
 from reliq.lua import transitions
@@ -258,7 +258,7 @@ class Ticker:
                     rows.append(Registered(entry, now_ms, state.last, state.asked))
                 elif entry.name not in self._superseded:  # another schedule is in force: report it once
                     self._superseded.add(entry.name)
-                    notify(self._client.observers, [Superseded(entry.queue.name, entry.name)])
+                    notify(self._client.observers, [ScheduleReplaced(entry.queue.name, entry.name)])
         return rows
 
     def _due(self, row: Registered) -> Iterator[DueTick]:
@@ -462,7 +462,7 @@ class Janitor:
                 before = self._claims.get(keys, 0)
                 self._claims[keys] = claims
                 if claims < before:
-                    notify(self._client.observers, [WentBack(keys.name, before, claims)])
+                    notify(self._client.observers, [CountersRegressed(keys.name, before, claims)])
         if not isinstance(now_ms, Exception):
             self._history.step(now_ms)
 

@@ -14,7 +14,7 @@ from forked import end_forked, forked
 from waiting import eventually
 from worker_process import AT_ONCE
 
-from reliq import Outgoing, WorkerSettings
+from reliq import OutgoingMessage, WorkerSettings
 from tests.harness.chaos.scan import leftovers
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def test_mixed_jobs_survive_the_kill_of_a_process_again_and_again(worker, jobs, 
     eventually(lambda: len(process.children()) == 4, "there is something to kill")
 
     jobs.MIXED.publish_many(
-        Outgoing(body={"mood": mood}, id=id, delay=chance.choice([0, 0, chance.uniform(0, 3)]))
+        OutgoingMessage(body={"mood": mood}, id=id, delay=chance.choice([0, 0, chance.uniform(0, 3)]))
         for id, mood in zip(ids, moods, strict=True)
     )
     answers = [jobs.MIXED.cancel(id) for id in chance.sample(ids, 100)]
@@ -58,8 +58,8 @@ def test_message_that_kills_its_process_spares_its_batch(worker, jobs):
     assert process.wait(100) == 0
     totals = jobs.DEADLY.counts().totals
     assert (totals["acked"], totals["dead"]) == (99, 1)
-    assert [letter.payload for letter in jobs.DEADLY.letters()] == [b"killer"]
-    assert jobs.DEADLY.letters()[0].reason == "lease"
+    assert [letter.payload for letter in jobs.DEADLY.dead_letters()] == [b"killer"]
+    assert jobs.DEADLY.dead_letters()[0].reason == "lease"
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def accounted_for(client: redis.Redis, queue, confirmed: set[bytes]) -> set[byte
 
 def dead_ids(queue) -> set[bytes]:
     """Return the ids of all dead letters."""
-    letters = queue.letters(limit=500)
+    letters = queue.dead_letters(limit=500)
     assert len(letters) < 500
     return {letter.id.encode() for letter in letters}
 

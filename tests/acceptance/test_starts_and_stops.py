@@ -196,8 +196,8 @@ def test_program_whose_threads_hang_ends_with_its_grace_period(program, jobs, cl
 
 STARTED = """
 from beginnings import consumer
-from reliq.events import RedisAway
-consumer.observers.append(lambda event: print("away", flush=True) if isinstance(event, RedisAway) else None)
+from reliq.events import RedisUnavailable
+consumer.observers.append(lambda event: print("away", flush=True) if isinstance(event, RedisUnavailable) else None)
 consumer.start(queues=["slow", "once"])
 print("started", flush=True)
 input()

@@ -19,7 +19,7 @@ def bury_all(queue, error="bad card"):
         with queue.receive(limit=500) as jobs:
             for job in jobs:
                 job.reject(reason=error)
-        run_transition(queue, "collect", [job.id for job in jobs], letters_max=1000, letters_ms=10**9)
+        run_transition(queue, "collect", [job.id for job in jobs], dead_letter_limit=1000, letters_ms=10**9)
 
 
 def raised(error):

@@ -60,7 +60,12 @@ def test_method_that_a_role_may_not_call_raises(role, login, url, claim):
     as_role = login(role, "q")
     queue, other = (Queue(name, bytes, url=as_role) for name in ("q", "other"))
     methods = {
-        "producer": (lambda: claim(queue), lambda: queue.cancel("m"), queue.letters, lambda: other.publish(b"body")),
+        "producer": (
+            lambda: claim(queue),
+            lambda: queue.cancel("m"),
+            queue.dead_letters,
+            lambda: other.publish(b"body"),
+        ),
         "consumer": (lambda: claim(other),),
         "operator": (other.counts,),
         "exporter": (lambda: queue.publish(b"body"),),

@@ -7,7 +7,7 @@ import pytest
 from handling import handle_all
 from transition import run_transition
 
-from reliq import Admin, ConfigurationError, Outgoing, Queue
+from reliq import Admin, ConfigurationError, OutgoingMessage, Queue
 from reliq.redis.commands import RunningJob
 
 #: Rights that these calls do not need: for `watch`, for later pages, for other repairs.
@@ -40,7 +40,7 @@ def scene(url, client, alive, queue, claim, die):
     """Messages in every state, dead letters, a lost message, and a worker."""
     other = Queue("other", url=url)
     other.publish({}, delay=600)
-    other.publish_many(Outgoing(body={}, id=f"keyed{at}", key="tenant") for at in range(3))
+    other.publish_many(OutgoingMessage(body={}, id=f"keyed{at}", key="tenant") for at in range(3))
     die("d1", "d2", "d3", error="no such card")
     for id in ("d4", "failing", "redelivered", "lost", "held"):
         queue.publish({"id": id}, id=id)
@@ -156,7 +156,7 @@ def test_operator_of_other_queues_sees_a_queue_as_unreadable(scene, operator, ur
 def test_operator_may_change_shards_periodic_entries_and_due_times(login, refused, client, url, alive):
     admin = Admin(login("operator", "q"))
     queue = Queue("q", url=url)
-    queue.publish_many(Outgoing(body={}, id=f"order-{at}", delay=600 * (at % 2), dedup=60) for at in range(40))
+    queue.publish_many(OutgoingMessage(body={}, id=f"order-{at}", delay=600 * (at % 2), dedup=60) for at in range(40))
     alive("w", queues=())
     schedule = {"daily schedule": "0 6 * * *", "daily seen": int(time.time()), "daily last": int(time.time()) - 7300}
     client.hset(queue.keys.cron, mapping=schedule)
@@ -165,7 +165,7 @@ def test_operator_may_change_shards_periodic_entries_and_due_times(login, refuse
     with pytest.raises(ConfigurationError, match="no worker has published"):
         admin.run_cron("q", "daily", wait=0.01)
     client.hset(queue.keys.cron, "daily seen", 1)
-    admin.forget_cron("q", "daily")
+    admin.delete_cron("q", "daily")
     assert admin.reschedule("q", "order-1", delay=900) == "rescheduled"
     admin.stacks(["w"], for_seconds=0.01)
     admin.queues(["q"], scan=True)
@@ -175,7 +175,7 @@ def test_operator_may_change_shards_periodic_entries_and_due_times(login, refuse
         assert not admin.finish_resize("q")
     admin.purge("q", "pending")
     client.hset("reliq:queues", "q", 1)
-    admin.forget("q", letters=True)
+    admin.delete_queue("q", letters=True)
 
     assert refused() == []
 

@@ -19,7 +19,7 @@ ON_A_QUEUE = (
         "redrive QUEUE --all --yes",
         "purge QUEUE --state dead --yes",
     ),
-    *("resume QUEUE", "forget QUEUE --yes", "watch QUEUE", "queues QUEUE"),
+    *("resume QUEUE", "delete QUEUE --yes", "watch QUEUE", "queues QUEUE"),
 )
 
 #: One invalid value of each option and argument, and each invalid combination; tests/unit has more invalid values.
@@ -81,7 +81,7 @@ WRONG = {
     "pause q --for while": "a duration is written 30s",
     "pause q --for 0s": "for_ must be 0.001 to ",
     "pause q --key a --reason x": "leave --reason or --key out",
-    "forget q": "say --yes",
+    "delete q": "say --yes",
     "pause q --key a --cron b": "--key or --cron",
     "pause q --cron b --for 1h": "leave --for or --cron out",
     "workers q --stacks": "go with --running",

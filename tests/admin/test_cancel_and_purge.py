@@ -147,4 +147,4 @@ def test_purge_of_dead_letters_obeys_its_filter(command, queue, die):
     die("b")
 
     assert command("purge", "q", "--state", "dead", "--header", "tenant=acme", "--yes").out == "1 deleted\n"
-    assert [letter.id for letter in queue.letters()] == ["b"]
+    assert [letter.id for letter in queue.dead_letters()] == ["b"]

@@ -8,7 +8,7 @@ import pytest
 from handling import handle_all
 from transition import run_transition
 
-from reliq import Admin, Layout, Outgoing, Queue
+from reliq import Admin, Layout, OutgoingMessage, Queue
 from reliq.admin.check import check_ids
 
 HOUR = 3600
@@ -28,9 +28,9 @@ def queue(url, layout, client, claim):
         elif place == "retried":
             later = (client.time()[0] + 2) * 1_000_000
             assert run_transition(queue, "reclaim", clock=later).overdue == ("retried",)
-    run_transition(queue, "collect", ["dead"], letters_max=9, letters_ms=10**12)
-    queue.publish_many([Outgoing(body=b"body", id=f"ready-{n}") for n in range(3)])
-    queue.publish_many([Outgoing(body=b"body", id=f"late-{n}", delay=HOUR) for n in range(3)])
+    run_transition(queue, "collect", ["dead"], dead_letter_limit=9, letters_ms=10**12)
+    queue.publish_many([OutgoingMessage(body=b"body", id=f"ready-{n}") for n in range(3)])
+    queue.publish_many([OutgoingMessage(body=b"body", id=f"late-{n}", delay=HOUR) for n in range(3)])
     yield queue
     queue.close()
 
@@ -125,7 +125,7 @@ def test_each_fault_is_reported_and_repaired(how, queue, check, client, layout):
     assert left == "0" or fault not in ("no-count", "bad-count"), "one more delivery"
     assert {name for name, fault in check().items() if not fault.passes and name != "account"} == set()
     if fault == "stray-body":
-        letter = queue.letters()[-1]
+        letter = queue.dead_letters()[-1]
         assert (letter.id, letter.payload, letter.reason) == ("ghost", b"body", "lost")
     elif not layout.bare and fault != "stray-count":
         assert "account" not in check(), "what was mended is counted"
@@ -159,7 +159,7 @@ def test_wrong_due_time_is_repaired_from_the_envelope_or_makes_a_dead_letter(url
         assert (fault.name, fault.mended) == ("wrong-time", 1)
 
     assert client.zscore(ours.keys.pending, "m") == due
-    assert [(one.id, one.reason) for one in bare.letters()] == [("m", "lost")]
+    assert [(one.id, one.reason) for one in bare.dead_letters()] == [("m", "lost")]
 
 
 def test_messages_of_a_deleted_list_are_handled_or_cancelled_after_a_repair(url, client):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from reliq import Admin, Consumer, Nack, Outgoing, Queue, Reject, Snooze, WorkerSettings
+from reliq import Admin, Consumer, Nack, OutgoingMessage, Queue, Reject, Snooze, WorkerSettings
 from reliq.admin import check
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def pieces(request, monkeypatch):
 @contextmanager
 def busy(url, keys=(None,), **limits):
     """Run publishers, workers and failures on a queue while the block runs; its messages use `keys` in turn."""
-    queue, consumer = Queue("busy", int, url=url, retries=2, letters_max=20, **limits), Consumer(url)
+    queue, consumer = Queue("busy", int, url=url, retries=2, dead_letter_limit=20, **limits), Consumer(url)
     over = threading.Event()
 
     @consumer.handler(queue, lease=0.4, timeout=5)
@@ -47,7 +47,7 @@ def busy(url, keys=(None,), **limits):
 
     def outgoing(number, delay):
         key = keys[number % len(keys)]
-        return Outgoing(body=number, id=f"m-{number}", dedup=0.05, delay=delay, key=key)
+        return OutgoingMessage(body=number, id=f"m-{number}", dedup=0.05, delay=delay, key=key)
 
     def publish() -> None:
         chance, number = random.Random(7), 0

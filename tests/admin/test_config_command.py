@@ -20,7 +20,7 @@ OTHERS = {
     "burst": ("1", True),
     "burst-delayed": ("yes", True),
     "grace": ("1.5", 1.5),
-    "stall": ("9", 9),
+    "gil-timeout": ("9", 9),
     "max-jobs": ("7", 7),
     "max-memory": ("512M", "512M"),
     "url": ("redis://127.0.0.1:6379/5", "redis://127.0.0.1:6379/5"),

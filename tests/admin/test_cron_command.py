@@ -150,11 +150,11 @@ def test_cron_resume_skips_and_counts_the_ticks_of_a_pause_without_workers(ticke
 
 
 def test_cron_forget_is_refused_while_a_worker_has_the_entry(ticker, command, client, admin, gone):
-    refused = command("forget", "reports", "--cron", "daily", "--yes")
+    refused = command("delete", "reports", "--cron", "daily", "--yes")
     assert (refused.code, "take it out of the code" in refused.err) == (2, True)
     gone("daily")
 
-    assert command("forget", "reports", "--cron", "daily", "--yes").out == "daily of reports is forgotten\n"
+    assert command("delete", "reports", "--cron", "daily", "--yes").out == "daily of reports is deleted\n"
 
     assert [one.name for one in admin.crons()] == ["hourly"]
     assert not [name for name in client.hkeys("{reliq:reports}:cron") if name.startswith(b"daily ")]
@@ -166,7 +166,7 @@ def test_unknown_entry_is_refused(ticker, command):
             2,
             "reliq: queue 'reports' has no periodic entry 'nope'; it has daily, hourly\n",
         )
-    assert "no periodic entry 'nope'" in command("forget", "reports", "--cron", "nope", "--yes").err
+    assert "no periodic entry 'nope'" in command("delete", "reports", "--cron", "nope", "--yes").err
     assert command("pause", "reports", "--cron", "daily", "--for", "1h").code == 2
 
 

@@ -124,7 +124,7 @@ def test_redrive_to_another_queue_keeps_headers_and_retries(command, queue, url,
 
 def test_id_of_a_copy_belongs_to_one_death_and_does_not_grow(queue, die):
     die("m", "m", replace=True)
-    first, second = queue.letters()
+    first, second = queue.dead_letters()
 
     assert copy_id(first) != copy_id(second)
     died_there = type(first)(second.letter, copy_id(first), *[None] * 6)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reliq import Outgoing, Queue
+from reliq import OutgoingMessage, Queue
 from reliq.admin import Admin
 from reliq.keys import Keys, Layout, home
 from reliq.lua import transitions
@@ -18,7 +18,7 @@ def found(admin):
 @pytest.fixture
 def keyed(queue):
     """A queue with two messages of a key."""
-    queue.publish_many([Outgoing(body={}, id=id, key="a") for id in ("a1", "a2")])
+    queue.publish_many([OutgoingMessage(body={}, id=id, key="a") for id in ("a1", "a2")])
     return queue
 
 

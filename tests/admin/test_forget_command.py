@@ -1,4 +1,4 @@
-"""`reliq forget` deletes unused queues, keeps queues with living messages, and lets a forgotten queue be used again."""
+"""`reliq delete` deletes unused queues, keeps queues with living messages, and lets a forgotten queue be used again."""
 
 import time
 
@@ -33,9 +33,9 @@ def empty(queue, die, client, old):
 def test_forget_deletes_everything_of_an_empty_queue(empty, command, queue, client):
     assert lasting(client) != set()
 
-    done = command("forget", "q", "--yes")
+    done = command("delete", "q", "--yes")
 
-    assert (done.code, done.out) == (0, "q is forgotten\n")
+    assert (done.code, done.out) == (0, "q is deleted\n")
     assert (lasting(client), client.hgetall(QUEUES_KEY)) == (set(), {})
     assert command("queues", "q", "--check").code == 2
     assert command("queues", "--json").json["queues"] == []
@@ -56,7 +56,7 @@ def test_forget_refuses_a_queue_with_a_message(state, empty, command, queue, cli
         client.sadd(queue.keys.garbage, "m")
     before = {key: client.dump(key) for key in lasting(client)}
 
-    done = command("forget", "q", "--yes")
+    done = command("delete", "q", "--yes")
 
     assert (done.code, done.out) == (2, "")
     assert "queue 'q' has 1 message; purge it first" in done.err
@@ -67,44 +67,44 @@ def test_forget_deletes_dead_letters_only_with_letters(command, queue, client, d
     die("a", "b")
     old()
 
-    refused = command("forget", "q", "--yes")
-    done = command("forget", "q", "--letters", "--yes", "--json")
+    refused = command("delete", "q", "--yes")
+    done = command("delete", "q", "--letters", "--yes", "--json")
 
-    assert (refused.code, "has 2 dead letters; forget it with --letters" in refused.err) == (2, True)
-    assert (done.code, done.json) == (0, {"forgotten": ["q"], "letters": 2})
+    assert (refused.code, "has 2 dead letters; delete it with --letters" in refused.err) == (2, True)
+    assert (done.code, done.json) == (0, {"deleted": ["q"], "letters": 2})
     assert lasting(client) == set()
 
 
 def test_forget_refuses_a_queue_in_use(empty, command, alive, queue, client):
     alive("w")
-    served = command("forget", "q", "--yes")
+    served = command("delete", "q", "--yes")
     assert (served.code, "queue 'q' is served by a worker: db1 pid 7" in served.err) == (2, True)
 
     client.delete("reliq:worker:w")
     client.hset(QUEUES_KEY, "q", int(time.time()))
-    recent = command("forget", "q", "--yes")
-    assert (recent.code, "was in use less than 60 s ago; forget it in " in recent.err) == (2, True)
+    recent = command("delete", "q", "--yes")
+    assert (recent.code, "was in use less than 60 s ago; delete it in " in recent.err) == (2, True)
 
 
 def test_forget_ignores_a_time_that_something_else_wrote(command, client):
     for told in ("many", "99999999999999999999", "9" * 4301, str(2**62)):
         client.hset(QUEUES_KEY, "junk", told)
 
-        assert (command("forget", "junk", "--yes").code, client.hlen(QUEUES_KEY)) == (0, 0)
+        assert (command("delete", "junk", "--yes").code, client.hlen(QUEUES_KEY)) == (0, 0)
 
 
 def test_forget_refuses_one_queue_and_forgets_the_others(command, client, queue, old):
     queue.publish({})
     client.hset(QUEUES_KEY, mapping={f"junk-{number}": "1" for number in range(20)})
 
-    done = command("forget", *(f"junk-{number}" for number in range(10)), "q", "nobody", "--yes", "--json")
+    done = command("delete", *(f"junk-{number}" for number in range(10)), "q", "nobody", "--yes", "--json")
 
-    assert (done.code, len(done.json["forgotten"]), done.err.count("\n")) == (2, 10, 2)
+    assert (done.code, len(done.json["deleted"]), done.err.count("\n")) == (2, 10, 2)
     assert client.hlen(QUEUES_KEY) == 11
 
 
 def test_forgotten_queue_is_registered_again_by_a_publish_or_a_worker(empty, url, admin, queue, client, monkeypatch):
-    admin.forget("q")
+    admin.delete_queue("q")
     assert client.hgetall(QUEUES_KEY) == {}
     later = time.monotonic() + naming.NAMING_SECONDS + 1  # after this time a publisher registers the queue again
     with monkeypatch.context() as patch:

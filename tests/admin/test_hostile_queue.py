@@ -51,7 +51,7 @@ ERRANDS = {
     "pause": "2 q --key CLEAR; 0 q --key tenant --for 1m; 2 q --reason CLEAR; 0 q --reason :id:[b]; "
     "0 q --cron daily; 2 q --cron daily --reason CLEAR; 2 q --cron \x9b",
     "resume": "0 q; 2 q --key CLEAR; 0 q --key tenant; 0 q --cron daily; 2 q --cron \x9b",
-    "forget": "2 q --yes; 2 CLEAR --yes; 0 spoilt --yes; 0 q --cron daily --yes; 2 q --cron \x9b --yes",
+    "delete": "2 q --yes; 2 CLEAR --yes; 0 spoilt --yes; 0 q --cron daily --yes; 2 q --cron \x9b --yes",
     "cron list": "0; 0 q; 2 CLEAR",
     "cron run": "2 q daily; 2 q CLEAR; 2 CLEAR daily",
     "shards": "0 q; 2 q 3 --yes; 2 CLEAR; ? q 8 --yes; ? q --finish",
@@ -146,7 +146,7 @@ def test_exporter_serves_metrics_of_a_hostile_queue(hostile, url):
 
     assert (ready, complaints(page), complaints("".join(exporter.lines))) == ("ok\n", [], [])
     assert "reliq_redis_up 1\n" in page
-    assert 'reliq_queues_left_out{reason="unreadable"} 1\n' in page
+    assert 'reliq_queues_skipped{reason="unreadable"} 1\n' in page
 
 
 @pytest.mark.parametrize("status", [200, 503])
@@ -221,7 +221,7 @@ NAMING = [
     ["cron", "list", "--", "QUEUE"],
     ["check", "--", "QUEUE"],
     ["queues", "--check", "--", "QUEUE"],
-    ["forget", "--yes", "--", "QUEUE"],
+    ["delete", "--yes", "--", "QUEUE"],
     ["doctor"],
 ]
 
@@ -280,5 +280,5 @@ def test_commands_that_an_output_suggests_quote_a_hostile_name(name, layout, com
                 assert given.get("queue", name) == name, done
                 assert given.get("layout", "reliq") == str(layout) or "queue" not in given, done
 
-    assert seen >= {"resume", "redrive", "forget"}
+    assert seen >= {"resume", "redrive", "delete"}
     assert layout.bare or seen >= {"limits", "shards"}

@@ -3,7 +3,7 @@
 import pytest
 from handling import lasting
 
-from reliq import ConfigurationError, Outgoing, Queue
+from reliq import ConfigurationError, OutgoingMessage, Queue
 from reliq.admin import Filter
 from reliq.redis.shards import WITNESSES
 
@@ -12,8 +12,8 @@ from reliq.redis.shards import WITNESSES
 def tenants(queue):
     """Three messages of tenant a, one of b, one without a key."""
     queue.publish_many(
-        [Outgoing(body={"n": n}, id=f"a{n}", key="a", headers={"n": str(n)}) for n in range(3)]
-        + [Outgoing(body={"n": 9}, id="b0", key="b"), Outgoing(body={"n": 8}, id="none")]
+        [OutgoingMessage(body={"n": n}, id=f"a{n}", key="a", headers={"n": str(n)}) for n in range(3)]
+        + [OutgoingMessage(body={"n": 9}, id="b0", key="b"), OutgoingMessage(body={"n": 8}, id="none")]
     )
     return queue
 
@@ -198,7 +198,7 @@ def test_forget_deletes_everything_of_a_queue_with_keys(tenants, command, client
         command("purge", "q", "--state", state, "--yes")
     client.hset("reliq:queues", "q", 1)
 
-    done = command("forget", "q", "--yes")
+    done = command("delete", "q", "--yes")
 
     assert (done.code, done.err) == (0, "")
     assert lasting(client) == set()

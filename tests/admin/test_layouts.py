@@ -38,7 +38,7 @@ CALLS = (
     "cron list QUEUE",
     "pause QUEUE --cron daily",
     "resume QUEUE --cron daily",
-    "forget QUEUE --cron daily --yes",
+    "delete QUEUE --cron daily --yes",
     "shards QUEUE",
 )
 
@@ -71,7 +71,7 @@ def test_every_command_reaches_a_queue_of_go(command, url, client, layout, name)
     for state in ("pending", "ready"):
         command("purge", name, "--layout", layout, "--state", state, "--yes")
     client.hset(QUEUES_KEY, Keys(name, layout).entry, 1)
-    assert command("forget", name, "--layout", layout, "--letters", "--yes").err == ""
+    assert command("delete", name, "--layout", layout, "--letters", "--yes").err == ""
     assert command("queues", name, "--check", "--layout", layout).code == 2
 
 

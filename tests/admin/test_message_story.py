@@ -70,8 +70,8 @@ def test_story_of_a_message_in_backoff_and_then_dead_has_all_its_failures(story,
 
 def test_story_of_a_redriven_and_acked_message_has_both_ends(story, url, die):
     die("m")
-    queue = Queue("q", url=url, history=10)
-    queue.redrive(queue.letters())
+    queue = Queue("q", url=url, keep_completed=10)
+    queue.redrive(queue.dead_letters())
     with queue.receive():
         pass
 
@@ -107,12 +107,12 @@ def test_dead_list_groups_letters_and_redrive_takes_a_group(command, queue, die)
     die("a", "b")
     queue.publish({"secret": "canary"}, id="c", retries=0)
     fail(queue, KeyError("canary"))
-    run_transition(queue, "collect", ["c"], letters_max=1000, letters_ms=10**9)
+    run_transition(queue, "collect", ["c"], dead_letter_limit=1000, letters_ms=10**9)
 
     told = command("list", "q", "--state", "dead", "--group").out
     groups = command("list", "q", "--state", "dead", "--group", "--json").json["groups"]
 
     assert [line.split()[:2] for line in told.splitlines()[1:]] == [["2", "rejected"], ["1", "failed"]]
     assert "canary" not in told
-    assert command("redrive", "q", "--raised", groups[1]["raised"]).out == "1 redriven\n"
-    assert command("list", "q", "--state", "dead", "--raised", "", "--json").json[-1]["id"] == "a"
+    assert command("redrive", "q", "--exception", groups[1]["raised"]).out == "1 redriven\n"
+    assert command("list", "q", "--state", "dead", "--exception", "", "--json").json[-1]["id"] == "a"

@@ -8,7 +8,7 @@ import redis
 from handling import bury_all, lasting, pages, searches
 from test_every_command import COMMANDS, options
 
-from reliq import Admin, ConfigurationError, Outgoing, Queue
+from reliq import Admin, ConfigurationError, OutgoingMessage, Queue
 from reliq.admin import Filter
 from reliq.keys import Keys, home, new_id
 from reliq.lua import transitions
@@ -40,7 +40,7 @@ class Shard:
         claimed = {state: self._claim(state) for state in ("dead", "garbage", "retry", "unack")}
         ended = [*claimed["dead"], *claimed["garbage"]]
         caller.run(transitions.nack(self.keys, [(one, 0, "rejected 1 no such card", b"{}") for one in ended]))
-        caller.run(transitions.collect(self.keys, self.ids["dead"], letters_max=9, letters_ms=10**12))
+        caller.run(transitions.collect(self.keys, self.ids["dead"], dead_letter_limit=9, letters_ms=10**12))
         caller.run(
             transitions.nack(self.keys, [(one, 10**8, "failed 1 gateway down", b"") for one in claimed["retry"]])
         )
@@ -91,7 +91,7 @@ ONE_FOR_ALL = {
     *("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch", "init"),  # independent programs
     *("outbox sql", "outbox clean", "outbox retry", "doctor", "acl"),
     *("keys", "limits"),  # a queue of several shards has no keys and limits
-    *("publish", "show", "forget"),  # the id determines the shard; a shard cannot be forgotten alone
+    *("publish", "show", "delete"),  # the id determines the shard; a shard cannot be forgotten alone
 }
 
 
@@ -230,13 +230,13 @@ def test_check_reads_every_shard(command, filled, client):
 
 
 def test_forget_deletes_all_shards_and_the_map(command, filled, client, admin):
-    assert "has 40 messages" in command("forget", "q", "--yes").err
+    assert "has 40 messages" in command("delete", "q", "--yes").err
     for state in ("pending", "ready", "retry", "garbage"):
         admin.purge("q", state)
     client.delete(*(shard.keys.unack for shard in filled), *(shard.keys.retries_left for shard in filled))
-    assert "has 8 dead letters" in command("forget", "q", "--yes").err
+    assert "has 8 dead letters" in command("delete", "q", "--yes").err
 
-    assert command("forget", "q", "--yes", "--letters").code == 0
+    assert command("delete", "q", "--yes", "--letters").code == 0
 
     assert lasting(client) == set()
 
@@ -288,7 +288,7 @@ def test_search_continues_from_shard_to_shard(filled, admin):
 
 def test_message_is_found_in_its_old_shard_during_a_resize(client, url, admin, map_is):
     ids = [id for id in (f"chosen-{at}" for at in range(99)) if home(id, 2) == 1][:2]
-    Queue("q", bytes, url=url).publish_many(Outgoing(body=b"{}", id=id, delay=60) for id in ids)
+    Queue("q", bytes, url=url).publish_many(OutgoingMessage(body=b"{}", id=id, delay=60) for id in ids)
     map_is(2, was=1)
 
     assert admin.show("q", ids[0]).state == "pending"

@@ -6,7 +6,7 @@ import pytest
 from handling import handle_all, lasting
 from prometheus_client import CollectorRegistry
 
-from reliq import Admin, ConfigurationError, Layout, Outgoing, PublishFailed, Queue
+from reliq import Admin, ConfigurationError, Layout, OutgoingMessage, PublishFailed, Queue
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
 from reliq.metrics.serving import queue_collector
@@ -25,7 +25,7 @@ def ids(number=40):
 
 
 def chosen(number=40, **options):
-    return [Outgoing(body={}, id=id, **options) for id in ids(number)]
+    return [OutgoingMessage(body={}, id=id, **options) for id in ids(number)]
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_queue_that_shrinks_keeps_messages_and_totals(admin, resize, url, client
         assert totals["published"] == admin.account("q").totals["published"] == before + 40
     client.hset("reliq:queues", "q", 0)
     client.delete(Keys("q").map)  # without a map all shards are still found
-    assert admin.forget("q") == 0
+    assert admin.delete_queue("q") == 0
     assert lasting(client) == set()
 
 

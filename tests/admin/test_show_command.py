@@ -138,7 +138,7 @@ def test_show_of_a_dead_message_has_its_end_and_dead_letter(command, show, queue
         told = show("order-42")
         names = ("state", "reason", "error", "attempt")
         assert [told[name] for name in names] == [state, "rejected", "no such card", 1]
-        run_transition(queue, "collect", ["order-42"], letters_max=1000, letters_ms=10**9)
+        run_transition(queue, "collect", ["order-42"], dead_letter_limit=1000, letters_ms=10**9)
 
     (end,), (letter,) = told["ends"], told["letters"]
     assert (end["kind"], end["letter"]) == ("dead", letter["letter"])
@@ -182,10 +182,10 @@ def test_show_of_an_acked_message_needs_history(url, command, show, queue):
     with queue.receive():
         pass
     out = command("show", "q", "m").out
-    assert "ended: acked messages are not kept (set history= to keep them)" in out
+    assert "ended: acked messages are not kept (set keep_completed= to keep them)" in out
     assert "id taken" in out
 
-    kept = Queue("q", url=url, history=10)
+    kept = Queue("q", url=url, keep_completed=10)
     with kept.receive():
         pass
     kept.publish({}, id="kept", dedup=0)
@@ -214,7 +214,7 @@ def test_ends_lists_the_newest_first_by_kind_and_limit(command, queue, die, clie
     assert [end["id"] for end in command("list", "q", "--state", "ended", "--limit", "2", "--json").json] == newest[:2]
     for kind in newest:
         assert [end["id"] for end in command("list", "q", "--state", "ended", "--kind", kind, "--json").json] == [kind]
-    assert "history" in command("list", "q", "--state", "ended", "--kind", "acked").out
+    assert "keep_completed" in command("list", "q", "--state", "ended", "--kind", "acked").out
 
 
 def test_ends_are_read_page_by_page(url, queue, monkeypatch):

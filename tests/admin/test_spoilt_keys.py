@@ -49,7 +49,7 @@ def test_corrupt_queue_is_shown_with_its_reason_and_hides_no_other(spoiling, rea
 
     assert registry.get_sample_value("reliq_redis_up") == 1
     assert registry.get_sample_value("reliq_messages", {"queue": "q", "state": "ready"}) == 1
-    assert registry.get_sample_value("reliq_queues_left_out", {"reason": "unreadable"}) == bool(reason)
+    assert registry.get_sample_value("reliq_queues_skipped", {"reason": "unreadable"}) == bool(reason)
     assert collector.redis_answers()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reliq import Admin, Outgoing, Queue
+from reliq import Admin, OutgoingMessage, Queue
 from reliq.keys import Keys, home
 from reliq.redis.connection import run_blocking
 from reliq.redis.server import Connection
@@ -51,7 +51,7 @@ def test_a_node_that_loses_the_map_loses_no_chosen_id_of_another_node(cluster, a
     queue, fresh = (Queue("spread", dict, url=cluster.url) for _ in range(2))
     queue.publish({})
     admin.resize("spread", SHARDS)
-    messages = [Outgoing(body={}, id=f"order-{n}") for n in range(40)]
+    messages = [OutgoingMessage(body={}, id=f"order-{n}") for n in range(40)]
     queue.publish_many(messages)
     node = cluster.primary_of(queue.keys.map)
     is_lost = [cluster.primary_of(Keys("spread", shard=home(one.id, SHARDS)).map) is node for one in messages]

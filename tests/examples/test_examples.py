@@ -35,7 +35,7 @@ def test_webhooks_are_delivered_retried_or_become_dead_letters(run):
     told, account = run("webhooks.py", change="example.ANSWER_SECONDS = 2.0")  # slow replies are no failures
 
     assert account == (5, 3, 0, 0, 2, 0, 0)
-    assert "after a minute `reliq forget webhooks --letters` removes it" in told
+    assert "after a minute `reliq delete webhooks --letters` removes it" in told
     for line in (
         "to-well: delivered at attempt 1 (HTTP 200)",
         "to-recovers: delivered at attempt 3 (HTTP 200)",

@@ -8,7 +8,7 @@ from broken import hold
 from publishing import Publisher
 from waiting import eventually
 
-from reliq import Outgoing, PublishFailed
+from reliq import OutgoingMessage, PublishFailed
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def test_faults_of_redis_and_workers_lose_no_message(faults, worker, faulty, adm
 
 def test_redis_without_memory_refuses_publishes_and_workers_drain_it(worker, faulty, admin):
     faulty.DEEDS.publish_many(["good"] * 2000)
-    faulty.DEEDS.publish_many(Outgoing(body="good", delay=0.5) for _ in range(100))
+    faulty.DEEDS.publish_many(OutgoingMessage(body="good", delay=0.5) for _ in range(100))
     admin.config_set("maxmemory", 1)
 
     with pytest.raises(PublishFailed) as failure:

@@ -5,7 +5,7 @@ import time
 import pytest
 from tenacity import wait_fixed
 
-from reliq import Consumer, Outgoing, WorkerSettings
+from reliq import Consumer, OutgoingMessage, WorkerSettings
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_nothing_is_early_by_the_clock_of_redis(queue, consumer, client):
         if job.attempt == 1:
             raise ValueError("the second delivery is not to be early either")
 
-    queue.publish_many(Outgoing(body=str(number), delay=0.013 * number) for number in range(100))
+    queue.publish_many(OutgoingMessage(body=str(number), delay=0.013 * number) for number in range(100))
 
     consumer.drain(delayed=True, raise_errors=False)
 

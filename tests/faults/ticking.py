@@ -16,7 +16,7 @@ from reliq.worker.upkeep import Ticker
 SPEED = 40
 #: Version -> seconds between two ticks.
 VERSIONS = {"one": 1, "two": 2}
-POLICIES = ("all", "once", "skip")
+POLICIES = ("all", "latest", "skip")
 BEGIN_SECONDS = 1_800_000_000
 
 
@@ -24,7 +24,7 @@ def entries(url, version):
     consumer = Consumer()
     for policy in POLICIES:
         queue = Queue(policy, str, url=url)
-        consumer.every(VERSIONS[version], queue=queue, body=str, name=policy, catch_up=policy, within=3600)
+        consumer.every(VERSIONS[version], queue=queue, body=str, name=policy, catch_up=policy, misfire_grace_time=3600)
     return consumer.periodic
 
 

@@ -63,7 +63,7 @@ def test_operators_and_tests_import_no_prometheus_client():
 
 
 def test_publisher_imports_nothing_that_only_runs_or_operates():
-    names = imported_by("from reliq import Queue, Outgoing, PublishFailed")
+    names = imported_by("from reliq import Queue, OutgoingMessage, PublishFailed")
 
     assert {name.split(".")[1] for name in names if name.startswith("reliq.")} & BESIDE_PUBLISHERS == set()
     assert {name.split(".")[0] for name in names} & LIBRARIES == set()

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypedDict, assert_type
 
-from reliq import AsyncAdmin, BulkResult, CancelStatus, Consumer, Duration, Durability, Event, Job, Letter, Nack
-from reliq import Observer, Outgoing, PublishOptions, Queue, Receipt, Received, Reject, Snooze
+from reliq import AsyncAdmin, BulkResult, CancelStatus, Consumer, Duration, Durability, Event, Job, DeadLetter, Nack
+from reliq import Observer, OutgoingMessage, PublishOptions, Queue, Receipt, ReceivedJob, Reject, Snooze
 from reliq.admin import Entry, Filter, Overview, Tally
 from reliq.events import Acked
 from reliq.testing import DrainResult, Published, Reliq, isolated
@@ -134,7 +134,7 @@ def either(body: Created | Deleted, job: Job[Created | Deleted]) -> None:
 def maybe(order: Order | None) -> None: ...
 
 
-def ship(received: list[Received[Order]], after: Duration) -> list[int]:
+def ship(received: list[ReceivedJob[Order]], after: Duration) -> list[int]:
     received[0].publish(EITHER, Deleted(1, "late"), delay=3, name="next")
     return [one.body.id for one in received]
 
@@ -161,7 +161,7 @@ async def of_an_operator(desk: AsyncAdmin) -> CancelStatus:
 def anywhere() -> None:
     receipt = ORDERS.publish(Order(42), delay=1800, id="order-42", headers={"tenant": "a"}, durability=Durability.NONE)
     assert_type(receipt, Receipt)
-    assert_type(ORDERS.publish_many([Order(1), Outgoing(body=Order(2), delay=5)]), BulkResult)
+    assert_type(ORDERS.publish_many([Order(1), OutgoingMessage(body=Order(2), delay=5)]), BulkResult)
     EVENTS.publish({"anything": [1, None]})
     NUMBERS.publish([1, 2])
     MAILS.publish({"to": "a@example.com"})
@@ -202,7 +202,7 @@ HEAD = """
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from reliq import Consumer, Job, Outgoing, Queue
+from reliq import Consumer, Job, OutgoingMessage, Queue
 
 
 @dataclass

@@ -49,7 +49,7 @@ def test_figures_of_queues_are_not_summed_over_the_instances_that_repeat_them():
 FLEET = {
     "reliq_slots_busy": {"a": 16, "b": 0},
     "reliq_slots": {"a": 16, "b": 32},
-    "reliq_account_missing": {"a": 0, "b": -3},
+    "reliq_messages_unaccounted": {"a": 0, "b": -3},
     "up": {"a": 1, "b": 1, "gone": 0},
     "reliq_workers": {"a": 2, "b": 4},
     "reliq_paused": {"a": 0, "b": 0},

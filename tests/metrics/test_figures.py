@@ -91,10 +91,10 @@ def test_sums_add_counters_and_histograms_and_merge_each_gauge(children, process
 
 def test_sums_after_many_restarts_have_every_count_and_no_gauge_of_the_dead(children, process, tmp_path):
     living = process(1, "q")
-    living(events.Lost("q", ("a",), "ack"))
+    living(events.LeaseLost("q", ("a",), "ack"))
     for pid in range(2, 202):
         one = process(pid)
-        one(events.Lost("q", ("b",), "ack"))
+        one(events.LeaseLost("q", ("b",), "ack"))
         one.sample(None)
         Figures(file_of(tmp_path, 1000 + pid)).set(names.SLOTS, (), 16.0)
         children.bury(pid)
@@ -109,7 +109,7 @@ def test_sums_after_many_restarts_have_every_count_and_no_gauge_of_the_dead(chil
 
 def test_process_with_the_pid_of_a_dead_process_is_counted(children, process):
     for queue in ("q", "another"):
-        process(1, queue)(events.Lost(queue, ("a",), "ack"))
+        process(1, queue)(events.LeaseLost(queue, ("a",), "ack"))
         rows(children)
         children.bury(1)
 
@@ -142,7 +142,7 @@ def test_sums_keep_twenty_classes_of_exceptions_for_a_queue(children, process):
 def test_concurrent_scrapes_count_nothing_twice():
     metrics = ProcessMetrics([f"q{number}" for number in range(200)])
     for number in range(200):
-        metrics(events.Lost(f"q{number}", ("a",), "ack"))
+        metrics(events.LeaseLost(f"q{number}", ("a",), "ack"))
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -172,10 +172,10 @@ def test_reconnect_of_many_parts_is_counted_once():
     metrics = ProcessMetrics()
     assert rows(metrics)["reliq_redis_reconnects_total",] == 0
     for part in ("fetcher", "scheduler", "fetcher"):
-        metrics(events.RedisAway("", part, "gone"))
+        metrics(events.RedisUnavailable("", part, "gone"))
     metrics(events.RedisRefused("q", "settler", "OOM"))
     for part in ("scheduler", "settler", "fetcher", "fetcher"):
-        metrics(events.RedisBack("", part))
+        metrics(events.RedisRecovered("", part))
 
     found = rows(metrics)
 

@@ -4,7 +4,7 @@ import patience
 import pytest
 from patience import value
 
-from reliq import Outgoing, Queue
+from reliq import OutgoingMessage, Queue
 from reliq.lua import transitions
 from reliq.metrics.names import KEY_LENGTH, REST
 from reliq.metrics.serving import queue_collector
@@ -29,7 +29,7 @@ def series(found, name):
 
 
 def test_largest_keys_have_a_series_each_and_the_others_share_one(queue, page, client):
-    queue.publish_many(Outgoing(body=1, key=f"k{at:02}") for at in range(15) for _ in range(at + 1))
+    queue.publish_many(OutgoingMessage(body=1, key=f"k{at:02}") for at in range(15) for _ in range(at + 1))
 
     found = page(queue)
 
@@ -39,7 +39,7 @@ def test_largest_keys_have_a_series_each_and_the_others_share_one(queue, page, c
     assert value(found, "reliq_keys", queue="q", state="in_turn") == 15
     assert value(found, "reliq_keys", queue="q", state="asleep") == 0
     assert value(found, "reliq_backlog", queue="q") == 120
-    assert value(found, "reliq_account_missing", queue="q") == 0
+    assert value(found, "reliq_messages_unaccounted", queue="q") == 0
     assert value(found, "reliq_paused", queue="q") == 0
     client.zadd(queue.keys.asleep, {"": 4e9})  # a handler has put the whole queue to sleep
     assert value(page(queue), "reliq_paused", queue="q") == 1
@@ -76,7 +76,7 @@ def held_up(queue, client, reader):
 
 
 def test_key_is_held_up_while_its_first_message_stays(queue, held_up, run):
-    queue.publish_many(Outgoing(body=1, key="slow") for _ in range(3))
+    queue.publish_many(OutgoingMessage(body=1, key="slow") for _ in range(3))
     run(transitions.sleep(queue.keys, "slow", for_ms=None))
 
     assert [held_up(at) for at in (0, 100)] == [0, 100]
@@ -92,7 +92,7 @@ def test_key_is_held_up_while_its_first_message_stays(queue, held_up, run):
 
 def test_key_in_order_is_held_up_behind_a_failed_message(queue, client, held_up, run):
     client.hset(queue.keys.limits, mapping={"on": 1, "ordered": 1})
-    queue.publish_many(Outgoing(body=1, key="account") for _ in range(2))
+    queue.publish_many(OutgoingMessage(body=1, key="account") for _ in range(2))
     [first] = run(claim(queue, 9, 1)).claimed
     run(transitions.nack(queue.keys, [(first, 3600_000, "failed 1 x", b"")]))
 
@@ -102,7 +102,7 @@ def test_key_in_order_is_held_up_behind_a_failed_message(queue, client, held_up,
 
 def test_held_up_of_many_keys_keeps_the_longest(queue, held_up, run):
     for second, number in ((0, 3), (5, 2 * HELD_UP_LIMIT)):
-        queue.publish_many(Outgoing(body=1, key=f"{second} {at}") for at in range(number))
+        queue.publish_many(OutgoingMessage(body=1, key=f"{second} {at}") for at in range(number))
         for at in range(number):
             run(transitions.sleep(queue.keys, f"{second} {at}", for_ms=None))
         held_up(second)
@@ -115,7 +115,7 @@ def claim(queue, limit, number):
 
 
 def test_claims_held_back_by_a_rate_are_counted(queue, page, client, run):
-    queue.publish_many(Outgoing(body=1, key="a") for _ in range(3))
+    queue.publish_many(OutgoingMessage(body=1, key="a") for _ in range(3))
     client.hset(queue.keys.limits, mapping={"rate_us": 10**9, "burst": 1})
 
     assert len(run(claim(queue, 3, 1)).claimed) == 1
@@ -139,7 +139,7 @@ def test_queue_without_keys_has_no_key_series_and_no_extra_commands(queue, url, 
     assert calls(plain) == {"evalsha": 1, "getrange": 1}
     assert calls(queue) == {"evalsha": 2, "getrange": 1}
     found = page(plain)
-    of_keys = {"reliq_keys", "reliq_key_waiting", "reliq_key_held_up_seconds", "reliq_limited_claims_total"}
+    of_keys = {"reliq_keys", "reliq_key_waiting", "reliq_key_blocked_seconds", "reliq_limited_claims_total"}
     assert not {name for name, _ in found} & of_keys
     assert of_keys <= {name for name, _ in page(queue)}
     assert not [labels for name, labels in found if name == "reliq_messages" and ("state", "waiting") in labels]

@@ -9,7 +9,7 @@ import pytest
 from begun import begun
 
 from reliq import Consumer, Nack, Queue
-from reliq.events import RedisAway, Started, wanting
+from reliq.events import RedisUnavailable, Started, wanting
 from reliq.logs import LogObserver
 from reliq.metrics.process import ProcessMetrics, PublishMetrics
 from reliq.worker.health import Pulse
@@ -33,7 +33,7 @@ def test_observer_without_kinds_gets_every_event():
 
     pulse = Pulse()
 
-    assert wanting([everything, pulse], RedisAway) == [everything, pulse]
+    assert wanting([everything, pulse], RedisUnavailable) == [everything, pulse]
     assert wanting([everything, pulse], Started) == [everything]
     assert wanting([LogObserver(), pulse], Started) == []
 

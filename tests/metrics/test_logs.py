@@ -35,17 +35,17 @@ def test_events_are_logged_at_their_levels_or_not_at_all(lines):
         events.Handled("q", "m", 1, "snooze", 0.1): "DEBUG",
         events.Handled("q", "m", 2, "nack", 0.1, "ValueError"): "INFO",
         events.Handled("q", "m", 2, "timeout", 0.1): "INFO",
-        events.Collected("q", ("m",)): "WARNING",
+        events.DeadLettered("q", ("m",)): "WARNING",
         events.Expired("q", ("m",)): "WARNING",
-        events.Lost("q", ("m",), "ack"): "WARNING",
+        events.LeaseLost("q", ("m",), "ack"): "WARNING",
         events.Reclaimed("q", ("m",), (), ()): "WARNING",
         events.Inconsistent("q", ("m",)): "WARNING",
         events.RenewalLate("q", 2.0): "WARNING",
-        events.WentBack("q", 7, 2): "WARNING",
+        events.CountersRegressed("q", 7, 2): "WARNING",
         events.Ticked("q", "daily", 1_800_000_000, "overlap", 0): "WARNING",
         events.Ticked("q", "daily", 1_800_000_000, "published", 3): "WARNING",
-        events.Superseded("q", "daily"): "WARNING",
-        events.RedisAway("", "fetcher", "refused"): "WARNING",
+        events.ScheduleReplaced("q", "daily"): "WARNING",
+        events.RedisUnavailable("", "fetcher", "refused"): "WARNING",
         events.Published("q", ("m",)): "",
         events.Promoted("q", 1): "",
         events.Claimed("q", ("m",)): "",
@@ -158,7 +158,7 @@ def test_held_back_lines_are_reported_without_a_further_line(lines, caplog, monk
     monkeypatch.setattr("reliq.logs.SAME_SECONDS", 0.01)
     limiter = Limiter()
 
-    lost = lines(*[events.Lost("q", ("m",), "ack")] * (SAME_LINES + 2))
+    lost = lines(*[events.LeaseLost("q", ("m",), "ack")] * (SAME_LINES + 2))
     written = [limiter.filter(at(record, 1000.0)) for record in lost]  # in one window, however slow this machine is
 
     eventually(lambda: any("held back" in one.getMessage() for one in caplog.records), "the end of the window tells")
@@ -167,10 +167,10 @@ def test_held_back_lines_are_reported_without_a_further_line(lines, caplog, monk
 
 def test_redis_away_and_back_are_one_line_each_for_all_parts(lines):
     said = lines(
-        *[events.RedisAway("", part, "refused") for part in ("fetcher", "janitor", "fetcher")],
-        *[events.RedisAway("orders", part, "gone") for part in ("fetcher", "settler")],
-        *[events.RedisBack("orders", part) for part in ("fetcher", "settler")],
-        *[events.RedisBack("", part) for part in ("start", "janitor", "fetcher", "fetcher")],
+        *[events.RedisUnavailable("", part, "refused") for part in ("fetcher", "janitor", "fetcher")],
+        *[events.RedisUnavailable("orders", part, "gone") for part in ("fetcher", "settler")],
+        *[events.RedisRecovered("orders", part) for part in ("fetcher", "settler")],
+        *[events.RedisRecovered("", part) for part in ("start", "janitor", "fetcher", "fetcher")],
     )
 
     assert [record.getMessage().partition(" (")[0].partition(" after ")[0] for record in said] == [

@@ -80,7 +80,7 @@ CASES = {
         "shop: 770 messages wait, and their number grows",
     ),
     "ReliqOldestMessageTooOld": Case(
-        *values(shop("reliq_oldest_seconds", state="ready"), rising(60), then(0, 170)),
+        *values(shop("reliq_oldest_message_age_seconds", state="ready"), rising(60), then(0, 170)),
         5,
         "shop: a message has been due for 5m 0s",
     ),
@@ -97,7 +97,7 @@ CASES = {
     ),
     "ReliqKeyHeldUp": Case(
         *values(
-            shop("reliq_key_held_up_seconds"),
+            shop("reliq_key_blocked_seconds"),
             f"0x{BEFORE - 1} 0+{INTERVAL}x400",
             f"0x{BEFORE - 1} 0+{INTERVAL}x230 0x170",
         ),
@@ -134,9 +134,9 @@ CASES = {
         "shop: 4 messages were gone before they could start",
     ),
     "ReliqAccountBroken": Case(
-        {shop("reliq_account_missing"): then(0, 3), shop("reliq_account_missing", instance="b"): then(0, 3)},
+        {shop("reliq_messages_unaccounted"): then(0, 3), shop("reliq_messages_unaccounted", instance="b"): then(0, 3)},
         # One of two scrapers saw the queue between two of its moves.
-        {shop("reliq_account_missing"): then(0, 3), shop("reliq_account_missing", instance="b"): steady(0)},
+        {shop("reliq_messages_unaccounted"): then(0, 3), shop("reliq_messages_unaccounted", instance="b"): steady(0)},
         5.5,
         "shop: the account is wrong by 3 messages",
     ),
@@ -206,14 +206,14 @@ CASES = {
 #: Further sights with which an alert fires, or must not.
 ALSO_FIRES = [
     ("ReliqRedisEvicts", {series("reliq_redis_evicted_keys_total"): then(0, 5)}),
-    ("ReliqOldestMessageTooOld", {shop("reliq_oldest_seconds", state="pending"): then(0, 400)}),
-    ("ReliqNobodyClaims", STUCK | {shop("reliq_shared"): steady(0)}),
+    ("ReliqOldestMessageTooOld", {shop("reliq_oldest_message_age_seconds", state="pending"): then(0, 400)}),
+    ("ReliqNobodyClaims", STUCK | {shop("reliq_go_layout"): steady(0)}),
     # Keys wait for a worker, beside others that sleep.
     ("ReliqNobodyClaims", STUCK | {WAITING: then(0, 7), shop("reliq_keys", state="in_turn"): then(0, 1)}),
     # Another environment with a queue of the same name does well, or is paused.
     ("ReliqNobodyClaims", STUCK | {shop("reliq_claimed_total", cluster="us"): growing(60)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_paused", job="reliq-staging"): steady(1)}),
-    ("ReliqAccountBroken", {shop("reliq_account_missing"): then(0, -2)}),
+    ("ReliqAccountBroken", {shop("reliq_messages_unaccounted"): then(0, -2)}),
     ("ReliqNoWorkers", GONE),
     ("ReliqNoWorkers", {series("unrelated"): steady(1)}),
 ]
@@ -223,15 +223,15 @@ ALSO_SILENT = [
     ("ReliqNobodyClaims", STUCK | PAUSED),
     ("ReliqBacklogGrowing", {shop("reliq_backlog"): rising(1)}),
     # A Go program works on the queue; reliq has claimed from it before, or never.
-    ("ReliqNobodyClaims", STUCK | {shop("reliq_shared"): steady(1)}),
-    ("ReliqNobodyClaims", STUCK | {shop("reliq_claimed_total"): steady(0), shop("reliq_shared"): steady(1)}),
+    ("ReliqNobodyClaims", STUCK | {shop("reliq_go_layout"): steady(1)}),
+    ("ReliqNobodyClaims", STUCK | {shop("reliq_claimed_total"): steady(0), shop("reliq_go_layout"): steady(1)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_backlog"): steady(0)}),
     # All waiting messages belong to keys that sleep or have no free place.
     ("ReliqNobodyClaims", STUCK | {WAITING: then(0, 7), shop("reliq_keys", state="in_turn"): steady(0)}),
     ("ReliqKeyHeldUp", CASES["ReliqKeyHeldUp"].fires | {shop("reliq_paused"): f"1x{BEFORE + 400}"}),
-    ("ReliqOldestMessageTooOld", {shop("reliq_oldest_seconds", state="waiting"): then(0, 400)}),
+    ("ReliqOldestMessageTooOld", {shop("reliq_oldest_message_age_seconds", state="waiting"): then(0, 400)}),
     ("ReliqRetryStorm", {shop("reliq_nacked_total"): growing(1), shop("reliq_claimed_total"): growing(1)}),
-    ("ReliqOldestMessageTooOld", {shop("reliq_oldest_seconds", state="unack"): then(0, 400)}),
+    ("ReliqOldestMessageTooOld", {shop("reliq_oldest_message_age_seconds", state="unack"): then(0, 400)}),
     ("ReliqWorkerStalled", CASES["ReliqWorkerStalled"].fires | {series("reliq_redis_up"): steady(0)}),
     ("ReliqTargetDown", {series("up", job="something-else"): then(1, 0)}),
 ]

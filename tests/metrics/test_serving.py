@@ -18,7 +18,7 @@ from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
 from reliq.errors import ConfigurationError
-from reliq.events import RedisAway
+from reliq.events import RedisUnavailable
 from reliq.metrics.exposition import Page
 from reliq.metrics.serving import Endpoint, of_one_process
 from reliq.testing.server import EmbeddedRedis
@@ -136,7 +136,7 @@ def test_worker_without_queue_metrics_serves_those_of_processes_and_redis(worker
     assert listeners(running.process.pid) == {"127.0.0.1"}
     assert value(found, "reliq_redis_up") == 1
     assert value(found, "reliq_redis_memory_bytes") > 0
-    assert {name for name, _ in found} & {"reliq_messages", "reliq_acked_total", "reliq_queues_left_out"} == set()
+    assert {name for name, _ in found} & {"reliq_messages", "reliq_acked_total", "reliq_queues_skipped"} == set()
 
 
 def served(consumer, **options):
@@ -214,9 +214,9 @@ def test_process_without_claim_rounds_is_not_alive():
     memory = mmap.mmap(-1, 1000)
     pulse = Pulse(memory, 100)
     start = pulse._read()[0]
-    pulse(RedisAway("", "fetcher", "gone"))
+    pulse(RedisUnavailable("", "fetcher", "gone"))
     pulse.note(EngineStats(start + 100, False, 0, 0, 0.0, slots=1, busy_slots=0, hung_slots=0))
-    pulse(RedisAway("", "scheduler", "gone"))  # retries of the scheduler are no sign of a claim
+    pulse(RedisUnavailable("", "scheduler", "gone"))  # retries of the scheduler are no sign of a claim
 
     assert pulse.complaint(start + 99 + CLAIM_SECONDS) == ""
     assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
@@ -228,7 +228,7 @@ def test_process_without_redis_is_alive_while_it_tries():
     facts = pulse._read()  # its last claim round was long ago
     pulse._write(facts._replace(claimed_at=facts.claimed_at - 10 * PATIENT_SECONDS, ready=True))
     for part in ("fetcher", "start"):
-        pulse(RedisAway("", part, "gone"))
+        pulse(RedisUnavailable("", part, "gone"))
         tried = pulse._read()[1]
 
         assert pulse.complaint(tried + PATIENT_SECONDS - 1) == ""

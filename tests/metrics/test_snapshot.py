@@ -36,7 +36,7 @@ def test_states_and_totals_are_those_of_counts(url, connection):
     assert value(found, "reliq_acked_total", queue="q") == 2
     assert value(found, "reliq_dead_total", queue="q") == 0
     assert value(found, "reliq_backlog", queue="q") == counts.ready == 3
-    assert value(found, "reliq_account_missing", queue="q") == 0
+    assert value(found, "reliq_messages_unaccounted", queue="q") == 0
     assert value(found, "reliq_paused", queue="q") == 0
     queue.pause()
     assert value(page(queue_collector(connection, [queue.keys])), "reliq_paused", queue="q") == 1
@@ -75,7 +75,7 @@ def test_dead_letters_are_no_messages_and_a_lost_message_is_missing(url, client,
     queue.publish_many([1, 2])
     with queue.receive() as [job]:
         job.reject(reason="no")
-    assert run_transition(queue, "collect", [job.id], letters_max=10, letters_ms=10**9)
+    assert run_transition(queue, "collect", [job.id], dead_letter_limit=10, letters_ms=10**9)
     client.lpop(queue.keys.ready)  # lost without a trace
 
     found = page(queue_collector(connection, [queue.keys]))
@@ -83,11 +83,11 @@ def test_dead_letters_are_no_messages_and_a_lost_message_is_missing(url, client,
     assert value(found, "reliq_dead_letters", queue="q") == 1
     assert value(found, "reliq_messages", queue="q", state="dead") is None
     assert sum(figure for (name, _), figure in found.items() if name == "reliq_messages") == 0
-    assert value(found, "reliq_account_missing", queue="q") == 1
+    assert value(found, "reliq_messages_unaccounted", queue="q") == 1
 
 
 # Of many, 200 are drawn by chance: the standard deviation is 350, so this fails once in ten million runs.
-@pytest.mark.parametrize(("number", "within"), [(UNACK_SAMPLE, 0), (10_000, 1900)], ids=["few", "many"])
+@pytest.mark.parametrize(("number", "misfire_grace_time"), [(UNACK_SAMPLE, 0), (10_000, 1900)], ids=["few", "many"])
 def test_unack_is_split_into_leases_and_backoffs(url, client, look, number, within):
     queue = Queue("q", int, url=url)
     client.zadd(queue.keys.unack, {f"m{at}": 2e9 for at in range(number)})
@@ -106,8 +106,8 @@ def test_queues_of_one_name_in_several_layouts_are_several_series(url, connectio
     for queue in ("orders", "orders (hdt3213)", "orders (hdt3213:tag)", "alone"):
         assert value(found, "reliq_messages", queue=queue, state="ready") == 1
         assert value(found, "reliq_published_total", queue=queue) == 1
-    assert value(found, "reliq_oldest_seconds", queue="orders", state="ready") >= 0
-    assert value(found, "reliq_oldest_seconds", queue="alone", state="ready") is None
+    assert value(found, "reliq_oldest_message_age_seconds", queue="orders", state="ready") >= 0
+    assert value(found, "reliq_oldest_message_age_seconds", queue="alone", state="ready") is None
 
 
 def test_redis_figures_have_memory_version_eviction_and_append_only_file(url, client, connection):

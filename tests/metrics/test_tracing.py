@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from waiting import eventually
 
-from reliq import Consumer, Layout, Outgoing, Queue, events
+from reliq import Consumer, Layout, OutgoingMessage, Queue, events
 from reliq.errors import ConfigurationError, PublishFailed
 from reliq.tracing import instrument, uninstrument
 
@@ -59,7 +59,7 @@ def test_handler_span_in_another_process_is_a_child_of_the_publish(published, en
 def test_publish_many_is_one_span_that_each_message_carries(published, url):
     queue = Queue("q", int, url=url)
 
-    queue.publish_many(Outgoing(body=number, headers={"n": str(number)}) for number in range(3))
+    queue.publish_many(OutgoingMessage(body=number, headers={"n": str(number)}) for number in range(3))
 
     (span,) = published()
     assert span["told"]["messaging.batch.message_count"] == 3

@@ -34,7 +34,7 @@ class Neighbour:
 
 
 def test_only_the_message_that_holds_the_interpreter_pays(worker, deeds, client):
-    process = worker("--concurrency", "4", "--stall", "5")
+    process = worker("--concurrency", "4", "--gil-timeout", "5")
     neighbour = Neighbour(deeds.WAITING, client)
 
     bad = deeds.HELD.publish("re").id
@@ -48,7 +48,7 @@ def test_only_the_message_that_holds_the_interpreter_pays(worker, deeds, client)
     eventually(lambda: deeds.HELD.counts().dead == 1, "the bad one ends")
     eventually(lambda: process.said("a handler has held the interpreter for"), "the log says why")
     eventually(lambda: process.said(f"It ran: held {bad}\n"), "and of which message")
-    assert deeds.HELD.letters()[0].reason == "lease"
+    assert deeds.HELD.dead_letters()[0].reason == "lease"
     for queue in (deeds.GOOD, deeds.AGOOD):
         assert (queue.counts().missing, queue.counts().dead) == (0, 0)
         assert queue.counts().totals.get("retried_lease", 0) == 0
@@ -57,7 +57,7 @@ def test_only_the_message_that_holds_the_interpreter_pays(worker, deeds, client)
 
 @pytest.mark.parametrize("how", ["re", "cancelled re"])
 def test_coroutine_that_holds_the_interpreter_is_named_and_pays_alone(worker, deeds, client, how):
-    process = worker("--concurrency", "4", "--stall", "5", "--queue", "aheld")
+    process = worker("--concurrency", "4", "--gil-timeout", "5", "--queue", "aheld")
     sleeping = [deeds.AHELD.publish("sleeps").id for _ in range(2)]
     eventually(lambda: all(started(client, id) for id in sleeping), "the neighbours run")
 
@@ -66,12 +66,12 @@ def test_coroutine_that_holds_the_interpreter_is_named_and_pays_alone(worker, de
     eventually(lambda: deeds.AHELD.counts().dead == 1, "the bad one ends")
     eventually(lambda: process.said(f"It ran: aheld {bad}\n"), "the log names it alone")
     eventually(lambda: all(started(client, id) == 2 for id in sleeping), "the neighbours run again, without a retry")
-    assert [one.id for one in deeds.AHELD.letters()] == [bad]
+    assert [one.id for one in deeds.AHELD.dead_letters()] == [bad]
     assert deeds.AHELD.counts().totals.get("retried_lease", 0) == 0
 
 
 def test_handler_that_holds_the_interpreter_ends_at_its_timeout(worker, deeds, client):
-    process = worker("--concurrency", "4")  # --stall would be half a minute
+    process = worker("--concurrency", "4")  # --gil-timeout would be half a minute
     neighbour = Neighbour(deeds.WAITING, client)
 
     deeds.LIMITED.publish("re")
@@ -97,7 +97,7 @@ def test_handler_that_ignores_its_timeout_ends_with_its_process(worker, deeds, c
     eventually(lambda: hangs.counts().dead == 1, "the one that hung ends")
     eventually(lambda: not first.is_running(), "its process is gone")
     assert started(client, bad) == 1
-    assert hangs.letters()[0].reason == "lease"
+    assert hangs.dead_letters()[0].reason == "lease"
 
 
 def test_single_handler_that_holds_the_interpreter_keeps_its_lease(worker, deeds, client):
@@ -115,7 +115,7 @@ def test_single_handler_that_holds_the_interpreter_keeps_its_lease(worker, deeds
 
 
 def test_no_process_outlives_a_killed_supervisor(worker, deeds, client):
-    process = worker("--concurrency", "4", "--stall", "1000")
+    process = worker("--concurrency", "4", "--gil-timeout", "1000")
     bad = deeds.HELD.publish("with a child re").id
     eventually(lambda: started(client, bad), "the handler holds the interpreter")
     (pid,) = client.lrange("children", 0, -1)

@@ -49,14 +49,14 @@ def check_the_ends(published):
     queues = {queue for _, queue, _ in published.values()}
     for queue in queues:
         eventually(lambda queue=queue: queue.counts().alive == 0, f"every deed of {queue.name} has ended")
-    reasons = {letter.id: letter.reason for queue in queues for letter in queue.letters(limit=500)}
+    reasons = {letter.id: letter.reason for queue in queues for letter in queue.dead_letters(limit=500)}
     ends = {name: reasons.get(id, "acked") for name, (id, _, _) in published.items()}
     assert {name: end for name, end in ends.items() if end not in published[name][2].ends} == {}
 
 
 def check_the_log(process, published):
     """Expect each dead letter in the log with its id and the text from the table."""
-    dead = {letter.id for _, queue, _ in published.values() for letter in queue.letters(limit=500)}
+    dead = {letter.id for _, queue, _ in published.values() for letter in queue.dead_letters(limit=500)}
     wanted = {name: [*([id] if id in dead else []), deed.says] for name, (id, _, deed) in published.items()}
     silent = {name: text for name, texts in wanted.items() for text in texts if not process.said(text)}
     assert silent == {}
@@ -147,7 +147,7 @@ def test_misdeeds_in_a_thread_or_loop_stop_no_good_handler(worker, deeds, client
 
 @pytest.mark.parametrize("part", [0, 1], ids=["one half", "the other half"])
 def test_misdeeds_to_a_process_stop_no_good_handler(worker, deeds, client, mark, tmp_path, port, good, part):
-    process = worker("--concurrency", str(SLOTS), "--stall", "3", "--metrics-port", str(port), "--grace", "1")
+    process = worker("--concurrency", str(SLOTS), "--gil-timeout", "3", "--metrics-port", str(port), "--grace", "1")
     supervisor = psutil.Process(process.process.pid)
     before, done = (), {}
     tables = {deeds.DEADLY: table.DEADLY, deeds.DEADLY_ASYNC: table.DEADLY_ASYNC}

@@ -58,17 +58,17 @@ def test_later_message_with_the_same_chosen_id_has_its_own_effect_and_follow_up(
 
 def test_redriven_letter_has_its_effect_once(database, tx, orders):
     orders.publish({}, id="order-1")
-    incarnations = set()
+    publication_ids = set()
     for end, expected in ((tx.rollback, True), (tx.commit, True), (tx.commit, False)):
         with orders.receive(wait=5) as [job]:
             assert effect(tx, job) == expected
             end()
             job.reject(reason="card")
-        incarnations.add(job.incarnation)
+        publication_ids.add(job.publication_id)
         collect(orders)
-        assert orders.redrive(orders.letters()) == 1
+        assert orders.redrive(orders.dead_letters()) == 1
 
-    assert (made(database), len(incarnations)) == (["order-1"], 1)
+    assert (made(database), len(publication_ids)) == (["order-1"], 1)
 
 
 def test_moved_message_has_its_effect_and_follow_up_once(database, tx, url, orders):
@@ -99,7 +99,7 @@ def test_moved_message_has_its_effect_and_follow_up_once(database, tx, url, orde
 
 
 def collect(queue):
-    run_transition(queue, "collect", ["order-1"], letters_max=10, letters_ms=DAY_MS)
+    run_transition(queue, "collect", ["order-1"], dead_letter_limit=10, letters_ms=DAY_MS)
 
 
 def test_concurrent_deliveries_have_the_effect_once(postgresql, url):
@@ -160,10 +160,10 @@ def test_inbox_refuses_wrong_calls_and_connections_without_a_transaction(postgre
 
 
 def test_inbox_row_stays_while_its_message_can_be_delivered(database, tx, url, mover):
-    settings = QueueSettings(ttl=3600, letters_ttl=7200, retries=0)
+    settings = QueueSettings(ttl=3600, dead_letter_ttl=7200, retries=0)
     kept = inbox_keep_ms(settings, HandlerSettings())
     assert kept == 2 * 3_600_000 + 7_200_000 + DAY_MS
-    queue = Queue("orders", dict, url=url, ttl=3600, letters_ttl=7200, retries=0)
+    queue = Queue("orders", dict, url=url, ttl=3600, dead_letter_ttl=7200, retries=0)
     queue.publish({})
     queue.publish({})
     with queue.receive(limit=2) as [one, other]:
@@ -227,7 +227,7 @@ def test_handler_in_a_worker_uses_inbox_and_follow_ups(database, url, orders):
     @consumer.handler(orders)
     def ship(body, job):
         with closing(database.connect()) as tx:
-            seen.append((effect(tx, job), bool(job.publish(mails, body)), job.token, job.incarnation))
+            seen.append((effect(tx, job), bool(job.publish(mails, body)), job.token, job.publication_id))
             tx.commit()
         if len(seen) == 1:
             raise Reject(reason="a death after the commit")
@@ -239,36 +239,36 @@ def test_handler_in_a_worker_uses_inbox_and_follow_ups(database, url, orders):
 
     consumer.start()
     orders.publish({"order": 1})
-    eventually(orders.letters, "it is dead")
-    orders.redrive(orders.letters())
+    eventually(orders.dead_letters, "it is dead")
+    orders.redrive(orders.dead_letters())
     eventually(lambda: len(seen) == 2, "it runs again")
     assert done.wait(60)
     consumer.stop()
 
-    (first, one, token, incarnation), (second, other, later, same) = seen
+    (first, one, token, publication_id), (second, other, later, same) = seen
     assert (first, second, one, other) == (True, False, True, False)
     assert later > token
-    assert same == incarnation
+    assert same == publication_id
 
 
 def test_bad_option_of_a_follow_up_is_refused(orders):
     orders.publish({})
     with orders.receive(wait=5) as [job]:
-        for options in ({"id": "x"}, {"incarnation": 1}, {"name": "a b"}, {"name": "x" * 65}, {"retries": -1}):
+        for options in ({"id": "x"}, {"publication_id": 1}, {"name": "a b"}, {"name": "x" * 65}, {"retries": -1}):
             with pytest.raises(ConfigurationError):
                 job.publish(orders, {}, **options)
         with pytest.raises(BodyError):
             job.publish(orders, {"this": object()})
-    with pytest.raises(ConfigurationError, match="incarnation must be"):
-        orders.publish({}, id="a", incarnation=2**53)
-    with pytest.raises(ConfigurationError, match="incarnation needs an id"):
-        orders.publish({}, incarnation=1)
+    with pytest.raises(ConfigurationError, match="publication_id must be"):
+        orders.publish({}, id="a", publication_id=2**53)
+    with pytest.raises(ConfigurationError, match="publication_id needs an id"):
+        orders.publish({}, publication_id=1)
 
 
 def test_message_in_the_go_layout_has_no_incarnation(url):
     queue = Queue("mails", bytes, url=url, layout=Layout.hdt3213())
     queue.publish(b"x", id="chosen")
     with queue.receive() as [job]:
-        assert job.incarnation == 0
-    with pytest.raises(ConfigurationError, match="incarnation cannot be sent"):
-        queue.publish(b"x", id="chosen", incarnation=1)
+        assert job.publication_id == 0
+    with pytest.raises(ConfigurationError, match="publication_id cannot be sent"):
+        queue.publish(b"x", id="chosen", publication_id=1)

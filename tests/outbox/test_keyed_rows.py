@@ -34,7 +34,7 @@ def test_rows_of_many_keys_share_a_call_and_wait_in_their_key_queues(database, t
 
 
 def test_row_sent_again_keeps_its_key_and_incarnation(database, tx, orders, mover, client):
-    orders.publish_in(tx, {}, id="chosen", key="tenant-7", incarnation=7)
+    orders.publish_in(tx, {}, id="chosen", key="tenant-7", publication_id=7)
     id = orders.publish_in(tx, {}, key="tenant-8")
     tx.commit()
     one = mover()
@@ -47,7 +47,7 @@ def test_row_sent_again_keeps_its_key_and_incarnation(database, tx, orders, move
 
     assert lines(client, orders) == {"tenant-7": ["chosen"], "tenant-8": [id]}
     chosen, after = (open_envelope(client.get(orders.keys.msg(one)))[0] for one in ("chosen", id))
-    assert (chosen.key, chosen.window_ms, chosen.incarnation) == ("tenant-7", 600_000, 7)
+    assert (chosen.key, chosen.window_ms, chosen.publication_id) == ("tenant-7", 600_000, 7)
     assert (after.key, first_published("q", id, after)) == ("tenant-8", first_published("q", id, before))
 
 

@@ -372,8 +372,8 @@ def test_unreachable_database_is_logged_once_and_tried_until_it_returns(tmp_path
 
     assert bodies(orders) == [BODY]
     kinds = [type(one) for one in seen]
-    assert kinds.count(events.DatabaseAway) == 2
-    assert kinds.count(events.DatabaseBack) == 1
+    assert kinds.count(events.DatabaseUnavailable) == 2
+    assert kinds.count(events.DatabaseRecovered) == 1
     said = [one.message for one in caplog.records if one.name.startswith("reliq.outbox.relay")]
     assert ["failed" in line for line in said] == [True, False]
 
@@ -574,7 +574,7 @@ def test_command_relay_moves_rows_and_sends_lost_rows_again(database, orders, cl
     assert reliq(database, "relay", "--once") == ("moved 1 row\n", 0)
     client.flushall()
 
-    assert reliq(database, "relay", "--once", "--again-since", "10m") == ("1 row is sent again\nmoved 1 row\n", 0)
+    assert reliq(database, "relay", "--once", "--resend-since", "10m") == ("1 row is sent again\nmoved 1 row\n", 0)
     assert bodies(orders) == [BODY]
 
 

@@ -25,8 +25,8 @@ def dead_letter(queue):
         queue.publish({"id": id}, id=id, **options)
         with queue.receive() as [job]:
             job.reject(reason="bad card")
-        run_transition(queue, "collect", [id], letters_max=100, letters_ms=10**9)
-        return queue.letters()[-1]
+        run_transition(queue, "collect", [id], dead_letter_limit=100, letters_ms=10**9)
+        return queue.dead_letters()[-1]
 
     return make
 
@@ -106,8 +106,8 @@ def test_foreign_text_in_the_pause_is_its_reason(queue, client):
 def test_letters_are_read_in_pages_and_redriven_once(queue, call, dead_letter):
     letters = [dead_letter(id, headers={"a": "b"}) for id in ("a", "b", "c")]
 
-    first = call(queue, "letters", limit=2)
-    assert first + call(queue, "letters", limit=2, after=first[-1].letter) == letters
+    first = call(queue, "dead_letters", limit=2)
+    assert first + call(queue, "dead_letters", limit=2, after=first[-1].letter) == letters
     assert {(one.reason, one.error, one.attempts) for one in letters} == {("rejected", "bad card", 1)}
     assert (letters[0].payload, letters[0].header.headers) == (b'{"id":"a"}', {"a": "b"})
     assert call(queue, "redrive", letters) == 3
@@ -131,10 +131,10 @@ def test_redrive_is_split_by_the_bytes_of_its_bodies(queue, commands, monkeypatc
     with text.receive(limit=4) as jobs:
         for job in jobs:
             job.reject()
-    run_transition(queue, "collect", ids, letters_max=10, letters_ms=10**9)
+    run_transition(queue, "collect", ids, dead_letter_limit=10, letters_ms=10**9)
     before = commands().get("evalsha", 0)
 
-    assert queue.redrive(queue.letters()) == 4
+    assert queue.redrive(queue.dead_letters()) == 4
 
     assert commands()["evalsha"] - before == calls
     with text.receive(limit=4) as jobs:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from reliq import Admin, BodyError, ConfigurationError, Layout, Outgoing, Queue, WrongKeyTypeError
+from reliq import Admin, BodyError, ConfigurationError, Layout, OutgoingMessage, Queue, WrongKeyTypeError
 
 #: Call -> the beginning of the error, and the function. Blocking calls are listed only if
 #: tests/security/test_entries.py does not test them.
@@ -23,7 +23,7 @@ CALLS = {
     "areschedule id": ("id must be", lambda queue: queue.areschedule("a b")),
     "areschedule delay": ("delay must be", lambda queue: queue.areschedule("a", delay=-1)),
     "apause": ("reason must be", lambda queue: queue.apause(reason="a\nb")),
-    "aletters": ("limit must be", lambda queue: queue.aletters(limit=501)),
+    "aletters": ("limit must be", lambda queue: queue.adead_letters(limit=501)),
     "aredrive": ("letters must be", lambda queue: queue.aredrive(["1-0"])),
     "areceive limit": ("limit must be", lambda queue: queue.areceive(limit=501).__aenter__()),
     "areceive wait": ("wait must be", lambda queue: queue.areceive(wait=-1).__aenter__()),
@@ -32,8 +32,14 @@ CALLS = {
     "publish": ("give delay or at,", lambda queue: queue.publish({}, delay=5, at=datetime.now(UTC))),
     "publish dedup": ("dedup needs an id chosen by you", lambda queue: queue.publish({}, dedup=5)),
     "publish_many max_backlog": ("max_backlog must be", lambda queue: queue.publish_many([], max_backlog=0)),
-    "publish_many item": ("retries must be", lambda queue: queue.publish_many([{}, Outgoing(body={}, retries=-1)])),
-    "publish_many one Outgoing": ("items must be an iterable", lambda queue: queue.publish_many(Outgoing(body={}))),
+    "publish_many item": (
+        "retries must be",
+        lambda queue: queue.publish_many([{}, OutgoingMessage(body={}, retries=-1)]),
+    ),
+    "publish_many one OutgoingMessage": (
+        "items must be an iterable",
+        lambda queue: queue.publish_many(OutgoingMessage(body={})),
+    ),
     "publish_many one body": ("items must be an iterable", lambda queue: queue.publish_many({"a": 1})),
     "redrive iterator": ("letters must be a list of dead letters,", lambda queue: queue.redrive(iter([]))),
 }
@@ -101,7 +107,7 @@ WRONG_TYPES = {
     "ready": ("publish", {}),
     "lease": ("publish", {"id": "x"}),
     "unack": ("counts", {}),
-    "dead": ("letters", {}),
+    "dead": ("dead_letters", {}),
 }
 
 

@@ -40,7 +40,7 @@ def works(queue, call):
     with queue.receive() as [job]:
         assert (job.id, job.body, job.headers) == (receipt.id, {"a": 1}, {"b": "c"})
     assert call(queue, "counts").totals["acked"] == 1
-    assert call(queue, "letters") == []
+    assert call(queue, "dead_letters") == []
     queue.close()
     return True
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from reliq import ConfigurationError, Layout, Outgoing, Queue
+from reliq import ConfigurationError, Layout, OutgoingMessage, Queue
 from reliq.events import PublishEnded
 from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
@@ -53,7 +53,7 @@ def test_messages_of_different_keys_share_a_call(queue, call, client, commands):
     before = commands()["evalsha"]
 
     result = call(
-        queue, "publish_many", [Outgoing(body={"n": n}, key=f"k{n % 3}" if n % 4 else None) for n in range(100)]
+        queue, "publish_many", [OutgoingMessage(body={"n": n}, key=f"k{n % 3}" if n % 4 else None) for n in range(100)]
     )
 
     assert (result.published, commands()["evalsha"] - before) == (100, 1)

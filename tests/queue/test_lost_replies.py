@@ -11,7 +11,7 @@ import pytest
 from transition import run_transition
 from waiting import eventually
 
-from reliq import Outgoing, PublishFailed, Queue, RedisUnavailableError
+from reliq import OutgoingMessage, PublishFailed, Queue, RedisUnavailableError
 from reliq.redis import server
 
 FAILED_TRIES = 20  # more than any call makes
@@ -127,9 +127,9 @@ def test_call_made_again_after_a_lost_reply_happens_once(name, through, call, qu
     if name == "redrive":
         with queue.receive() as [job]:
             job.reject()
-        run_transition(queue, "collect", ["m"], letters_max=10, letters_ms=10**9)
+        run_transition(queue, "collect", ["m"], dead_letter_limit=10, letters_ms=10**9)
     queue.pause()
-    args = {"cancel": ["m"], "redrive": [queue.letters()], "resume": []}[name]
+    args = {"cancel": ["m"], "redrive": [queue.dead_letters()], "resume": []}[name]
     call(through, "counts")
     proxy.lose_reply_to("DEL" if name == "resume" else "EVALSHA")
 
@@ -151,7 +151,7 @@ def test_calls_to_an_unreachable_server_are_refused(call):
     assert (caught.value.outcome, caught.value.ids, caught.value.queue) == ("refused", ("m",), "q")
     assert "nothing of it was written" in str(caught.value)
     assert type(caught.value.__cause__) is RedisUnavailableError
-    for name, args in [("counts", ()), ("cancel", ("m",)), ("letters", ()), ("pause", ())]:
+    for name, args in [("counts", ()), ("cancel", ("m",)), ("dead_letters", ()), ("pause", ())]:
         with pytest.raises(RedisUnavailableError) as refused:
             call(nobody, name, *args)
         assert not refused.value.maybe_ran
@@ -196,7 +196,7 @@ def test_failed_publish_many_reports_confirmed_and_remaining_ids(through, call, 
             if n == 20:
                 eventually(lambda: queue.counts().ready == 21, "the second call is made")
                 proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
-            yield Outgoing(body={"n": n}, id=f"m{n}")
+            yield OutgoingMessage(body={"n": n}, id=f"m{n}")
 
     with pytest.raises(PublishFailed) as caught:
         call(through, "publish_many", items(), chunk=10)

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from reliq import Outgoing, Queue
+from reliq import OutgoingMessage, Queue
 from reliq.events import Published, PublishEnded
 
 
@@ -114,7 +114,12 @@ def test_publish_many_reports_duplicates_and_tombstoned_ids(queue, call):
     result = call(
         queue,
         "publish_many",
-        [{"n": 1}, Outgoing(body={"n": 2}, delay=60), Outgoing(body={}, id="old"), Outgoing(body={}, id="gone")],
+        [
+            {"n": 1},
+            OutgoingMessage(body={"n": 2}, delay=60),
+            OutgoingMessage(body={}, id="old"),
+            OutgoingMessage(body={}, id="gone"),
+        ],
     )
 
     assert (result.published, result.duplicates, result.tombstoned) == (2, ("old",), ("gone",))

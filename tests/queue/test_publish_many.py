@@ -10,7 +10,7 @@ from itertools import chain
 
 import pytest
 
-from reliq import BodyError, Outgoing, PublishFailed
+from reliq import BodyError, OutgoingMessage, PublishFailed
 
 
 def test_publish_many_in_a_thread_outlives_the_main_thread(queue, url):
@@ -55,8 +55,8 @@ def test_rest_of_a_failed_publish_many_continues_an_iterator(queue, call, client
     """A failure on the way leaves nothing out, and brings nothing twice."""
     client.set(queue.keys.pending, "not a sorted set")
     bodies = [{"n": n} for n in range(6)]
-    bodies[2] = Outgoing(body={"n": 2}, delay=3600)  # into the key that is not of its type
-    bodies[3] = Outgoing(body={"n": 3}, id="three", headers={"tenant": "a"}, retries=2, ttl=60)
+    bodies[2] = OutgoingMessage(body={"n": 2}, delay=3600)  # into the key that is not of its type
+    bodies[3] = OutgoingMessage(body={"n": 3}, id="three", headers={"tenant": "a"}, retries=2, ttl=60)
     items = iter(bodies)
 
     with pytest.raises(PublishFailed) as failed:
@@ -74,7 +74,7 @@ def test_rest_of_a_failed_publish_many_continues_an_iterator(queue, call, client
 
 
 def test_rest_has_the_messages_with_all_their_options(queue, call, client):
-    wanted = Outgoing(
+    wanted = OutgoingMessage(
         body={"n": 1},
         at=datetime(2026, 12, 1, 12, 30, 0, 125000, UTC),
         id="one",
@@ -83,7 +83,7 @@ def test_rest_has_the_messages_with_all_their_options(queue, call, client):
         headers={"tenant": "a"},
         dedup=120.0,
         replace=True,
-        incarnation=7,
+        publication_id=7,
         key="k",
     )
     client.set(queue.keys.pending, "not a sorted set")

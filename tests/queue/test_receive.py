@@ -80,9 +80,9 @@ def test_message_without_retries_left_becomes_a_dead_letter(queue, receive):
 
     with pytest.raises(LookupError), contextlib.ExitStack():
         receive(queue, lambda _jobs: {}["secret"])
-    run_transition(queue, "collect", ["m"], letters_max=10, letters_ms=10**9)
+    run_transition(queue, "collect", ["m"], dead_letter_limit=10, letters_ms=10**9)
 
-    [letter] = queue.letters()
+    [letter] = queue.dead_letters()
     assert (letter.reason, letter.error, letter.attempts) == ("failed", "KeyError", 1)
 
 
@@ -162,8 +162,8 @@ def test_lease_is_renewed_while_a_block_runs_or_waits(queue, client):
 
     with queue.receive(lease=0.3) as [job]:
         eventually(lambda: renewed(4), "the lease is renewed")
-    assert not job.lost
-    assert not asyncio.run(work()).lost
+    assert not job.lease_lost
+    assert not asyncio.run(work()).lease_lost
     assert queue.counts().totals["acked"] == 2
 
 
@@ -187,7 +187,7 @@ def test_job_whose_lease_was_taken_is_lost_and_its_ack_ignored(queue, client):
             pass
 
     assert (other.id, other.attempt) == ("m", 2)
-    assert job.lost
+    assert job.lease_lost
     counts = queue.counts()
     assert (counts.alive, counts.totals["acked"], counts.missing) == (0, 1, 0)
 
@@ -337,7 +337,7 @@ def test_oversized_body_is_returned_or_dies_unread_and_others_are_received(make_
     assert (counts.unack, counts.garbage) == ((0, 1) if retries == 0 else (1, 0))
     assert counts.totals["nacked"] == 1
     patient = Client.to(queue.connection(), 60.0)
-    patient.run(collect(queue.keys, ["giant"], letters_max=10, letters_ms=10**9))
+    patient.run(collect(queue.keys, ["giant"], dead_letter_limit=10, letters_ms=10**9))
     letters = patient.run(letters_between(queue.keys, "-", "+", count=9))
     assert [(letter.reason, letter.error, letter.attempts, len(letter.payload)) for letter in letters] == [
         ("undecodable", f"body must be at most {MIB} bytes (max_body), not {giant}", 1, giant)

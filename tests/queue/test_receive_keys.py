@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from reliq import ConfigurationError, Outgoing
+from reliq import ConfigurationError, OutgoingMessage
 from reliq.redis.shards import ShardMap
 
 SLEEP_SECONDS = 0.3
@@ -16,7 +16,7 @@ def rows(jobs):
 
 def publish(queue, *bodies):
     """Publish bodies, each with its first letter as the key."""
-    queue.publish_many([Outgoing(body=body, key=body[0]) for body in bodies])
+    queue.publish_many([OutgoingMessage(body=body, key=body[0]) for body in bodies])
 
 
 def test_queue_known_without_keys_receives_messages_with_keys_at_once(make_queue, receive):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from reliq import ConfigurationError, Durability, Outgoing, PublishFailed, Queue, WrongKeyTypeError
+from reliq import ConfigurationError, Durability, OutgoingMessage, PublishFailed, Queue, WrongKeyTypeError
 from reliq.admin import Admin
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
@@ -71,7 +71,7 @@ def test_calls_of_publish_many_take_the_shards_in_turn(queue, call, sharded, len
 def test_chosen_ids_are_published_in_their_home_shard(queue, call, sharded, client, url):
     ids = [f"order-{n}" for n in range(200)]
 
-    call(queue, "publish_many", [Outgoing(body={}, id=id) for id in ids[:100]], chunk=10)
+    call(queue, "publish_many", [OutgoingMessage(body={}, id=id) for id in ids[:100]], chunk=10)
     for id in ids[100:]:
         assert call(Queue("q", url=url), "publish", {}, id=id)
 
@@ -135,7 +135,7 @@ def test_publish_reads_the_map_again_when_the_old_home_is_stale(call, remap, len
     client.set(Keys("q").epoch, "2 8 8")
     assert home("order-0", 8) != 0 != home("order-1", 8)
 
-    done = call(fresh, "publish_many", [Outgoing(body={}, id=id) for id in ids])
+    done = call(fresh, "publish_many", [OutgoingMessage(body={}, id=id) for id in ids])
 
     assert done.published == len(set(ids))
     assert lengths()[home("order-0", 8)] >= 1
@@ -224,8 +224,8 @@ def letters_of(queue):
             with queue.receive() as [job]:
                 job.reject()
             keys = Keys("q", shard=home(id, queue.known_shards.map.n))
-            queue._clients.blocking().run(t.collect(keys, [id], letters_max=100, letters_ms=10**12))
-        return queue.letters()
+            queue._clients.blocking().run(t.collect(keys, [id], dead_letter_limit=100, letters_ms=10**12))
+        return queue.dead_letters()
 
     return make
 
@@ -237,10 +237,10 @@ def test_letters_of_all_shards_are_listed_oldest_first_and_redriven(queue, call,
 
     assert {one.id: one.shard for one in letters} == dict(zip(ids, (5, 0, 3, 7), strict=True))
     assert [one.died for one in letters] == sorted(one.died for one in letters)
-    first = call(queue, "letters", limit=2)
-    assert first + call(queue, "letters", after=first[-1].letter) == letters
+    first = call(queue, "dead_letters", limit=2)
+    assert first + call(queue, "dead_letters", after=first[-1].letter) == letters
     assert call(queue, "redrive", letters) == 4
-    assert (lengths(), queue.letters()) == ([1, 0, 0, 1, 0, 1, 0, 1], [])
+    assert (lengths(), queue.dead_letters()) == ([1, 0, 0, 1, 0, 1, 0, 1], [])
 
 
 def test_letter_whose_home_moved_stays_until_the_change_of_shards_moves_it(
@@ -254,12 +254,12 @@ def test_letter_whose_home_moved_stays_until_the_change_of_shards_moves_it(
 
     assert call(fresh, "redrive", letters) == 1
     assert lengths() == [1, 0, 0, 0, 0, 0, 0, 0]
-    assert [one.id for one in fresh.letters()] == [moved]
+    assert [one.id for one in fresh.dead_letters()] == [moved]
 
     Admin(url).finish_resize("q")
-    assert call(fresh, "redrive", fresh.letters()) == 1
+    assert call(fresh, "redrive", fresh.dead_letters()) == 1
     assert lengths() == [1, 0, 0, 0, 0, 1, 0, 0]
-    assert (fresh.letters(), fresh.counts().missing) == ([], 0)
+    assert (fresh.dead_letters(), fresh.counts().missing) == ([], 0)
 
 
 def test_queue_with_another_number_of_shards_is_refused(url, call, sharded):
@@ -394,7 +394,7 @@ def test_receive_waits_for_a_message_of_any_shard(queue, url, sharded):
 def test_rest_of_a_failed_publish_many_includes_other_shards(queue, call, client, sharded):
     for shard in range(8):
         client.set(Keys("q", shard=shard).ready, "not a list")
-    items = (Outgoing(body={"n": n}, id=f"id-{n}") for n in range(40))
+    items = (OutgoingMessage(body={"n": n}, id=f"id-{n}") for n in range(40))
 
     with pytest.raises(PublishFailed) as failed:
         call(queue, "publish_many", items, chunk=2)

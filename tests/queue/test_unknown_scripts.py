@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from lost_scripts import with_scripts_lost
 
-from reliq import Outgoing, Queue, RedisUnavailableError
+from reliq import OutgoingMessage, Queue, RedisUnavailableError
 from reliq.lua import script, transitions
 from reliq.lua.transitions import CallNumber
 from reliq.redis.client import AsyncClient, Client
@@ -141,7 +141,7 @@ def test_user_without_eval_runs_loaded_scripts(queue, client, knows, trips, url,
 def test_ordered_queue_is_received_whenever_redis_loses_scripts(url, client, monkeypatch, lost):
     def receive(at):
         queue, rounds = Queue(f"q{at}", str, url=url, ordered=True), []
-        queue.publish_many([Outgoing(body=body, id=body, key=body[0]) for body in ("a0", "a1", "b0")])
+        queue.publish_many([OutgoingMessage(body=body, id=body, key=body[0]) for body in ("a0", "a1", "b0")])
         for number in range(5):
             if number == 4:
                 queue.publish("late", key="a", id="late", delay=3600)

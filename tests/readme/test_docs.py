@@ -10,7 +10,7 @@ from go_original import GoProgram
 from pages import BLOCK, DOCS, OF_THEIR_OWN, README, ROOT, blocks, commands, name_of, printed, programs
 from transition import run_transition
 
-from reliq import Admin, Layout, Outgoing, Queue
+from reliq import Admin, Layout, OutgoingMessage, Queue
 from reliq.cli.app import Commands
 from reliq.keys import Keys
 
@@ -30,7 +30,7 @@ def for_go(client, _url):
 def for_handlers(_client, url):
     """Three messages wait; the batch handler rejects one of them."""
     queue = Queue("orders", dict[str, int], url=url)
-    queue.publish_many(Outgoing(body={"number": number}, retries=0) for number in (1, 2, 666))
+    queue.publish_many(OutgoingMessage(body={"number": number}, retries=0) for number in (1, 2, 666))
 
     def holds(said):
         totals = queue.counts().totals
@@ -46,7 +46,7 @@ def for_dead_letters(_client, url):
         queue.publish({"number": number}, id=f"order-{number}")
         with queue.receive() as [job]:
             job.reject(reason=reason)
-    assert run_transition(queue, "collect", ["order-13", "order-14"], letters_max=10, letters_ms=10**9)
+    assert run_transition(queue, "collect", ["order-13", "order-14"], dead_letter_limit=10, letters_ms=10**9)
     return lambda said: said.count("no such order") >= 2 and "order-14 rejected no route 1" in said
 
 

@@ -6,7 +6,7 @@ import re
 import msgspec
 from pages import ROOT, blocks, rows
 
-from reliq import Consumer, Outgoing, Queue, Reject, keys as spelled
+from reliq import Consumer, OutgoingMessage, Queue, Reject, keys as spelled
 from reliq.admin.screens import account
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys
 from reliq.message import Counts, Header
@@ -65,16 +65,16 @@ def test_table_of_redis_keys_has_every_key_with_its_type():
 
 
 def test_table_of_redis_keys_has_every_key_written_by_some_work(url, client):
-    queue, consumer = Queue("NAME", dict[str, int], url=url, per_key=1, rate="1000/s", history=10), Consumer()
+    queue, consumer = Queue("NAME", dict[str, int], url=url, per_key=1, rate="1000/s", keep_completed=10), Consumer()
 
     @consumer.handler(queue)
     def work(body):
         if body["n"] == 0:
             raise Reject(reason="zero")
 
-    queue.publish_many(Outgoing(body={"n": n}, id=f"order-{n}") for n in range(3))
+    queue.publish_many(OutgoingMessage(body={"n": n}, id=f"order-{n}") for n in range(3))
     consumer.drain()
-    queue.publish_many(Outgoing(body={"n": n}, key=f"key-{n % 2}") for n in range(4))
+    queue.publish_many(OutgoingMessage(body={"n": n}, key=f"key-{n % 2}") for n in range(4))
     queue.publish({"n": 5}, delay=60, id="late")
     queue.pause(reason="a look")
     queue.cancel("late", tombstone=60)

@@ -5,7 +5,7 @@ import re
 
 from pages import ROOT
 
-from reliq import Outgoing
+from reliq import OutgoingMessage
 from reliq.cli.app import Commands
 from reliq.handlers.registration import Periodic
 from reliq.settings import HandlerSettings, LimitOptions, QueueSettings
@@ -33,7 +33,7 @@ def options(name):
 
 def test_tables_have_every_option():
     known = {
-        "publishing.md": {*QueueSettings.__dataclass_fields__, *Outgoing.__annotations__, "layout", "validate"}
+        "publishing.md": {*QueueSettings.__dataclass_fields__, *OutgoingMessage.__annotations__, "layout", "validate"}
         - {"body"},
         "keys.md": set(LimitOptions.__annotations__),
         "handlers.md": set(HandlerSettings.__dataclass_fields__),
@@ -47,28 +47,30 @@ def test_tables_have_every_option():
 def test_defaults_in_the_tables_are_those_of_the_code():
     queue, published = QueueSettings(), options("publishing.md")
     handler, handled = HandlerSettings(), options("handlers.md")
-    days = f"{queue.letters_ttl / 86_400:g} days"
+    days = f"{queue.dead_letter_ttl / 86_400:g} days"
 
-    assert [published[name] for name in ("retries", "ttl", "dedup", "history", "max_body", "letters_max")] == [
+    assert [
+        published[name] for name in ("retries", "ttl", "dedup", "keep_completed", "max_body", "dead_letter_limit")
+    ] == [
         f"{queue.retries}",
         f"{queue.ttl / 86_400:g} days",
         f"{queue.dedup:g} s",
-        f"{queue.history}",
+        f"{queue.keep_completed}",
         f"{queue.max_body >> 20} MiB",
-        f"{queue.letters_max:,}, {days}",
+        f"{queue.dead_letter_limit:,}, {days}",
     ]
-    assert [handled[name] for name in ("lease", "timeout", "weight", "undecodable")] == [
+    assert [handled[name] for name in ("lease", "timeout", "weight", "on_decode_error")] == [
         f"{handler.lease:g} s",
         f"{handler.timeout:g} s",
         f"{handler.weight}",
-        f'`"{handler.undecodable}"`',
+        f'`"{handler.on_decode_error}"`',
     ]
     periodic, entry = options("periodic.md"), inspect.signature(Periodic).parameters
-    assert [periodic[name] for name in ("jitter", "catch_up", "within", "overlap")] == [
+    assert [periodic[name] for name in ("jitter", "catch_up", "misfire_grace_time", "overlap")] == [
         f"{entry['jitter'].default:g}",
         f"`{entry['catch_up'].default}`",
-        f"{entry['within'].default / 86_400:g} day",
+        f"{entry['misfire_grace_time'].default / 86_400:g} day",
         f"`{entry['overlap'].default}`",
     ]
-    for option in ("--processes", "--concurrency", "--grace", "--stall", "--log-level", "--log-format"):
+    for option in ("--processes", "--concurrency", "--grace", "--gil-timeout", "--log-level", "--log-format"):
         assert options("workers.md")[option] == f"{WORKER[option]}".removesuffix(".0")

@@ -165,8 +165,8 @@ def bury(publish, claim, run, client, keys):
 def collect(run, keys):
     """Turn garbage into dead letters."""
 
-    def make(*ids, letters_max=10_000, letters_ms=10**12, clock=NOON):
-        return run(t.collect(keys, ids, letters_max=letters_max, letters_ms=letters_ms, clock=clock))
+    def make(*ids, dead_letter_limit=10_000, letters_ms=10**12, clock=NOON):
+        return run(t.collect(keys, ids, dead_letter_limit=dead_letter_limit, letters_ms=letters_ms, clock=clock))
 
     return make
 

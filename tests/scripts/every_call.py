@@ -86,7 +86,7 @@ def stage(run, client, keys):
     run(t.nack(keys, [(waiting, 1_800_000, "failed 1 x", b"")], clock=NOON))
     values = [client.get(keys.msg(one.id)) for one in dying]
     run(t.nack(keys, [(one, 0, "rejected 1 x", v) for one, v in zip(dying, values, strict=True)], clock=NOON))
-    run(t.collect(keys, ["died", "died-too"], letters_max=100, letters_ms=10**12))
+    run(t.collect(keys, ["died", "died-too"], dead_letter_limit=100, letters_ms=10**12))
     claim("in-retry", lease_ms=20_000)
     run(t.reclaim(keys, clock=micros(ms=20_000)))
     claim("overdue", lease_ms=40_000)
@@ -120,7 +120,7 @@ def stage(run, client, keys):
         "check": check_ids(keys, ["no-count"], part="both", wishes=wish, clock=LATER),
         "check_keys": check_keys(keys, [("a", "nobody"), ("a", "extended"), ("b", "")], repair=True, clock=LATER),
         "claim": t.claim(keys, t.CallNumber("w", 99), limit=10, lease_ms=1000, **watching, clock=LATER),
-        "collect": t.collect(keys, ["in-garbage"], letters_max=2, letters_ms=10**12, clock=LATER),
+        "collect": t.collect(keys, ["in-garbage"], dead_letter_limit=2, letters_ms=10**12, clock=LATER),
         "counts": t.counts(keys),
         "depart": t.depart(keys, ["leaving"], state="pending", clock=LATER),
         "extend": t.extend(keys, [by_id["extended"], by_id["cancelled-running"]], lease_ms=1000, clock=LATER),

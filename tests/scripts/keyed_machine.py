@@ -293,7 +293,7 @@ class KeyedMachine(RuleBasedStateMachine):
     def collect(self):
         ids = sorted(self.state.garbage)
         if ids:
-            options = {"letters_max": 100, "letters_ms": FOR_EVER_MS, "clock": self.clock}
+            options = {"dead_letter_limit": 100, "letters_ms": FOR_EVER_MS, "clock": self.clock}
             buried, expired = self.run(t.collect(self.keys, ids, **options))
             self.oracle.garbage -= {*buried, *expired}
 

@@ -245,11 +245,11 @@ class Moves(RuleBasedStateMachine):
 
         assert self.run(call) == [self.model.reschedule(id, delay_ms) for id in ids]
 
-    @rule(ids=some_ids, letters_max=st.sampled_from([2, 100]))
-    def collect(self, ids, letters_max=100):
-        call = t.collect(self.keys, ids, letters_max=letters_max, letters_ms=FOR_EVER_MS, clock=self.clock)
+    @rule(ids=some_ids, dead_letter_limit=st.sampled_from([2, 100]))
+    def collect(self, ids, dead_letter_limit=100):
+        call = t.collect(self.keys, ids, dead_letter_limit=dead_letter_limit, letters_ms=FOR_EVER_MS, clock=self.clock)
 
-        assert self.run(call) == self.model.collect(ids, letters_max)
+        assert self.run(call) == self.model.collect(ids, dead_letter_limit)
 
     @rule(ids=some_ids, state=st.sampled_from(["pending", "ready", "retry", "garbage"]), in_order=st.booleans())
     def purge(self, ids, state, in_order):

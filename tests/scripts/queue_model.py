@@ -328,7 +328,7 @@ class Model(ExpiringKeys, Account):
         self.postpone(id, due - before, due)
         return "rescheduled"
 
-    def collect(self, ids, letters_max):
+    def collect(self, ids, dead_letter_limit):
         told = {"dead": [], "expired": []}
         for id in sorted(dict.fromkeys(ids), key=lambda one: one not in self.bodies):
             if id in self.garbage:
@@ -342,7 +342,7 @@ class Model(ExpiringKeys, Account):
                 if body or id in self.windows:
                     self.mark(id, "ended")
                 self.windows.discard(id)
-        while len(self.letters) > letters_max:
+        while len(self.letters) > dead_letter_limit:
             self.totals["letters_dropped"] += bool(self.letters.pop(min(self.letters)))
         return tuple(told["dead"]), tuple(told["expired"])
 

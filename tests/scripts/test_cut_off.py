@@ -125,7 +125,7 @@ def _calls(one, chance):
     yield t.reclaim(keys, clock=one.model.now + 10**9)
     yield t.cancel(keys, ids, clock=clock)
     yield t.reschedule(keys, ids, delay_ms=900, clock=clock)
-    yield t.collect(keys, sorted(one.model.garbage), letters_max=100, letters_ms=10**12, clock=clock)
+    yield t.collect(keys, sorted(one.model.garbage), dead_letter_limit=100, letters_ms=10**12, clock=clock)
     yield t.redrive(keys, letters, ttl_ms=HOUR_MS, delay_ms=chance.choice([0, 800]), clock=clock)
     for state in ("pending", "ready", "retry", "garbage"):
         yield t.purge(keys, list(getattr(one.model, state))[:2], state=state)

@@ -145,7 +145,7 @@ def test_an_empty_body_that_is_rejected_becomes_a_dead_letter(restore, run, clie
 
     assert run(t.nack(keys, [failure], clock=clock)).lost == ()
 
-    assert run(t.collect(keys, [one.id], letters_max=9, letters_ms=10**12)) == ((one.id,), ())
+    assert run(t.collect(keys, [one.id], dead_letter_limit=9, letters_ms=10**12)) == ((one.id,), ())
 
 
 # ---- reliq's keys read by Go ---------------------------------------------------

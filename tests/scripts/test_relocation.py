@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from cutting import cut_after
 
-from reliq import Admin, Outgoing, Queue
+from reliq import Admin, OutgoingMessage, Queue
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
 from reliq.lua.transitions import CallNumber
@@ -42,9 +42,9 @@ def moves_of(queue):
 def fill(queue, client):
     """Fill all states of four shards; return how often each id will be delivered, and the dead letters."""
     run = moves_of(queue)
-    queue.publish_many([Outgoing(body=f"later {n}", id=f"later-{n}", delay=3600, ttl=60) for n in range(NUMBER)])
-    queue.publish_many([Outgoing(body="generated", delay=3600) for _ in range(8)], chunk=1)
-    queue.publish_many([Outgoing(body=f"x {n}", id=f"x-{n}") for n in range(NUMBER)])
+    queue.publish_many([OutgoingMessage(body=f"later {n}", id=f"later-{n}", delay=3600, ttl=60) for n in range(NUMBER)])
+    queue.publish_many([OutgoingMessage(body="generated", delay=3600) for _ in range(8)], chunk=1)
+    queue.publish_many([OutgoingMessage(body=f"x {n}", id=f"x-{n}") for n in range(NUMBER)])
     for shard in range(4):
         keys = Keys("q", shard=shard)
         held = run(t.claim(keys, CallNumber("w", 1), limit=500, lease_ms=1)).claimed
@@ -52,10 +52,10 @@ def fill(queue, client):
         run(t.nack(keys, [(one, 3_600_000, "failed 1 why", b"") for one in nacked]))
         values = [client.get(keys.msg(one.id)) for one in dead]
         run(t.nack(keys, [(one, 0, "rejected 1 bad", v) for one, v in zip(dead, values, strict=True)]))
-        run(t.collect(keys, [one.id for one in dead], letters_max=100, letters_ms=10**12))
+        run(t.collect(keys, [one.id for one in dead], dead_letter_limit=100, letters_ms=10**12))
         assert len(run(t.reclaim(keys, clock=(time.time_ns() // 1000) + 10**6)).overdue) == len(suspect)
-    queue.publish_many([Outgoing(body=f"y {n}", id=f"y-{n}") for n in range(NUMBER)])
-    queue.publish_many([Outgoing(body="z", id=f"z-{n}") for n in range(4)])
+    queue.publish_many([OutgoingMessage(body=f"y {n}", id=f"y-{n}") for n in range(NUMBER)])
+    queue.publish_many([OutgoingMessage(body="z", id=f"z-{n}") for n in range(4)])
     for n in range(4):
         queue.cancel(f"z-{n}")
 
@@ -159,7 +159,7 @@ def test_a_message_without_a_body_ends_as_expired(admin, queue, client):
     admin.resize("q", 2)
 
     assert admin.finish_resize("q") == 1
-    moves_of(queue)(t.collect(keys, [id], letters_max=9, letters_ms=10**12))
+    moves_of(queue)(t.collect(keys, [id], dead_letter_limit=9, letters_ms=10**12))
 
     assert not admin.finish_resize("q")
     assert client.hget(keys.totals, "expired") == b"1"
@@ -195,7 +195,7 @@ def small(queue, client):
     queue.publish("dead", id=ids[0])
     [held] = run(t.claim(keys, CallNumber("w", 1), limit=1, lease_ms=60_000)).claimed
     run(t.nack(keys, [(held, 0, "rejected 1 bad", client.get(keys.msg(ids[0])))]))
-    run(t.collect(keys, [ids[0]], letters_max=100, letters_ms=10**12))
+    run(t.collect(keys, [ids[0]], dead_letter_limit=100, letters_ms=10**12))
     queue.publish("nacked", id=ids[1])
     [held] = run(t.claim(keys, CallNumber("w", 2), limit=1, lease_ms=60_000)).claimed
     run(t.nack(keys, [(held, 3_600_000, "failed 1 why", b"")]))

@@ -35,7 +35,7 @@ def calls(run, client, keys):
     calls["claim"].append(t.claim(keys, t.CallNumber("w", 99), limit=10, lease_ms=1000, watcher="me", clock=LATER))
     client.set(keys.msg("large"), "x" * 2 * INLINE_BYTES)
     calls["bodies"].append(t.bodies(keys, ["large", "ready"], max_body=1000))
-    calls["collect"].append(t.collect(keys, ["gone"], letters_max=2, letters_ms=1, clock=FAR))
+    calls["collect"].append(t.collect(keys, ["gone"], dead_letter_limit=2, letters_ms=1, clock=FAR))
     calls["purge"] += [
         t.purge(keys, [id], state=state) for id, state in (("no", "pending"), ("no", "ready"), ("in-retry", "retry"))
     ]

@@ -50,4 +50,4 @@ def test_a_nack_that_ends_an_unread_message_keeps_its_body_as_it_is(left, publis
 
     assert (client.get(keys.msg("m")), client.ttl(keys.msg("m"))) == (value, -1)
     assert where() == {"garbage": ["expired", "m"]}
-    assert run(t.collect(keys, ["m", "expired"], letters_max=9, letters_ms=10**12)) == (("m",), ("expired",))
+    assert run(t.collect(keys, ["m", "expired"], dead_letter_limit=9, letters_ms=10**12)) == (("m",), ("expired",))

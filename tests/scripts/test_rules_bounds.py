@@ -32,7 +32,7 @@ def test_five_hundred_are_settled_at_once_in_order(held, run, keys, where, claim
     assert where() == {"retry": MANY}
 
     assert run(t.nack(keys, [(one, 0, "rejected 1 x", b"v") for one in claim(limit=500)])).lost == ()
-    assert run(t.collect(keys, MANY, letters_max=1000, letters_ms=10**12)) == (tuple(MANY), ())
+    assert run(t.collect(keys, MANY, dead_letter_limit=1000, letters_ms=10**12)) == (tuple(MANY), ())
     letters = [(name.decode(), fields[b"id"].decode(), 3) for name, fields in client.xrange(keys.dead)]
     assert run(t.redrive(keys, letters, ttl_ms=10_000)) == ["redriven"] * 500
     assert where() == {"ready": MANY}
@@ -82,7 +82,7 @@ def test_a_call_about_nothing_and_a_chore_with_nothing_due_change_nothing(publis
     claim(limit=1)
     publish("later", delay_ms=100)
     before = dump()
-    options = {"extend": {"lease_ms": 1}, "collect": {"letters_max": 9, "letters_ms": 10**12}}
+    options = {"extend": {"lease_ms": 1}, "collect": {"dead_letter_limit": 9, "letters_ms": 10**12}}
 
     for verb in ("ack", "nack", "extend", "release", "snooze", "cancel", "reschedule", "collect"):
         run(getattr(t, verb)(keys, [], **options.get(verb, {})))
@@ -107,7 +107,7 @@ OF_TOO_MANY = {
     "snooze": lambda keys: t.snooze(keys, [(one, 0) for one in HELD]),
     "cancel": lambda keys: t.cancel(keys, TOO_MANY),
     "reschedule": lambda keys: t.reschedule(keys, TOO_MANY),
-    "collect": lambda keys: t.collect(keys, TOO_MANY, letters_max=1, letters_ms=1),
+    "collect": lambda keys: t.collect(keys, TOO_MANY, dead_letter_limit=1, letters_ms=1),
     "redrive": lambda keys: t.redrive(keys, [("0-1", id, 1) for id in TOO_MANY], ttl_ms=1),
     "purge": lambda keys: t.purge(keys, TOO_MANY, state="ready"),
     "check": lambda keys: check_ids(keys, TOO_MANY),

@@ -27,10 +27,10 @@ def test_dead_letters_that_are_too_many_are_dropped_in_pieces(bury, collect, cli
         pipe.execute()
     bury("m")
 
-    collect("m", letters_max=100)
+    collect("m", dead_letter_limit=100)
     assert (client.xlen(keys.dead), total("letters_dropped")) == (1001, 5000)
 
-    collect(letters_max=100)
+    collect(dead_letter_limit=100)
     assert (client.xlen(keys.dead), total("letters_dropped")) == (100, 5901)
 
 

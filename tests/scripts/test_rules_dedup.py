@@ -53,7 +53,7 @@ def end(run, client, keys, claim_turn):
         if how == "purged from garbage":
             assert run(t.purge(keys, ["m"], state="garbage")) == 1
         if how in ("dead", "expired in garbage"):
-            run(t.collect(keys, ["m"], letters_max=9, letters_ms=10**12))
+            run(t.collect(keys, ["m"], dead_letter_limit=9, letters_ms=10**12))
 
     return make
 

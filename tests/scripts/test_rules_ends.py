@@ -41,14 +41,14 @@ def test_collect_turns_garbage_into_a_dead_letter_with_its_body_and_reason(bury,
 def test_the_oldest_dead_letters_go_when_there_are_too_many_or_they_are_too_old(bury, collect, where, total):
     bury("a", "b", "c", "d")
 
-    collect("a", "b", "c", letters_max=2)
+    collect("a", "b", "c", dead_letter_limit=2)
     assert (where()["dead"], total("dead"), total("letters_dropped")) == (["b", "c"], 3, 1)
     collect(letters_ms=HOUR_MS, clock=micros(HOUR_MS - 1))
     assert where()["dead"] == ["b", "c"]
     collect(letters_ms=HOUR_MS, clock=micros(HOUR_MS))
     assert (where(), total("letters_dropped")) == ({"garbage": ["d"]}, 3)
 
-    assert collect("d", letters_max=0) == (("d",), ())
+    assert collect("d", dead_letter_limit=0) == (("d",), ())
     assert (where(), total("dead")) == ({}, 4)
 
 

@@ -48,7 +48,7 @@ def test_a_late_receipt_beside_the_valid_one_of_its_message_hides_no_outcome(ver
 
     reported = [(type(one).__name__, one.ids) for one in call.events(run(call))]
 
-    assert reported == [(event, ("m",)), ("Lost", ("m",))]
+    assert reported == [(event, ("m",)), ("LeaseLost", ("m",))]
 
 
 # ---- spared leases --------------------------------------------------------------

@@ -15,9 +15,9 @@ from reliq import (
     BodyError,
     ConfigurationError,
     Consumer,
+    DeadLetter,
     Durability,
-    Letter,
-    Outgoing,
+    OutgoingMessage,
     Queue,
     UndecodableError,
     WorkerSettings,
@@ -31,7 +31,7 @@ QUEUE = Queue("q", url=NOBODY)
 TEXTS = Queue("q", str, url=NOBODY)
 BYTES = Queue("q", bytes, url=NOBODY)
 ADMIN = Admin(NOBODY)
-OTHERS_LETTER = Letter("1-0", "a", "failed", "", 1, 0.0, BARE, SECRET.encode())
+OTHERS_LETTER = DeadLetter("1-0", "a", "failed", "", 1, 0.0, BARE, SECRET.encode())
 
 
 def receive(**options):
@@ -50,8 +50,8 @@ BAD_CALLS = {
     "Queue retries": ("retries must be", lambda: Queue("q", retries=1001)),
     "Queue ttl": ("ttl must be", lambda: Queue("q", ttl=0)),
     "Queue max_body": ("max_body must be", lambda: Queue("q", max_body=0)),
-    "Queue letters_max": ("letters_max must be", lambda: Queue("q", letters_max=-1)),
-    "Queue letters_ttl": ("letters_ttl must be", lambda: Queue("q", letters_ttl=0)),
+    "Queue dead_letter_limit": ("dead_letter_limit must be", lambda: Queue("q", dead_letter_limit=-1)),
+    "Queue dead_letter_ttl": ("dead_letter_ttl must be", lambda: Queue("q", dead_letter_ttl=0)),
     "Queue durability": ("durability must be", lambda: Queue("q", durability="always")),
     "Queue url": ("Redis URL ", lambda: Queue("q", url=f"http://:{SECRET}@h")),
     "Queue url of another type": ("url must be", lambda: Queue("q", url=5)),
@@ -68,7 +68,7 @@ BAD_CALLS = {
     "publish headers": ("header", lambda: QUEUE.publish({}, headers={"a": SECRET * 2000})),
     "publish durability": ("durability must be", lambda: QUEUE.publish({}, durability=True)),
     "publish_many items": ("items must be", lambda: QUEUE.publish_many(SECRET)),
-    "publish_many id": ("id must be", lambda: QUEUE.publish_many([Outgoing(body={}, id="a b")])),
+    "publish_many id": ("id must be", lambda: QUEUE.publish_many([OutgoingMessage(body={}, id="a b")])),
     "publish_many chunk": ("chunk must be", lambda: QUEUE.publish_many([], chunk=501)),
     "publish_many durability": ("durability must be", lambda: QUEUE.publish_many([], durability=1)),
     "cancel id": ("id must be", lambda: QUEUE.cancel("a b")),
@@ -76,8 +76,8 @@ BAD_CALLS = {
     "receive limit": ("limit must be", lambda: receive(limit=501)),
     "receive lease": ("lease must be", lambda: receive(lease=86_401)),
     "receive wait": ("wait must be", lambda: receive(wait=-1)),
-    "letters limit": ("limit must be", lambda: QUEUE.letters(limit=0)),
-    "letters after": ("after must be", lambda: QUEUE.letters(after=SECRET)),
+    "letters limit": ("limit must be", lambda: QUEUE.dead_letters(limit=0)),
+    "letters after": ("after must be", lambda: QUEUE.dead_letters(after=SECRET)),
     "redrive letter": ("letters must be", lambda: QUEUE.redrive([SECRET])),
     "redrive letters": ("number of letters must be", lambda: QUEUE.redrive([OTHERS_LETTER] * 501)),
     "redrive delay": ("delay must be", lambda: QUEUE.redrive([OTHERS_LETTER], delay=-1)),

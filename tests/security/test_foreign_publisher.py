@@ -56,7 +56,7 @@ def test_every_foreign_message_ends_and_the_worker_continues(url, client, undeco
     worked = threading.Event()
     consumer = Consumer()
 
-    @consumer.handler(queue, lease=5, backoff=wait_none(), undecodable=undecodable)
+    @consumer.handler(queue, lease=5, backoff=wait_none(), on_decode_error=undecodable)
     def work(order: Order) -> None:
         if order.note == "the last one":
             worked.set()
@@ -77,7 +77,7 @@ def test_every_foreign_message_ends_and_the_worker_continues(url, client, undeco
     totals = queue.counts().totals
     ended = sum(totals.get(kind, 0) for kind in ("acked", "dead", "expired", "cancelled"))
     assert ended == MESSAGES + 1
-    letters = len(queue.letters(limit=500))  # ids that are no text would end the report of a failure
+    letters = len(queue.dead_letters(limit=500))  # ids that are no text would end the report of a failure
     assert letters == totals["dead"] > MESSAGES / 4
     assert client.hlen(queue.keys.retries_left) == 0
     queue.close()

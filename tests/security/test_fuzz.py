@@ -42,7 +42,7 @@ REQUESTS = [
     moves.snooze(KEYS, [(ONE, 0)]),
     moves.cancel(KEYS, ["a"]),
     moves.reschedule(KEYS, ["a"]),
-    moves.collect(KEYS, ["a"], letters_max=1, letters_ms=1),
+    moves.collect(KEYS, ["a"], dead_letter_limit=1, letters_ms=1),
     moves.redrive(KEYS, [("1-0", "a", 1)], ttl_ms=1),
     moves.purge(KEYS, ["a"], state="ready"),
     moves.forget(KEYS, letters=True),

@@ -16,7 +16,7 @@ from tenacity import Retrying, stop_after_attempt
 from waiting import eventually
 from worker_vandal import ANSWERS, ERRORS, Evil, Vandal
 
-from reliq import Consumer, Job, Layout, Outgoing, Queue, WorkerSettings
+from reliq import Consumer, Job, Layout, OutgoingMessage, Queue, WorkerSettings
 from reliq.events import Acked
 from reliq.logs import JsonFormatter, LogObserver, TextFormatter
 from reliq.metrics.process import ProcessMetrics
@@ -117,7 +117,7 @@ def publish_good(queues, number):
     for queue in queues:
         body = Order(number) if queue.name == "typed" else b"good"
         ids = [f"good-{number}-{queue.name}-{at}" for at in range(GOOD // len(queues))]
-        messages = [Outgoing(body=body, id=id, delay=0.0 if at % 5 else 0.02) for at, id in enumerate(ids)]
+        messages = [OutgoingMessage(body=body, id=id, delay=0.0 if at % 5 else 0.02) for at, id in enumerate(ids)]
         # However busy this machine is: again with the same ids is safe.
         Retrying(stop=stop_after_attempt(3), reraise=True)(queue.publish_many, messages)
         published.update(ids)

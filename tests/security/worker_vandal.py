@@ -5,7 +5,7 @@ import math
 import random
 
 from reliq import Nack, Reject, Snooze
-from reliq.errors import ProtocolError, RedisUnavailableError, Stopped, UndecodableError
+from reliq.errors import JobInterrupted, ProtocolError, RedisUnavailableError, UndecodableError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, worker_key
 
 NUMBERS = [
@@ -75,7 +75,7 @@ ERRORS = [
     *(ValueError(one) for one in ("\ud83d", "x" * 1_000_000, "\x1b]0;x\x07\n\r", b"\xff", Evil())),
     *(WordlessError(), NamelessError(), TornError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit()),
     *(asyncio.CancelledError(), StopIteration(1), StopAsyncIteration(), MemoryError(), RecursionError()),
-    *(TimeoutError(), ExceptionGroup("many", [ValueError("x")] * 3), Stopped("x"), UndecodableError("\ud83d")),
+    *(TimeoutError(), ExceptionGroup("many", [ValueError("x")] * 3), JobInterrupted("x"), UndecodableError("\ud83d")),
     *(
         ProtocolError("x"),
         RedisUnavailableError("x"),

@@ -4,7 +4,7 @@ from typing import Any
 
 from tenacity import wait_fixed
 
-from reliq import Admin, Consumer, Job, Nack, Outgoing, Queue, RateLimited
+from reliq import Admin, Consumer, Job, Nack, OutgoingMessage, Queue, RateLimited
 
 
 def test_published_message_has_its_key_and_priority(reliq):
@@ -43,7 +43,7 @@ def consumer_of(queue, *, fail=(), too_fast=()):
 
 
 def publish(queue, *rows):
-    queue.publish_many(Outgoing(body={"n": number}, key=key) for key, number in rows)
+    queue.publish_many(OutgoingMessage(body={"n": number}, key=key) for key, number in rows)
 
 
 def test_drain_of_an_ordered_queue_blocks_the_key_of_a_failure(reliq):

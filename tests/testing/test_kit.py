@@ -13,7 +13,17 @@ from functools import partial
 import pytest
 import redis
 
-from reliq import Admin, BodyError, ConfigurationError, Consumer, Layout, Outgoing, Queue, Reject, UndecodableError
+from reliq import (
+    Admin,
+    BodyError,
+    ConfigurationError,
+    Consumer,
+    Layout,
+    OutgoingMessage,
+    Queue,
+    Reject,
+    UndecodableError,
+)
 from reliq.admin.calls import STEP_IDS
 from reliq.events import Handled, Started
 from reliq.lua import transitions
@@ -57,8 +67,8 @@ def test_failed_assertion_shows_the_messages_that_exist(reliq, shop):
 def test_published_finds_every_message_of_a_large_queue(reliq, shop):
     several_reads = 2 * STEP_IDS + 1
     shop.mails.publish_many(map(str, range(several_reads)))
-    shop.mails.publish_many(Outgoing(body=f"{number}", key="k") for number in range(several_reads))
-    shop.mails.publish_many(Outgoing(body=f"{number}", key=f"k{number:02}") for number in range(25))
+    shop.mails.publish_many(OutgoingMessage(body=f"{number}", key="k") for number in range(several_reads))
+    shop.mails.publish_many(OutgoingMessage(body=f"{number}", key=f"k{number:02}") for number in range(25))
 
     found = [(one.state, one.key, int(one.body)) for one in reliq.published(shop.mails)]
 
@@ -156,7 +166,7 @@ def test_perform_calls_a_handler_with_a_real_job_without_redis(monkeypatch):
     queue, jobs = Queue("q", dict[str, int], retries=5), []
 
     def handle(body, job):
-        jobs.append((body, job.id, job.attempt, job.retries_left, dict(job.headers), job.lost, job.state))
+        jobs.append((body, job.id, job.attempt, job.retries_left, dict(job.headers), job.lease_lost, job.state))
         return "answer"
 
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("connects"))
@@ -207,7 +217,7 @@ def test_drain_delivers_due_messages_and_follow_ups_in_its_thread(reliq, shop):
     assert shop.seen == [(1, 1), "closed 1"]
     assert [len(ids) for ids in (done.acked, done.nacked, done.snoozed, done.dead, done.expired)] == [2, 0, 0, 1, 0]
     assert set(threads) == {threading.current_thread()}
-    assert [letter.reason for letter in shop.orders.letters()] == ["rejected"]
+    assert [letter.reason for letter in shop.orders.dead_letters()] == ["rejected"]
     assert reliq.published(shop.orders, state="pending") == reliq.published(shop.orders)
 
 
@@ -244,7 +254,7 @@ def test_drain_without_fail_fast_lets_a_message_die(reliq, shop):
 
     assert errors == [(1, "thirteen", False), (2, "thirteen", True)]
     assert (len(done.nacked), len(done.dead)) == (1, 1)
-    assert [letter.reason for letter in shop.orders.letters()] == ["failed"]
+    assert [letter.reason for letter in shop.orders.dead_letters()] == ["failed"]
 
 
 def test_drain_without_an_end_is_given_up(reliq):

@@ -30,7 +30,7 @@ def test_days_of_delay_and_backoff_pass_in_a_scheduled_drain(reliq, shop):
     assert shop.seen == [(7, 3), "closed 7", (5, 1), "closed 5"]
     assert (len(done.nacked), len(done.acked), len(done.dead)) == (2, 4, 2)
     assert reliq.now - began >= 30 * 86_400
-    assert [abs(letter.died - reliq.now) < 60 for letter in shop.orders.letters()] == [True, True]  # they are kept
+    assert [abs(letter.died - reliq.now) < 60 for letter in shop.orders.dead_letters()] == [True, True]  # they are kept
 
 
 def test_delay_and_backoff_end_at_their_milliseconds(reliq, shop):

@@ -84,11 +84,11 @@ def test_bad_due_time_reason_and_cursor_are_refused():
 BOUNDS = {
     "QueueSettings.retries": (QueueSettings, "retries", 0, 1000),
     "QueueSettings.max_body": (QueueSettings, "max_body", 1, 16 * 1_048_576),
-    "QueueSettings.letters_max": (QueueSettings, "letters_max", 0, 10_000_000),
-    "QueueSettings.history": (QueueSettings, "history", 0, 100_000),
+    "QueueSettings.dead_letter_limit": (QueueSettings, "dead_letter_limit", 0, 10_000_000),
+    "QueueSettings.keep_completed": (QueueSettings, "keep_completed", 0, 100_000),
     "QueueSettings.ttl": (QueueSettings, "ttl", 0.001, TEN_YEARS),
     "QueueSettings.dedup": (QueueSettings, "dedup", 0, TEN_YEARS),
-    "QueueSettings.letters_ttl": (QueueSettings, "letters_ttl", 1, TEN_YEARS),
+    "QueueSettings.dead_letter_ttl": (QueueSettings, "dead_letter_ttl", 1, TEN_YEARS),
     "Durability.timeout": (Durability, "timeout", 0.001, 60),
     "HandlerSettings.lease": (HandlerSettings, "lease", 0.05, 86_400),
     "HandlerSettings.timeout": (HandlerSettings, "timeout", 0.001, TEN_YEARS),
@@ -125,7 +125,7 @@ def test_settings_accept_none_numbers_timedeltas_single_classes_and_any_backoff(
     ("name", "value", "said"),
     [
         ("backoff", 5, "backoff must be one of tenacity's wait strategies"),
-        ("undecodable", "drop", "undecodable must be 'retry' or 'reject', not 'drop'"),
+        ("on_decode_error", "drop", "on_decode_error must be 'retry' or 'reject', not 'drop'"),
         ("retry_on", (5,), "retry_on must be exception classes"),
         ("reject_on", (KeyboardInterrupt,), "reject_on must be exception classes"),
     ],

@@ -7,7 +7,7 @@ import pytest
 from site_page import EVERYTHING, serving
 from waiting import eventually
 
-from reliq import Consumer, Outgoing, Queue, WorkerSettings
+from reliq import Consumer, OutgoingMessage, Queue, WorkerSettings
 from reliq.admin import Admin
 from reliq.web import app, pages
 from reliq.worker import upkeep
@@ -43,9 +43,9 @@ def queues(url):
 
     for id in DEAD:
         payments.publish({"fails": True, "secret": "CANARY"}, id=id, retries=0, headers={"tenant": "acme"})
-    payments.publish_many(Outgoing(body={"fails": False}, delay=7200) for _ in range(30))
+    payments.publish_many(OutgoingMessage(body={"fails": False}, delay=7200) for _ in range(30))
     publish_seven(url, "invoices", "reports", "thumbnails")
-    Queue("invoices", dict, url=url).publish_many(Outgoing(body={}, key=key) for key in ("tenant-7", LONG_ID))
+    Queue("invoices", dict, url=url).publish_many(OutgoingMessage(body={}, key=key) for key in ("tenant-7", LONG_ID))
     with Queue("thumbnails", dict, url=url).receive(limit=7) as jobs:
         for job in jobs:
             job.ack()

@@ -5,7 +5,7 @@ import logging
 import pytest
 from waiting import eventually
 
-from reliq import Outgoing
+from reliq import OutgoingMessage
 from reliq.admin import Filter
 
 HOSTILE = "<script>alert(1)</script> \u202e&"
@@ -14,7 +14,7 @@ HOSTILE = "<script>alert(1)</script> \u202e&"
 @pytest.fixture
 def tenants(orders):
     """Three messages of one key, and a message of a key that contains HTML."""
-    orders.publish_many(Outgoing(body={}, id=f"t{at}", key="tenant-7") for at in range(3))
+    orders.publish_many(OutgoingMessage(body={}, id=f"t{at}", key="tenant-7") for at in range(3))
     orders.publish({}, key=HOSTILE)
     return orders
 

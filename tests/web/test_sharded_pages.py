@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from reliq import Outgoing, Queue
+from reliq import OutgoingMessage, Queue
 from reliq.keys import Keys
 from reliq.redis.shards import ShardMap
 from reliq.web import pages
@@ -18,7 +18,7 @@ def sharded(client, url):
     """Messages in four shards, some of them dead; the queue's name is not used by other tests."""
     client.set(Keys("freight").map, ShardMap(1, SHARDS, SHARDS).text)
     queue = Queue("freight", dict, url=url)
-    queue.publish_many(Outgoing(body={}, delay=3600 + at) for at in range(MESSAGES))
+    queue.publish_many(OutgoingMessage(body={}, delay=3600 + at) for at in range(MESSAGES))
     queue.publish_many({} for _ in range(12))
     for at in range(12):
         told = {"id": f"dead-{at}", "value": b"RELIQ/1 {}\n{}", "note": "failed 1 x"}

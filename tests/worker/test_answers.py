@@ -9,7 +9,7 @@ from tenacity import wait_fixed
 from waiting import eventually
 
 from reliq import Ack, Consumer, Nack, Reject, Snooze
-from reliq.events import Acked, Collected, Expired, Handled, Nacked, Snoozed, Started
+from reliq.events import Acked, DeadLettered, Expired, Handled, Nacked, Snoozed, Started
 
 SOON = wait_fixed(0.01)
 
@@ -44,9 +44,9 @@ def test_a_nack_delivers_again_after_its_delay(queue, consumer, work_until, reco
 def test_a_reject_is_a_dead_letter_at_once(queue, consumer, work_until, give):
     consumer.handler(queue)(lambda body: give(Reject(reason="no such order")))
     queue.publish("x", id="order-1")
-    work_until(Collected)
+    work_until(DeadLettered)
 
-    (letter,) = queue.letters()
+    (letter,) = queue.dead_letters()
     assert (letter.id, letter.reason, letter.error, letter.attempts) == ("order-1", "rejected", "no such order", 1)
     assert counted(queue).dead == 1
 
@@ -97,8 +97,8 @@ def test_any_reason_becomes_text_and_neighbours_are_acked_once(make_queue, consu
         good.publish_many([f"{number}.{one}" for one in range(50)])
         bad.publish(str(number), id=str(number))
     work_until(Acked, 50 * len(REASONS))
-    recorder.wait_for(Collected, len(REASONS))
-    errors = {int(letter.id): letter.error.partition(".py:")[0] for letter in bad.letters()}
+    recorder.wait_for(DeadLettered, len(REASONS))
+    errors = {int(letter.id): letter.error.partition(".py:")[0] for letter in bad.dead_letters()}
     assert errors == dict(enumerate(text for _, text in REASONS))
     assert set(worked.values()) == {1}
     assert len(worked) == 50 * len(REASONS)
@@ -127,11 +127,11 @@ def test_only_errors_of_retry_on_are_retried_and_reject_on_wins_over_it(queue, c
 
     queue.publish("retried", id="retried")
     queue.publish("both", id="both")
-    work_until(Collected, 2)
+    work_until(DeadLettered, 2)
 
     assert [e.outcome for e in recorder.of(Handled, id="retried")] == ["nack", "reject"]
     assert [e.outcome for e in recorder.of(Handled, id="both")] == ["reject"]
-    letters = {letter.id: letter for letter in queue.letters()}
+    letters = {letter.id: letter for letter in queue.dead_letters()}
     assert letters["retried"].error.startswith("KeyError: 'bug' (at test_answers.py:")
     assert {letter.reason for letter in letters.values()} == {"rejected"}
 
@@ -148,8 +148,8 @@ def test_a_message_without_retries_left_becomes_a_dead_letter_with_its_error(que
         raise RuntimeError("the gateway said\nno")
 
     queue.publish("the body", retries=2, id="m", headers={"trace": "7"})
-    work_until(Collected)
-    (letter,) = queue.letters()
+    work_until(DeadLettered)
+    (letter,) = queue.dead_letters()
     assert (letter.id, letter.reason, letter.attempts) == ("m", "failed", 3)
     assert letter.error.startswith("RuntimeError: the gateway said no (at test_answers.py:")
     assert (letter.payload, letter.header.headers) == (b"the body", {"trace": "7"})

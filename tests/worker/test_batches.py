@@ -11,8 +11,8 @@ from tenacity import wait_none
 from transition import run_transition
 from waiting import eventually
 
-from reliq import Job, Nack, Outgoing, Reject, Snooze
-from reliq.events import Acked, Claimed, Handled, Lost, Nacked, Released, Snoozed, Started
+from reliq import Job, Nack, OutgoingMessage, Reject, Snooze
+from reliq.events import Acked, Claimed, Handled, LeaseLost, Nacked, Released, Snoozed, Started
 from reliq.lua.transitions import CallNumber
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def test_messages_that_come_while_a_batch_lingers_join_it(queue, consumer, start
 def test_each_message_may_have_an_answer_of_its_own(queue, consumer, work_until, recorder, as_kind):
     answers = {"ack": None, "nack": Nack(delay=LONG), "reject": Reject(reason="bad"), "snooze": Snooze(delay=LONG)}
     consumer.handler(queue, batch=4, linger=LONG)(as_kind(lambda bodies, jobs: [answers[body] for body in bodies]))
-    queue.publish_many([Outgoing(body=body, id=body) for body in answers])
+    queue.publish_many([OutgoingMessage(body=body, id=body) for body in answers])
 
     work_until(Handled, 4)
     for kind, ids in ((Acked, ["ack"]), (Nacked, ["nack", "reject"]), (Snoozed, ["snooze"])):
@@ -106,7 +106,9 @@ def test_a_batch_that_raises_or_overruns_its_time_is_retried_as_a_whole(queue, c
 def test_undecodable_bodies_are_settled_alone_and_left_out_of_the_batch(make_queue, consumer, work_until, recorder):
     texts, numbers = make_queue("n", str), make_queue("n", int)
     seen = []
-    consumer.handler(numbers, batch=2, linger=LONG, undecodable="reject")(lambda bodies: seen.append(sorted(bodies)))
+    consumer.handler(numbers, batch=2, linger=LONG, on_decode_error="reject")(
+        lambda bodies: seen.append(sorted(bodies))
+    )
     for number, body in enumerate(["1", "no number", "x", "y", "neither", "2"]):
         texts.publish(body, id=str(number))
 
@@ -123,7 +125,7 @@ def test_the_last_chance_of_a_message_and_a_suspect_come_alone(queue, consumer, 
     queue.publish("suspect")
     run_transition(queue, "claim", CallNumber("dead", 1), limit=1, lease_ms=1)
     eventually(lambda: run_transition(queue, "reclaim").overdue, "its worker is dead")
-    queue.publish_many([Outgoing(body="safe"), Outgoing(body="last", retries=0)] * 10)
+    queue.publish_many([OutgoingMessage(body="safe"), OutgoingMessage(body="last", retries=0)] * 10)
 
     work_until(Acked, 21, concurrency=4)
 
@@ -152,7 +154,7 @@ def test_every_lease_of_a_batch_is_renewed_and_its_time_can_be_extended(queue, c
     queue.publish_many(["x"] * 3)
     work_until(Acked, 3)
 
-    assert recorder.of(Lost) == []
+    assert recorder.of(LeaseLost) == []
     assert queue.counts().totals.get("retried_lease", 0) == 0
 
 
@@ -162,7 +164,7 @@ def test_a_stop_gives_back_a_batch_that_lingers_and_one_that_gives_way(queue, co
         gate.pass_through()
         while not jobs[0].stopping:
             threading.Event().wait(0.01)
-        jobs[1].check()
+        jobs[1].raise_if_stopped()
 
     queue.publish_many(["x"] * 3)
     start()

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from reliq import ConfigurationError, Layout, Outgoing, Queue
+from reliq import ConfigurationError, Layout, OutgoingMessage, Queue
 from reliq.events import Acked, Claimed, Released
 
 LONG = 60.0
@@ -23,7 +23,7 @@ def batches(consumer):
 
 
 def publish(queue, *keys):
-    queue.publish_many([Outgoing(body="x", key=key) for key in keys])
+    queue.publish_many([OutgoingMessage(body="x", key=key) for key in keys])
 
 
 def test_a_batch_holds_messages_of_one_key_and_is_full_where_there_are_enough(make_queue, work_until, batches):

@@ -7,7 +7,7 @@ import pytest
 from lost_scripts import lose
 from tenacity import wait_fixed
 
-from reliq import BodyError, ConfigurationError, Nack, Outgoing, Snooze, WorkerSettings
+from reliq import BodyError, ConfigurationError, Nack, OutgoingMessage, Snooze, WorkerSettings
 from reliq.lua import script
 from reliq.lua.transitions import promote
 from reliq.redis.client import Client
@@ -47,7 +47,7 @@ def drained(url, acking, inflight_of):
 
 
 def test_a_drain_leaves_messages_that_are_due_later_put_off_or_paused(queue, consumer, seen):
-    soon, late = Outgoing(body="soon", delay=0.05), Outgoing(body="late", delay=LATER)
+    soon, late = OutgoingMessage(body="soon", delay=0.05), OutgoingMessage(body="late", delay=LATER)
     queue.publish_many(["now", "nack", "snooze", soon, late])
 
     consumer.drain()

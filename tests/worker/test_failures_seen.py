@@ -13,8 +13,8 @@ import pytest
 from tenacity import wait_fixed
 from waiting import eventually
 
-from reliq import Answer, Consumer, Nack, Reject, Snooze, UndecodableError
-from reliq.events import Acked, Collected, Handled
+from reliq import Consumer, Nack, Outcome, Reject, Snooze, UndecodableError
+from reliq.events import Acked, DeadLettered, Handled
 from reliq.logs import LogObserver
 from reliq.wire_format import placed, traceback_of
 
@@ -57,7 +57,7 @@ def test_the_first_failure_and_the_last_have_tracebacks(queue, consumer, start, 
     consumer.handler(queue, backoff=SOON)(charge)
     queue.publish(SECRET, id="m", retries=2)
     start(log_error_text=error_text)
-    recorder.wait_for(Collected)
+    recorder.wait_for(DeadLettered)
 
     first, second, last = records()
     assert [one.levelno for one in (first, second, last)] == [logging.INFO, logging.INFO, logging.ERROR]
@@ -72,7 +72,7 @@ def test_the_first_failure_and_the_last_have_tracebacks(queue, consumer, start, 
     assert hints == [not error_text, False, not error_text]
     assert re.match(r"\S+ m attempt 1 of 3 failed after \d\.\d{3} s, again in 10ms: ValueError", first.getMessage())
     assert re.match(r"\S+ m attempt 3 of 3 failed after \d\.\d{3} s, now a dead letter: ValueErr", last.getMessage())
-    [letter] = queue.letters()
+    [letter] = queue.dead_letters()
     places = [f"test_failures_seen.py:{one.__code__.co_firstlineno + at}" for one, at in ((charge, 4), (look_up, 1))]
     assert letter.error == f"ValueError: no such {SECRET} (at {places[0]}, from KeyError at {places[1]})"
 
@@ -111,11 +111,11 @@ def test_hooks_hear_of_each_failure_and_whether_it_is_final(make_queue, consumer
     consumer.on_error(broken)
     consumer.include(other)
     consumer.handler(make_queue("batch"), batch=3, linger=1, reject_on=ValueError)(lambda bodies: charge(bodies[0]))
-    consumer.handler(make_queue("cards", Card), undecodable="reject")(lambda body: None)
+    consumer.handler(make_queue("cards", Card), on_decode_error="reject")(lambda body: None)
     make_queue("single").publish("x", id="m", retries=1)
     make_queue("batch").publish_many(["x"] * 3)
     make_queue("cards").publish(SECRET, id="c")
-    work_until(Collected, 5)
+    work_until(DeadLettered, 5)
 
     found = defaultdict(list)
     for job, error, final in told:
@@ -123,7 +123,7 @@ def test_hooks_hear_of_each_failure_and_whether_it_is_final(make_queue, consumer
     assert found["single"] == [("m", "x", ValueError, False), ("m", "x", ValueError, True)]
     assert len({id for id, _, _, final in found["batch"] if final}) == 3
     assert found["cards"] == [("c", SECRET.encode(), UndecodableError, True)]
-    [letter] = make_queue("cards", Card).letters()
+    [letter] = make_queue("cards", Card).dead_letters()
     assert (letter.reason, SECRET in letter.error) == ("undecodable", False)
     assert "broken itself failed: SystemExit at test_failures_seen.py" in caplog.text
     assert SECRET not in caplog.text
@@ -139,9 +139,9 @@ class Exiting:
 
 def test_a_body_whose_class_exits_keeps_no_hook_from_its_warning(make_queue, consumer, work_until, told, caplog):
     consumer.on_error(lambda job, error, final: None)
-    consumer.handler(make_queue("cards", Exiting), undecodable="reject")(lambda body: None)
+    consumer.handler(make_queue("cards", Exiting), on_decode_error="reject")(lambda body: None)
     make_queue("cards", dict).publish({"number": 1})
-    work_until(Collected)
+    work_until(DeadLettered)
 
     assert caplog.text.count("itself failed: SystemExit at test_failures_seen.py") == 2
     assert (told, SECRET in caplog.text) == ([], False)
@@ -162,7 +162,7 @@ def test_hooks_hear_of_an_answer_only_at_the_last_nack(make_queue, consumer, wor
     queue.publish_many(list(answers))
     last.publish("x", id="m")
     work_until(Acked, 2)
-    recorder.wait_for(Collected, 2)
+    recorder.wait_for(DeadLettered, 2)
 
     [(job, error, final)] = told
     assert (job.id, type(error), str(error), final) == ("m", Nack, "gateway busy", True)
@@ -176,7 +176,7 @@ def test_a_reason_is_logged_only_with_error_text(make_queue, consumer, start, re
     for body, retries in (("reject", 0), ("nack", 0), ("nack", 1)):
         queue.publish(body, retries=retries)
     start(log_error_text=error_text)
-    recorder.wait_for(Collected, 2)
+    recorder.wait_for(DeadLettered, 2)
     eventually(lambda: len(records()) == 3, "every answer is logged")
 
     assert [SECRET in formatted(one) for one in records()] == [error_text] * 3
@@ -221,6 +221,6 @@ def test_an_answer_is_an_exception_that_shows_its_arguments_and_can_be_pickled()
         (Nack(delay=5, reason="busy"), "Nack(delay=5, reason='busy')"),
         (Snooze(2, "later"), "Snooze(delay=2, reason='later')"),
     ):
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, Outcome)
         assert repr(answer) == repr(pickle.loads(pickle.dumps(answer))) == shown
         assert str(answer) == answer.reason

@@ -11,7 +11,7 @@ from waiting import eventually
 
 from reliq import Queue
 from reliq.errors import RedisUnavailableError
-from reliq.events import Acked, Handled, Lost, RedisAway, Started
+from reliq.events import Acked, Handled, LeaseLost, RedisUnavailable, Started
 from reliq.logs import LogObserver
 from reliq.worker.engine import reply_seconds
 from reliq.worker.health import Pulse, ready
@@ -32,10 +32,10 @@ def test_work_goes_on_when_redis_was_killed_and_started_again(own_server, own_qu
     gate.wait_for()
 
     own_server.kill()
-    recorder.wait_for(RedisAway)
+    recorder.wait_for(RedisUnavailable)
     gate.open()
     recorder.wait_for(Handled)
-    recorder.wait_for(RedisAway, part="settler")
+    recorder.wait_for(RedisUnavailable, part="settler")
     own_server.start()
     own_queue.publish("after it", id="y")
 
@@ -70,7 +70,7 @@ def test_a_worker_whose_claims_are_all_refused_is_not_ready(own_server, own_cons
     with redis.Redis.from_url(own_server.url) as admin:
         admin.execute_command(*shlex.split(refuse))
         eventually(lambda: code in unready(), "it is not ready")
-        recorder.wait_for(RedisAway, 8, part="fetcher")
+        recorder.wait_for(RedisUnavailable, 8, part="fetcher")
         told = "\n".join(caplog.messages)
         admin.execute_command(*shlex.split(accept))
     eventually(lambda: unready() == "", "it is ready again")
@@ -117,7 +117,7 @@ def test_cut_connections_leave_no_unknown_lease_and_no_answer_is_lost(queue, con
     # A lease that no worker knew of would expire after a minute; all other messages are delivered once.
     assert (counts.missing, counts.totals["acked"], counts.totals.get("retried_lease", 0)) == (0, published, 0)
     assert len(recorder.ids(Started)) == published * 3 // 2
-    assert recorder.of(Lost) == []
+    assert recorder.of(LeaseLost) == []
     assert client.keys(queue.keys.msg("*")) == []
 
 

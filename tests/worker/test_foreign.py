@@ -10,7 +10,7 @@ from tenacity import wait_exponential
 from transition import run_transition
 from waiting import eventually
 
-from reliq import Layout, Outgoing
+from reliq import Layout, OutgoingMessage
 from reliq.events import Acked
 from reliq.keys import QUEUES_KEY
 from reliq.lua.transitions import NOTHING_DUE, ClaimAnswer
@@ -58,8 +58,8 @@ def test_a_bare_body_like_an_envelope_is_never_written_to(make_queue, client):
     with queue.receive(wait=20) as [job]:
         job.reject()
     assert client.get(place) == ENVELOPE_LIKE
-    run_transition(queue, "collect", ["a"], letters_max=10, letters_ms=10_000)
-    assert queue.redrive(queue.letters()) == 1
+    run_transition(queue, "collect", ["a"], dead_letter_limit=10, letters_ms=10_000)
+    assert queue.redrive(queue.dead_letters()) == 1
     assert client.get(place) == ENVELOPE_LIKE
 
 
@@ -122,7 +122,7 @@ def test_impossible_numbers_in_foreign_messages_harm_no_neighbour(queue, consume
     consumer.handler(queue, backoff=wait_exponential(), lease=2)(handle)
     for number, (header, count) in enumerate(EXTREMES):
         write_as_reliq_does(client, queue, f"evil-{number}", header=header, count=count)
-        queue.publish_many(Outgoing(body="good", id=f"good-{number}-{one}") for one in range(20))
+        queue.publish_many(OutgoingMessage(body="good", id=f"good-{number}-{one}") for one in range(20))
 
     engine = start(concurrency=2)
 

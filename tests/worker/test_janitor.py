@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from transition import run_transition
 
-from reliq.events import WentBack
+from reliq.events import CountersRegressed
 from reliq.lua.transitions import CallNumber
 from reliq.worker.claims import ServedQueues
 from reliq.worker.upkeep import Janitor
@@ -40,13 +40,13 @@ def test_a_queue_that_was_flushed_is_reported_and_no_other(look, claim, client, 
         claim(2, turn)
         look()
         look()
-    assert recorder.of(WentBack) == []
+    assert recorder.of(CountersRegressed) == []
 
     client.flushall()
     claim(2, 1)
     look()
 
-    assert recorder.of(WentBack) == [WentBack("q", 6, 2)]
+    assert recorder.of(CountersRegressed) == [CountersRegressed("q", 6, 2)]
 
 
 def test_an_account_that_cannot_be_read_disturbs_no_round(look, claim, client, recorder, queue):
@@ -58,4 +58,4 @@ def test_an_account_that_cannot_be_read_disturbs_no_round(look, claim, client, r
     client.set(queue.keys.totals, "no hash")
     look()
 
-    assert recorder.of(WentBack) == []
+    assert recorder.of(CountersRegressed) == []

@@ -8,8 +8,8 @@ from collections import defaultdict
 import pytest
 from waiting import eventually
 
-from reliq import ConfigurationError, Nack, Outgoing
-from reliq.events import Acked, Claimed, Lost, Released
+from reliq import ConfigurationError, Nack, OutgoingMessage
+from reliq.events import Acked, Claimed, LeaseLost, Released
 from reliq.lua.transitions import ClaimAnswer, Suspects
 from reliq.worker.claims import Capacity, QueueClaims
 from reliq.worker.fetcher import POLL_SECONDS
@@ -76,7 +76,7 @@ def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(make
             running.remove(job.key)
             seen[job.key].append(int(body))
 
-    queue.publish_many([Outgoing(body=str(number), key=key) for number in range(40) for key in "abcd"])
+    queue.publish_many([OutgoingMessage(body=str(number), key=key) for number in range(40) for key in "abcd"])
     workers(2, queue, handle=handle)
     recorder.wait_for(Acked, 160)
 
@@ -99,7 +99,7 @@ def test_a_handler_that_outlives_its_lease_has_a_lower_token_than_the_next(make_
     start()
     recorder.wait_for(Acked, 2)
     gate.open()
-    recorder.wait_for(Lost, verb="ack")
+    recorder.wait_for(LeaseLost, verb="ack")
 
     assert [(body, attempt) for body, attempt, _ in tokens] == [("first", 1), ("first", 2), ("second", 1)]
     late, again, successor = (token for _, _, token in tokens)
@@ -109,7 +109,7 @@ def test_a_handler_that_outlives_its_lease_has_a_lower_token_than_the_next(make_
 
 def test_a_stop_gives_messages_back_to_the_heads_of_their_key_queues(queue, consumer, work_until, recorder):
     consumer.handler(queue, batch=100, linger=60)(lambda bodies: None)
-    queue.publish_many([Outgoing(body=f"{key}{number}", key=key) for number in range(3) for key in "ab"])
+    queue.publish_many([OutgoingMessage(body=f"{key}{number}", key=key) for number in range(3) for key in "ab"])
     work_until(Claimed, 6, concurrency=1)
 
     consumer.stop()
@@ -168,7 +168,7 @@ def test_a_drain_waits_for_a_key_that_wakes_soon_and_leaves_one_that_sleeps_long
     queue, seen = make_queue(key_rate="5/s", key_burst=1), []
     consumer.handler(queue)(seen.append)
     queue.publish("asleep", key="sleeper")
-    queue.publish_many([Outgoing(body=str(number), key="a") for number in range(4)])
+    queue.publish_many([OutgoingMessage(body=str(number), key="a") for number in range(4)])
     client.zadd(queue.keys.asleep, {"sleeper": int(time.time()) + 3600})
     client.zrem(queue.keys.ring, "sleeper")
 

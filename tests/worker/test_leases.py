@@ -11,16 +11,16 @@ from tenacity import wait_fixed
 from transition import run_transition
 from waiting import eventually
 
-from reliq import Outgoing, Stopped
+from reliq import JobInterrupted, OutgoingMessage
 from reliq.events import (
     Acked,
     Cancelled,
     Claimed,
     Handled,
-    Lost,
+    LeaseLost,
     Reclaimed,
-    RedisAway,
-    RedisBack,
+    RedisRecovered,
+    RedisUnavailable,
     Released,
     RenewalLate,
     Started,
@@ -52,7 +52,7 @@ def test_a_handler_that_blocks_the_event_loop_keeps_every_lease(queue, consumer,
     work_until(Acked, 2)
 
     assert len(recorder.ids(Claimed)) == 2
-    assert recorder.of(Lost) == []
+    assert recorder.of(LeaseLost) == []
 
 
 def test_the_shortest_lease_is_looked_at_often_enough_to_be_renewed_in_time(queue, consumer, hold):
@@ -99,12 +99,12 @@ def test_a_renewal_is_not_reported_as_late_while_redis_is_away(own_server, own_q
     hold(own_consumer, own_queue, lease=0.3)
 
     own_server.kill()
-    recorder.wait_for(RedisAway, 3, part="renewer")
+    recorder.wait_for(RedisUnavailable, 3, part="renewer")
     own_server.start()
-    recorder.wait_for(RedisBack, part="renewer")
+    recorder.wait_for(RedisRecovered, part="renewer")
 
     events = recorder.events
-    away, back = (events.index(recorder.of(kind, part="renewer")[0]) for kind in (RedisAway, RedisBack))
+    away, back = (events.index(recorder.of(kind, part="renewer")[0]) for kind in (RedisUnavailable, RedisRecovered))
     assert not [one for one in events[away:back] if isinstance(one, RenewalLate)]
 
 
@@ -129,7 +129,7 @@ def test_a_coroutine_that_overruns_is_cancelled_under_its_lease_and_retried(queu
     engine._tasks.call(ends.set)
 
     recorder.wait_for(Acked)
-    assert recorder.of(Lost) == []
+    assert recorder.of(LeaseLost) == []
     first, second = recorder.of(Handled)
     assert (first.outcome, second.outcome) == ("timeout", "ack")
     assert "timeout" in first.error
@@ -143,7 +143,7 @@ def test_a_thread_that_overruns_keeps_its_slot_alone_and_loses_its_message(queue
     def handle(body, job):
         if body == "hangs" and job.attempt == 1:
             gate.pass_through()
-            seen.append(job.lost)
+            seen.append(job.lease_lost)
 
     engine = start(concurrency=2)
     queue.publish("hangs", id="hangs")
@@ -154,7 +154,7 @@ def test_a_thread_that_overruns_keeps_its_slot_alone_and_loses_its_message(queue
     assert engine.hung_slots == 1
     assert engine.must_be_replaced()
     gate.open()
-    recorder.wait_for(Lost, verb="ack")
+    recorder.wait_for(LeaseLost, verb="ack")
     assert seen == [True]
     assert [e.outcome for e in recorder.of(Handled, id="hangs")] == ["timeout", "ack"]
     counts = queue.counts()
@@ -181,10 +181,10 @@ def test_a_cancelled_job_learns_of_it_and_is_acked_if_it_finishes(queue, consume
             return
         while not job.cancelled:
             time.sleep(0.01)
-        job.check()
+        job.raise_if_stopped()
 
     bodies = ("stops", "finishes")
-    queue.publish_many([Outgoing(body=body, id=body) for body in bodies])
+    queue.publish_many([OutgoingMessage(body=body, id=body) for body in bodies])
     start()
     gate.wait_for(2)
 
@@ -204,10 +204,10 @@ def test_a_job_learns_that_its_lease_is_lost(queue, consumer, start, recorder, c
 
     @consumer.handler(queue, lease=CALM_LEASE)
     def handle(body, job):
-        while not job.lost:
+        while not job.lease_lost:
             time.sleep(0.01)
-        with pytest.raises(Stopped, match="lost"):
-            job.check()
+        with pytest.raises(JobInterrupted, match="lost"):
+            job.raise_if_stopped()
         checked.append(job.id)
 
     queue.publish("x", id="x")
@@ -217,7 +217,7 @@ def test_a_job_learns_that_its_lease_is_lost(queue, consumer, start, recorder, c
 
     recorder.wait_for(Handled)
     assert checked == ["x"]
-    assert len(recorder.of(Lost)) == 1
+    assert len(recorder.of(LeaseLost)) == 1
 
 
 def test_a_job_knows_its_message(queue, consumer, work_until, recorder):
@@ -245,11 +245,11 @@ def test_a_message_that_this_process_claims_again_keeps_its_new_lease(queue, con
 
     first.renew_at = second.renew_at = time.monotonic()  # both in one check
 
-    recorder.wait_for(Lost, verb="extend")
+    recorder.wait_for(LeaseLost, verb="extend")
     eventually(lambda: second.lease_until > until, "the second lease is renewed", seconds=20)
     assert first.lost
     assert not second.lost
-    assert recorder.ids(Lost) == ["x"]
+    assert recorder.ids(LeaseLost) == ["x"]
 
 
 def test_a_renewal_that_redis_held_up_is_not_blamed_on_the_worker(own_server, own_queue, own_consumer, recorder, hold):
@@ -282,7 +282,7 @@ def test_a_process_reclaims_no_lease_it_must_renew(queue, consumer, hold, gate, 
     eventually(lambda: not engine._renewer.is_behind(queue.keys), "the lease is renewed")
     gate.open()
     recorder.wait_for(Acked)
-    assert recorder.of(Lost) == []
+    assert recorder.of(LeaseLost) == []
 
 
 def test_a_process_reclaims_no_lease_whose_outcome_is_on_its_way(own_server, own_queue, own_consumer, hold, gate):

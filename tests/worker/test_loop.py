@@ -7,7 +7,7 @@ import pytest
 from waiting import eventually
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError
-from reliq.events import RedisAway, RedisBack
+from reliq.events import RedisRecovered, RedisUnavailable
 from reliq.keys import Keys
 from reliq.worker.health import sampler
 from reliq.worker.loop import Loop, QueueBackoff
@@ -40,9 +40,9 @@ def test_an_outage_is_an_event_and_no_log_line_and_a_stop_ends_the_wait_for_its_
 
     loop = run(step, observers=[recorder], away=told.set)
 
-    recorder.wait_for(RedisAway, 2)
+    recorder.wait_for(RedisUnavailable, 2)
     assert told.is_set()
-    assert recorder.of(RedisAway)[0] == RedisAway("", "part", "away")
+    assert recorder.of(RedisUnavailable)[0] == RedisUnavailable("", "part", "away")
     assert caplog.text == ""
     loop.wake()
     loop.stop()
@@ -127,21 +127,23 @@ def test_a_server_that_is_away_while_others_answer_is_reported_with_its_queues(r
     troubles = QueueBackoff("settler", [recorder])
     for keys in (*shards, Q):
         troubles.note(keys, RedisUnavailableError("gone"))
-    assert recorder.of(RedisAway) == [RedisAway(name, "settler", "gone") for name in ("q", "q", "other", "q")]
+    assert recorder.of(RedisUnavailable) == [
+        RedisUnavailable(name, "settler", "gone") for name in ("q", "q", "other", "q")
+    ]
     assert caplog.records == []  # an observer logs it instead
 
     troubles.over(Q)
-    assert recorder.of(RedisBack) == []  # its other shard is away
+    assert recorder.of(RedisRecovered) == []  # its other shard is away
     for keys in shards:
         troubles.over(keys)
 
-    assert recorder.of(RedisBack) == [RedisBack("q", "settler"), RedisBack("other", "settler")]
+    assert recorder.of(RedisRecovered) == [RedisRecovered("q", "settler"), RedisRecovered("other", "settler")]
 
     troubles.note(Q, RedisUnavailableError("gone"))
     assert (troubles.has(Q), troubles.refuses(Q)) == (True, False)
     troubles.note(Q, RedisRefusedError("no"))  # a reply, so Redis is reachable
     assert (troubles.has(Q), troubles.refuses(Q)) == (True, True)
-    assert len(recorder.of(RedisBack)) == 3
+    assert len(recorder.of(RedisRecovered)) == 3
 
 
 def test_a_look_at_the_figures_that_failed_is_repeated():

@@ -4,7 +4,7 @@ import pytest
 from tenacity import wait_none
 
 from reliq import Layout
-from reliq.events import Acked, Collected, Handled
+from reliq.events import Acked, DeadLettered, Handled
 from reliq.redis.commands import letters_between
 from reliq.settings import MIB
 
@@ -41,7 +41,7 @@ def test_oversized_bodies_are_dead_letters(make_queue, consumer, work_until, rec
     before = sent()
 
     work_until(Acked)
-    recorder.wait_for(Collected, count=2)
+    recorder.wait_for(DeadLettered, count=2)
 
     assert sent() < before + MIB
     assert handled == [b"neighbour"]
@@ -58,7 +58,7 @@ def test_oversized_bodies_are_retried_unread_with_headers(make_queue, consumer, 
     put_giant(queue, "giant", retries=2)
     before = sent()
 
-    work_until(Collected)
+    work_until(DeadLettered)
 
     assert sent() < before + MIB
     why = f"message 'giant' of queue 'q': body must be at most {MIB} bytes (max_body), not {GIANT}"
@@ -68,12 +68,12 @@ def test_oversized_bodies_are_retried_unread_with_headers(make_queue, consumer, 
 
 def test_max_body_is_the_limit_of_a_body_without_its_headers(make_queue, consumer, work_until, recorder):
     queue, sizes = make_queue(body=bytes, max_body=1000), (1000, 1001, 200_000)
-    consumer.handler(queue, undecodable="reject")(lambda body: None)
+    consumer.handler(queue, on_decode_error="reject")(lambda body: None)
     for size in sizes:
         make_queue(body=bytes).publish(b"x" * size, headers={"long": "h" * 8000})
 
     work_until(Acked)
-    recorder.wait_for(Collected, 2)
+    recorder.wait_for(DeadLettered, 2)
 
     why = "body must be at most 1000 bytes (max_body), not "
-    assert {len(one.payload): one.error for one in queue.letters()} == {size: f"{why}{size}" for size in sizes[1:]}
+    assert {len(one.payload): one.error for one in queue.dead_letters()} == {size: f"{why}{size}" for size in sizes[1:]}

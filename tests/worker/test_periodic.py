@@ -9,7 +9,7 @@ import pytest
 from waiting import eventually
 
 from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue
-from reliq.events import RedisRefused, Superseded, Ticked
+from reliq.events import RedisRefused, ScheduleReplaced, Ticked
 from reliq.handlers.registration import Planned
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
@@ -119,10 +119,10 @@ def test_a_bad_entry_is_refused_when_it_is_written(entry, make_queue):
         ({"tz": "Mars"}, "tz must be the name of a time zone, such as 'Europe/Berlin', not 'Mars'"),
         ({"name": "a b"}, "name must be 1 to 100 of A-Z a-z 0-9 _ . - , not 'a b'"),
         ({"queue": "q"}, "queue of periodic entry 'e' must be a Queue, not str"),
-        ({"catch_up": "some"}, "catch_up must be one of skip, once, all, not 'some'"),
+        ({"catch_up": "some"}, "catch_up must be one of skip, latest, all, not 'some'"),
         ({"overlap": True}, "overlap must be one of allow, skip, not 'True'"),
         ({"jitter": -1}, "jitter must be 0 to 86400 seconds, not -1"),
-        ({"within": 59}, "within must be 60 to"),
+        ({"misfire_grace_time": 59}, "misfire_grace_time must be 60 to"),
     ):
         with pytest.raises(ConfigurationError, match=complaint):
             Consumer().cron(**usual | options)
@@ -159,10 +159,10 @@ def test_a_process_ticks_for_its_queues_and_for_those_without_a_handler(make_que
 
 POLICIES = {
     "skip": ({"catch_up": "skip"}, [(5, "missed", 5)]),
-    "once": ({"catch_up": "once"}, [(5, "published", 4)]),
+    "once": ({"catch_up": "latest"}, [(5, "published", 4)]),
     "all": ({"catch_up": "all"}, [(hour, "published", 0) for hour in range(1, 6)]),
-    "all within": ({"catch_up": "all", "within": 2 * HOUR}, [(4, "published", 3), (5, "published", 0)]),
-    "once within": ({"catch_up": "once", "within": 600}, [(5, "missed", 5)]),
+    "all within": ({"catch_up": "all", "misfire_grace_time": 2 * HOUR}, [(4, "published", 3), (5, "published", 0)]),
+    "once within": ({"catch_up": "latest", "misfire_grace_time": 600}, [(5, "missed", 5)]),
     "no overlap": ({"catch_up": "all", "overlap": "skip"}, [(hour, "overlap", 0) for hour in range(1, 6)]),
 }
 
@@ -180,7 +180,7 @@ def test_a_tick_is_published_on_time_and_a_missed_tick_by_policy(options, missed
 
 def test_after_a_long_absence_every_tick_is_published_or_counted(make_queue, process, recorder):
     consumer = Consumer()
-    consumer.every(60, queue=make_queue("q", dict), body={}, name="e", catch_up="all", within=HOUR)
+    consumer.every(60, queue=make_queue("q", dict), body={}, name="e", catch_up="all", misfire_grace_time=HOUR)
 
     process(consumer).at(SIX + 1000 * 60)
 
@@ -212,7 +212,7 @@ def test_a_process_stopped_between_look_and_tick_publishes_nothing_again(entry, 
 
 
 def test_jitter_is_the_same_in_every_process_and_within_its_limit(entry, process, client, ids):
-    one = process(entry(catch_up="all", jitter=600, within=timedelta(days=30)))
+    one = process(entry(catch_up="all", jitter=600, misfire_grace_time=timedelta(days=30)))
     one.at(SIX + 200 * HOUR)
     dues = {id.decode(): due for id, due in client.zrange("{reliq:q}:pending", 0, -1, withscores=True)}
     again = entry(jitter=600).periodic[0]
@@ -247,7 +247,7 @@ def test_the_process_that_started_last_decides_in_a_deploy_and_a_rollback(entry,
     for hour in (24, 26):  # 06:00 and 08:00 of the next day
         for one in (new, old):
             one.at(SIX + hour * HOUR)
-    assert recorder.of(Superseded) == [Superseded("q", "e")]
+    assert recorder.of(ScheduleReplaced) == [ScheduleReplaced("q", "e")]
 
     back = process(six, SIX + 27 * HOUR)
     for hour in (48, 50):
@@ -292,7 +292,7 @@ def test_a_tick_whose_schedule_was_replaced_since_the_look_is_not_made_and_not_d
 
     one.step()
 
-    assert (ids(), recorder.of(Superseded)) == ([], [Superseded("q", "e")])
+    assert (ids(), recorder.of(ScheduleReplaced)) == ([], [ScheduleReplaced("q", "e")])
 
 
 # ---- failures

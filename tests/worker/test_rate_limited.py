@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from reliq import Admin, ConfigurationError, Outgoing, RateLimited
+from reliq import Admin, ConfigurationError, OutgoingMessage, RateLimited
 from reliq.events import Acked, Handled, Released, Snoozed, Throttled
 from reliq.handlers.settlement import raised
 from reliq.logs import LogObserver
@@ -74,7 +74,7 @@ def test_each_message_of_a_batch_may_answer_that_it_was_rate_limited(make_queue,
         calls.append(sorted(bodies))
         return [RateLimited(LONG) if body == "a" else RateLimited(LONG * 2) if body == "b" else None for body in bodies]
 
-    queue.publish_many([Outgoing(body=key, key=key) for key in "abcd"])
+    queue.publish_many([OutgoingMessage(body=key, key=key) for key in "abcd"])
     work_until(Acked, 2, concurrency=1)
     recorder.wait_for(Throttled, 2)
     assert {(one.keys, one.seconds) for one in recorder.of(Throttled)} == {(("a",), LONG), (("b",), 2 * LONG)}

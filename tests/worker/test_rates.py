@@ -7,7 +7,7 @@ import pytest
 from overheard import Overheard, claims_in, tokens_in
 from waiting import eventually
 
-from reliq import Admin, Outgoing
+from reliq import Admin, OutgoingMessage
 from reliq.events import Acked, Claimed, Expired
 from reliq.redis.connection import BLOCKING, run_blocking
 
@@ -55,7 +55,7 @@ def test_a_publish_while_the_rate_is_used_up_wakes_no_worker(make_queue, workers
 def test_a_queue_or_key_that_waits_for_its_rate_keeps_no_other_from_work(make_queue, workers, recorder, client):
     slow, quick = make_queue("slow", rate="1/m", burst=2), make_queue("quick", key_rate="1/m", key_burst=2)
     slow.publish_many(["x"] * 50)
-    quick.publish_many([Outgoing(body="x", key=key) for key in ["loud"] * 50 + ["a", "b", "c"]])
+    quick.publish_many([OutgoingMessage(body="x", key=key) for key in ["loud"] * 50 + ["a", "b", "c"]])
 
     workers(1, slow, quick)
 
@@ -70,7 +70,7 @@ def test_a_queue_or_key_that_waits_for_its_rate_keeps_no_other_from_work(make_qu
 )
 def test_expired_messages_leave_the_starts_of_a_rate_to_others(limits, make_queue, workers, recorder, client):
     queue, gone = make_queue(**limits), [f"gone-{number}" for number in range(20)]
-    queue.publish_many([Outgoing(body="x", key="a", id=id) for id in [*gone, "first", "second", "third"]])
+    queue.publish_many([OutgoingMessage(body="x", key="a", id=id) for id in [*gone, "first", "second", "third"]])
     client.delete(*map(queue.keys.msg, gone))
 
     workers(1, queue)
@@ -83,7 +83,7 @@ def test_expired_messages_leave_the_starts_of_a_rate_to_others(limits, make_queu
 
 def test_running_worker_wakes_every_key_that_sleeps_for_a_rate_that_is_cleared(make_queue, workers, client, url):
     queue, count = make_queue(key_rate="1/h", key_burst=1), 2200
-    queue.publish_many(Outgoing(body="x", key=f"key-{number}") for number in range(count) for _ in range(2))
+    queue.publish_many(OutgoingMessage(body="x", key=f"key-{number}") for number in range(count) for _ in range(2))
     workers(1, queue)
     eventually(lambda: client.zcard(queue.keys.asleep) == count, "each key has used up its rate")
 

@@ -9,10 +9,10 @@ import pytest
 from transition import run_transition
 from waiting import eventually
 
-from reliq import Outgoing
+from reliq import OutgoingMessage
 from reliq.errors import ReliqError
-from reliq.events import Acked, Lost
-from reliq.handlers.settlement import ACKED, RELEASED, Outcome
+from reliq.events import Acked, LeaseLost
+from reliq.handlers.settlement import ACKED, RELEASED, HandlerOutcome
 from reliq.lua.transitions import CallNumber
 from reliq.message import BARE, Claimed, Delivery
 from reliq.wire_format import FailureNote
@@ -28,7 +28,7 @@ def deliveries(queue, acking):
     """Claim messages as deliveries of a worker; the ids are numbers in the order of the publishes."""
 
     def make(amount):
-        queue.publish_many([Outgoing(body="x", id=str(number)) for number in range(amount)])
+        queue.publish_many([OutgoingMessage(body="x", id=str(number)) for number in range(amount)])
         turns = (CallNumber("me", turn) for turn in range(1, amount // 500 + 2))
         answers = [run_transition(queue, "claim", turn, limit=500, lease_ms=60_000) for turn in turns]
         claimed = [message for answer in answers for message in answer.claimed]
@@ -98,7 +98,7 @@ def test_a_late_ack_is_reported_once_and_not_if_its_loss_is_known(queue, client,
     one.settle(held, ACKED)
     one.step()
 
-    assert recorder.ids(Lost) == ["0"]
+    assert recorder.ids(LeaseLost) == ["0"]
     assert inflight.deliveries() == []
 
 
@@ -122,7 +122,7 @@ def test_a_refused_outcome_is_tried_again_only_until_its_lease_has_expired(queue
 def test_the_janitor_is_woken_for_dead_letters_alone(deliveries, settler):
     held, woken = deliveries(3), []
     one, _ = settler(held, lambda: woken.append("janitor"))
-    for single, outcome in zip(held, [ACKED, Outcome("nack"), Outcome("reject")], strict=True):
+    for single, outcome in zip(held, [ACKED, HandlerOutcome("nack"), HandlerOutcome("reject")], strict=True):
         assert woken == []
         one.settle([single], outcome)
         one.step()
@@ -131,10 +131,10 @@ def test_the_janitor_is_woken_for_dead_letters_alone(deliveries, settler):
 
 #: Outcomes that cannot be encoded in a call to Redis; normally the code rejects them earlier.
 UNTELLABLE_ONES = [
-    Outcome("nack", delay_ms=None),
-    Outcome("nack", delay_ms="\ud83d"),
-    Outcome("snooze", delay_ms=object()),
-    Outcome("reject", reason="\ud83d"),
+    HandlerOutcome("nack", delay_ms=None),
+    HandlerOutcome("nack", delay_ms="\ud83d"),
+    HandlerOutcome("snooze", delay_ms=object()),
+    HandlerOutcome("reject", reason="\ud83d"),
 ]
 
 
@@ -146,7 +146,7 @@ def test_an_answer_that_cannot_be_sent_becomes_a_dead_letter_alone(queue, client
         single.delivery = Delivery(single.delivery.claimed, b"x", BARE, b"x")
         one.settle([single], outcome)
     one.settle(good[:300], ACKED)
-    one.settle(good[300:], Outcome("nack", 60_000, error="as it happens"))
+    one.settle(good[300:], HandlerOutcome("nack", 60_000, error="as it happens"))
     for _ in range(4):
         one.step()
 
@@ -217,7 +217,7 @@ def test_nothing_waits_for_more_outcomes_while_they_come_in_numbers(patient, del
 
 def test_an_outcome_that_frees_a_limited_slot_waits_only_for_others(patient, serve, consumer, settler, recorder):
     queue = serve(ordered=True)
-    queue.publish_many([Outgoing(body="x", key=key, id=key) for key in "abc"])
+    queue.publish_many([OutgoingMessage(body="x", key=key, id=key) for key in "abc"])
     claimed = run_transition(queue, "claim", CallNumber("me", 1), limit=3, lease_ms=60_000).claimed
     first, second, last = held = deliveries_of(claimed, consumer.handlers[0], time.monotonic())
     one, _ = settler(held)

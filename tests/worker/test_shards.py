@@ -5,8 +5,8 @@ from operator import gt
 import pytest
 from waiting import eventually
 
-from reliq import Admin, Nack, Outgoing, Reject
-from reliq.events import Acked, Collected, Started
+from reliq import Admin, Nack, OutgoingMessage, Reject
+from reliq.events import Acked, DeadLettered, Started
 from reliq.keys import home
 from reliq.lua.transitions import ClaimAnswer, Suspects
 from reliq.redis.shards import ShardMap
@@ -56,7 +56,7 @@ def test_a_message_stays_in_its_shard_to_its_end(queue, consumer, start, recorde
 
     gate.wait_for(4)
     recorder.wait_for(Acked, 8)
-    recorder.wait_for(Collected, 4)
+    recorder.wait_for(DeadLettered, 4)
     eventually(lambda: all(client.hget(keys.totals, "claimed") == b"6" for keys in shards), "all are claimed")
 
     def ends():
@@ -114,7 +114,7 @@ def test_a_worker_ends_a_change_of_the_number_of_shards_and_serves_new_shards(
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", 0.05)
     monkeypatch.setattr("reliq.worker.upkeep.ROUND_SECONDS", 0.1)
     spread(queue, 4)
-    queue.publish_many([Outgoing(body="later", delay=3600, id=f"later-{n}") for n in range(40)])
+    queue.publish_many([OutgoingMessage(body="later", delay=3600, id=f"later-{n}") for n in range(40)])
     queue.publish_many(["now"] * 40, chunk=1)
     Admin(url).resize("q", 2)
     start()

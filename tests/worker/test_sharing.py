@@ -9,7 +9,7 @@ import pytest
 from transition import run_transition
 from waiting import eventually
 
-from reliq import Consumer, Outgoing, WorkerSettings
+from reliq import Consumer, OutgoingMessage, WorkerSettings
 from reliq.events import Acked, Started
 from reliq.lua.transitions import CallNumber
 from reliq.worker.claims import Capacity, FairOrder, fair_shares
@@ -175,7 +175,7 @@ def test_a_worker_keeps_no_slow_jobs_that_another_could_start(queue, url, record
 
 def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, work_until, recorder):
     ids = [f"{sort}{number}" for sort in ("new", "again") for number in range(20)]
-    queue.publish_many([Outgoing(body="x", id=id) for id in ids])
+    queue.publish_many([OutgoingMessage(body="x", id=id) for id in ids])
     claimed = run_transition(queue, "claim", CallNumber("other", 1), limit=40, lease_ms=30_000).claimed
     run_transition(queue, "release", [one for one in claimed if one.id.startswith("new")])
     run_transition(queue, "nack", [(one, 0, "failed 1 x", b"") for one in claimed if one.id.startswith("again")])
@@ -199,7 +199,7 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
         gate.pass_through()  # wait until `engine` is set
         holding.extend(held for held in engine.inflight.deliveries() if held.must_start and not held.started)
 
-    queue.publish_many([Outgoing(body="safe", retries=1), Outgoing(body="last", retries=0)] * 300)
+    queue.publish_many([OutgoingMessage(body="safe", retries=1), OutgoingMessage(body="last", retries=0)] * 300)
     engine = start(concurrency=1)
     gate.open()
 
@@ -208,6 +208,6 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
 
 
 def test_last_chances_do_not_wait_for_the_next_look(no_looks, queue, acking, work_until):
-    queue.publish_many(Outgoing(body="x", id=str(number), retries=0) for number in range(1200))
+    queue.publish_many(OutgoingMessage(body="x", id=str(number), retries=0) for number in range(1200))
 
     work_until(Acked, 1200, concurrency=1)

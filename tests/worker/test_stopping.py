@@ -7,7 +7,7 @@ import pytest
 from transition import run_transition
 from waiting import eventually
 
-from reliq import Nack, Stopped, WorkerSettings
+from reliq import JobInterrupted, Nack, WorkerSettings
 from reliq.errors import ConfigurationError
 from reliq.events import Acked, Handled, Released, Started, WorkerReady, WorkerStopping
 from reliq.logs import LogObserver
@@ -104,9 +104,9 @@ def test_a_running_job_learns_of_the_stop_and_may_give_way_unspent(make_queue, c
     def give_way(body, job):
         while not job.stopping:
             pass
-        with pytest.raises(Stopped, match="stopping"):
-            job.check()
-        job.check()
+        with pytest.raises(JobInterrupted, match="stopping"):
+            job.raise_if_stopped()
+        job.raise_if_stopped()
 
     answers.publish("x")
     gives_way.publish("x", id="x", retries=0)
@@ -145,7 +145,7 @@ def test_a_drain_takes_messages_of_a_dead_worker(queue, consumer, recorder):
 
     counts = queue.counts()
     assert (counts.alive, counts.dead, counts.totals["acked"]) == (0, 1, 1)
-    assert queue.letters()[0].reason == "lease"
+    assert queue.dead_letters()[0].reason == "lease"
 
 
 @pytest.mark.parametrize("way", ["start", "drain", "run"])

@@ -12,7 +12,7 @@ from waiting import eventually
 from reliq import Consumer, Nack, WorkerSettings
 from reliq.consumer import EXIT_REPLACE
 from reliq.errors import RedisUnavailableError
-from reliq.events import Acked, Claimed, Collected, Promoted, Reclaimed, RedisAway, Started
+from reliq.events import Acked, Claimed, DeadLettered, Promoted, Reclaimed, RedisUnavailable, Started
 from reliq.lua.transitions import CallNumber
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
@@ -158,7 +158,7 @@ def test_messages_of_a_dead_worker_return_or_end_when_leases_expire(no_looks, qu
     work_until(Acked)
 
     assert recorder.wait_for(Reclaimed)[0].overdue == ("1",)  # the reclaim and the ack report from different threads
-    recorder.wait_for(Collected)
+    recorder.wait_for(DeadLettered)
     assert queue.counts().dead == 1
 
 
@@ -198,7 +198,7 @@ def test_a_worker_that_lost_redis_spares_the_leases_of_all_its_queues(own_server
 
     own_server.kill()
 
-    recorder.wait_for(RedisAway, part="fetcher")
+    recorder.wait_for(RedisUnavailable, part="fetcher")
     assert scheduler._spared_at[None] > 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from waiting import eventually
 
 from reliq import Consumer, Queue
-from reliq.events import Acked, RedisAway, RedisBack, Started
+from reliq.events import Acked, RedisRecovered, RedisUnavailable, Started
 from reliq.redis.client import Client
 from reliq.redis.server import WORKER_TIMEOUT_SECONDS, Connection
 
@@ -171,15 +171,15 @@ def test_a_server_that_fails_stops_its_own_queues_alone(queues_on, cluster, star
 
         sick.kill() if how == "killed" else cluster.pause(sick)
         for queue in theirs:
-            recorder.wait_for(RedisAway, queue=queue.name)
+            recorder.wait_for(RedisUnavailable, queue=queue.name)
         goes_on(recorder, healthy)
         worst = max(gaps.values())
 
-        assert {event.queue for event in recorder.of(RedisAway)} == {queue.name for queue in theirs}
+        assert {event.queue for event in recorder.of(RedisUnavailable)} == {queue.name for queue in theirs}
         assert worst < 10  # generous for busy machines; if the whole worker waits it is 11
         if how == "killed":
             for queue in theirs:
-                recorder.wait_for(RedisBack, queue=queue.name)  # a replica was promoted
+                recorder.wait_for(RedisRecovered, queue=queue.name)  # a replica was promoted
                 queue.publish("x")
             goes_on(recorder, healthy)
             for queue in theirs:

@@ -90,7 +90,7 @@ def test_a_mail_is_tried_again_until_the_server_takes_it(shop: TestClient, work:
 def test_a_mail_that_is_delivered_twice_is_sent_once(reliq: Reliq, mails: SimpleNamespace) -> None:
     for attempt in (1, 2):
         mail = Mail("a@b.example", "Hello", "…")
-        reliq.perform(consumer, MAILS, mail, id="a-mail", incarnation=1, attempt=attempt, state=mails.server)
+        reliq.perform(consumer, MAILS, mail, id="a-mail", publication_id=1, attempt=attempt, state=mails.server)
 
     assert len(mails.inbox) == 1
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-from reliq import Durability, Outgoing, PublishFailed, ReliqError
+from reliq import Durability, OutgoingMessage, PublishFailed, ReliqError
 from tests.harness.chaos.history import Journal
 from tests.harness.chaos.workload import QUEUES, SHARES, wish
 
@@ -85,7 +85,7 @@ class Producer:
         if len(bodies) == 1:
             receipt = queue.publish(bodies[0], id=ids[0] if ids else None, durability=durability, **options)
             return (receipt.id,), receipt.durable
-        items = [Outgoing(body=body, id=id, **options) for body, id in zip(bodies, ids, strict=True)]
+        items = [OutgoingMessage(body=body, id=id, **options) for body, id in zip(bodies, ids, strict=True)]
         return ids, queue.publish_many(items, durability=durability).durable
 
     def _cancel(self, queue: str, id: str) -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.harness.mutants.catalogue import MUTANTS
 from tests.harness.mutants.mutant import HARNESS, KEYED, MODEL
-from tests.harness.mutants.trial import Outcome, try_out
+from tests.harness.mutants.trial import HandlerOutcome, try_out
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
     return 1 if survivors else 0
 
 
-def row(outcome: Outcome, by: str) -> str:
+def row(outcome: HandlerOutcome, by: str) -> str:
     by = by if outcome.caught else f"not by {by}"
     words = outcome.words[:90].replace("|", "\\|")
     return f"| {outcome.mutant.name} | {by} | {outcome.seconds:.1f} s | {words} |"

@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HandlerOutcome:
     """Whether a mutant was caught, after how many seconds, and the failure."""
 
     mutant: Mutant
@@ -28,7 +28,7 @@ class Outcome:
     words: str
 
 
-def try_out(mutant: Mutant, by: str) -> Outcome:
+def try_out(mutant: Mutant, by: str) -> HandlerOutcome:
     """Run the test `by` on a copy of the tree with the mutant."""
     with tempfile.TemporaryDirectory(prefix="reliq-mutant-") as folder:
         copy = Path(folder) / "tree"
@@ -39,7 +39,7 @@ def try_out(mutant: Mutant, by: str) -> Outcome:
         mutant.apply(copy / "reliq")
         start = time.monotonic()
         code, output = _run(_command(by, mutant.examples or PATIENT_EXAMPLES), copy)
-        return Outcome(mutant, code != 0, time.monotonic() - start, _last_words(output) if code else "")
+        return HandlerOutcome(mutant, code != 0, time.monotonic() - start, _last_words(output) if code else "")
 
 
 def _command(by: str, examples: int) -> list[str]:
