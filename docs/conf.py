@@ -1,9 +1,10 @@
 """How Sphinx builds the site: `.ci/docs`.
 
-The sources are the repository as it is laid out: a link between two files leads somewhere on GitHub and on the site
-alike. Markdown becomes a page; any other file that is linked to comes along as it stands.
+The sources are the Markdown files of docs/, and a few others. A link to another Markdown file of the repository becomes its path as text.
+A link to any other file becomes a download.
 """
 
+import os
 import re
 import sys
 import tomllib
@@ -21,16 +22,7 @@ release = version = _PROJECT["version"]
 sys.path.insert(0, str(_DOCS / "extensions"))
 extensions = ["myst_parser", "sphinx.ext.autodoc", "api_reference"]
 root_doc = "docs/index"
-include_patterns = [
-    "docs/**.md",
-    "*.md",
-    "*/README.md",
-    "grafana/PANELS.md",
-    "grafana/RUNBOOK.md",
-    "tests/faults/README.md",
-    "tests/harness/README.md",
-]
-include_patterns += ["benchmarks/RESULTS.md"]
+include_patterns = ["docs/**.md", "CHANGELOG.md", "benchmarks/README.md", "grafana/RUNBOOK.md"]
 exclude_patterns = [".*", "build", "dist"]
 
 myst_heading_anchors = 4
@@ -50,36 +42,29 @@ html_copy_source = html_show_copyright = html_show_sphinx = html_use_index = Fal
 
 #: A picture that there is for dark pages, too.
 _LIGHT = re.compile(r"!\[([^\]]*)\]\(([^)]*)-light\.png\)")
-#: The groups of the navigation and their pages, in a reader's order. What is new in a folder is found there.
+#: The groups of the navigation and their pages, in a reader's order. A page that a group does not name is found by `folder/*`.
 _NAVIGATION = {
-    "Start": "../README installation tutorial",
+    "Get started": "installation tutorial concepts *",
     "Guides": (
-        "publishing handlers workers deployment keys periodic workflows transactions testing dead-letters operations "
-        "web monitoring redis cluster shards security go *"
+        "guides/publishing guides/handlers guides/timeouts guides/dead-letters guides/periodic guides/ordering guides/outbox "
+        "guides/testing guides/*"
     ),
-    "How-to": "howto/*",
-    "Migrating": "migrating/index migrating/*",
-    "Explanations": "explanation/model explanation/leases explanation/promises explanation/account explanation/*",
-    "Reference": "reference/*",
-    "Project": (
-        "comparison non-goals versions ../CHANGELOG ../SECURITY ../CONTRIBUTING writing ../reliq/README ../tests/README "
-        "../tests/faults/README ../tests/harness/README ../benchmarks/README ../benchmarks/RESULTS ../grafana/README "
-        "../grafana/PANELS ../grafana/RUNBOOK"
+    "Integrations": "integrations/fastapi integrations/django integrations/flask integrations/*",
+    "Production": (
+        "production/checklist production/workers production/deployment production/schema-changes production/redis "
+        "production/security production/monitoring production/logging production/operations production/web "
+        "production/scaling production/cluster production/troubleshooting ../grafana/RUNBOOK production/*"
     ),
+    "Recipes": "recipes/idempotency recipes/*",
+    "Migrating": "migrating/index migrating/celery migrating/rq migrating/dramatiq migrating/arq migrating/go migrating/*",
+    "How it works": "internals/guarantees internals/leases internals/model internals/account ../benchmarks/README internals/*",
+    "Reference": "reference/api reference/api-more reference/api-admin reference/api-testing reference/cli reference/* ../CHANGELOG",
 }
 
 #: Pages whose own titles are made for another place.
 _TITLES = {
-    "../README": "README",
-    "../CHANGELOG": "Changes",
-    "../reliq/README": "The code",
-    "../tests/README": "The tests",
-    "../tests/faults/README": "Ways to fail",
-    "../tests/harness/README": "The harness",
+    "../CHANGELOG": "Changelog",
     "../benchmarks/README": "Benchmarks",
-    "../benchmarks/RESULTS": "Figures",
-    "../grafana/README": "Dashboard and alerts",
-    "../grafana/PANELS": "Panels of the dashboard",
     "../grafana/RUNBOOK": "Runbook",
 }
 
@@ -109,8 +94,22 @@ def _contents() -> str:
     return "\n".join(parts)
 
 
-def _prepare(_app: Sphinx, page: str, text: list[str]) -> None:
+#: A link to a Markdown file.
+_LINK = re.compile(r"\[([^\]]+)\]\(((?!https?:)[^)\s#]+\.md)(?:#[^)\s]*)?\)")
+
+
+def _without_link(app: Sphinx, page: str, link: re.Match[str]) -> str:
+    """Return a link to a page of the site as it is, and any other as its text with the path in the repository."""
+    target = (Path(app.srcdir) / page).parent / link[2]
+    path = Path(os.path.normpath(target)).relative_to(app.srcdir)
+    if path.with_suffix("").as_posix() in app.env.found_docs:
+        return link[0]
+    return f"{link[1]} (`{path}` in the repository)"
+
+
+def _prepare(app: Sphinx, page: str, text: list[str]) -> None:
     """Change what a reader on GitHub would see: directives of the navigation, and both of two pictures."""
+    text[0] = _LINK.sub(lambda link: _without_link(app, page, link), text[0])
     if page == root_doc:
         text[0] += _contents()
     text[0] = _LIGHT.sub(r"![\1](\2-light.png){.only-light}![\1](\2-dark.png){.only-dark}", text[0])

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 CLI = """# Commands
 
 After this page you can look up every command and every option. `--help` behind a command says the same in a terminal;
-[Operations](../operations.md) says which to take when. An option that is not given has the [setting](settings.md) of its name
+[Operations](../production/operations.md) says which to take when. An option that is not given has the [setting](settings.md) of its name
 where the command is `reliq worker`, and `RELIQ_URL` names the Redis of all.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing was published, 78 the set-up cannot work, 130 interrupted.
@@ -35,8 +35,8 @@ setting is taken from the first of these places that has it:
 4. the default.
 
 `reliq worker --show-settings` shows the settings in force and where each comes from; it also names variables that look misspelled.
-Passwords are left out. Queues and handlers are set in code: [Publishing](../publishing.md#options),
-[Handlers](../handlers.md#options), [Keys](../keys.md#limits).
+Passwords are left out. Queues and handlers are set in code: [Publishing](../guides/publishing.md#options),
+[Handlers](../guides/handlers.md#options), [Keys](../guides/ordering.md#rate-limits).
 
 """
 OTHERS = """
@@ -45,8 +45,8 @@ OTHERS = """
 | variable | who reads it | what it is |
 | --- | --- | --- |
 | `RELIQ_URL` | every command, and every `Queue`, `Consumer` and `Admin` without `url=` | the Redis; commands take `url` of `[tool.reliq]` where it is not set |
-| `RELIQ_WEB_TOKEN` | `reliq web` | the token that opens the [pages](../web.md) to other browsers and to programs |
-| `RELIQ_DATABASE` | `reliq relay`, `reliq outbox` | the database of [`publish_in`](../transactions.md) |
+| `RELIQ_WEB_TOKEN` | `reliq web` | the token that opens the [pages](../production/web.md) to other browsers and to programs |
+| `RELIQ_DATABASE` | `reliq relay`, `reliq outbox` | the database of [`publish_in`](../guides/outbox.md) |
 
 In `pyproject.toml`:
 

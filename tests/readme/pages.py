@@ -5,14 +5,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-#: The page with the queue and handler that other pages' programs use.
-EXAMPLE = ROOT / "docs" / "publishing.md"
+#: The page whose queue and handler the programs of other pages use.
+EXAMPLE = ROOT / "docs" / "guides/publishing.md"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 
 #: Pages whose programs need more than a folder `shop`; test_migrating.py, test_howto.py and test_tutorial.py run them.
 OF_THEIR_OWN = {f"migrating/{name}.md" for name in ("arq", "celery", "dramatiq", "hdt3213", "rq")} | {"tutorial.md"}
 OF_THEIR_OWN |= {
-    f"howto/{name}.md" for name in ("asyncio", "deploys", "django", "fastapi", "flask", "jupyter", "starlette", "types")
+    *(f"integrations/{name}.md" for name in ("asyncio", "django", "fastapi", "flask", "jupyter", "starlette")),
+    "production/schema-changes.md",
+    "reference/types.md",
 }
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -21,7 +23,7 @@ _PRINTED = re.compile(r"print\(.*\)  # (.+)$", re.MULTILINE)
 
 
 def name_of(page):
-    """The path of a page in docs/, such as howto/fastapi.md."""
+    """The path of a page in docs/, such as integrations/fastapi.md."""
     return page.relative_to(ROOT / "docs").as_posix() if page != README else page.name
 
 

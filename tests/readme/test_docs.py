@@ -82,19 +82,19 @@ def for_web(_client, _url):
 
 #: Page -> the function that prepares Redis, and returns a check of the commands' output.
 BEFORE = {
-    "go.md": for_go,
-    "keys.md": for_keys,
-    "handlers.md": for_handlers,
-    "dead-letters.md": for_dead_letters,
-    "operations.md": for_operations,
-    "web.md": for_web,
-    "explanation/tuning.md": for_tuning,
+    "migrating/go.md": for_go,
+    "guides/ordering.md": for_keys,
+    "guides/handlers.md": for_handlers,
+    "guides/dead-letters.md": for_dead_letters,
+    "production/operations.md": for_operations,
+    "production/web.md": for_web,
+    "production/tuning.md": for_tuning,
 }
 #: Page -> further text in the output of its commands.
 SAID = {
-    "periodic.md": ["daily_report", "every 300", "Europe/Berlin"],
-    "security.md": ["ACL SETUSER", "evalsha"],
-    "workflows.md": ["order 7 goes to Main Street 1", "order 1 is packed"],
+    "guides/periodic.md": ["daily_report", "every 300", "Europe/Berlin"],
+    "production/security.md": ["ACL SETUSER", "evalsha"],
+    "recipes/workflows.md": ["order 7 goes to Main Street 1", "order 1 is packed"],
 }
 
 
@@ -168,7 +168,9 @@ def test_files_linked_from_the_readme_are_in_the_source_distribution():
 
 
 def test_layout_is_the_same_on_the_command_line_and_in_python():
-    rows = re.findall(r"`--layout (\S+)` \| `Layout\.hdt3213\((.*)\)`", (ROOT / "docs/go.md").read_text("utf-8"))
+    rows = re.findall(
+        r"`--layout (\S+)` \| `Layout\.hdt3213\((.*)\)`", (ROOT / "docs/migrating/go.md").read_text("utf-8")
+    )
 
     assert len(rows) == 4
     for text, arguments in rows:

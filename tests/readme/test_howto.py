@@ -1,4 +1,4 @@
-"""Run docs/howto/ as written: its tests, and its notebook cell by cell."""
+"""Pages of docs/ with applications of their own: their programs, their tests, their notebook cell by cell."""
 
 import asyncio
 import re
@@ -41,9 +41,16 @@ def follow(line, server):
         assert callable(attribute(words[1]))
 
 
-@pytest.mark.parametrize("name", ["fastapi.md", "starlette.md", "flask.md", "asyncio.md", "types.md", "deploys.md"])
-def test_programs_and_tests_of_a_howto_page_run_as_written(name, written, kit_url, capsys):
-    page = written(f"howto/{name}")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"integrations/{name}.md" for name in ("fastapi", "starlette", "flask", "asyncio")),
+        "production/schema-changes.md",
+        "reference/types.md",
+    ],
+)
+def test_programs_and_tests_of_a_page_run_as_written(name, written, kit_url, capsys):
+    page = written(name)
 
     for line in commands(page):
         if line != "python -m shop.service":  # which works until a signal
@@ -63,7 +70,7 @@ def test_programs_and_tests_of_a_howto_page_run_as_written(name, written, kit_ur
     ids=["starlette", "flask"],
 )
 def test_application_answers_503_while_redis_is_full(name, application, method, path, body, written, client):
-    written(f"howto/{name}.md")
+    written(f"integrations/{name}.md")
     client.config_set("maxmemory", 1)
     try:
         answer = request(attribute(application), method, path, body)
@@ -81,7 +88,7 @@ def request(application, method, path, body):
 
 
 def test_starlette_application_may_run_handlers_too(written, url, monkeypatch):
-    written("howto/starlette.md")
+    written("integrations/starlette.md")
     monkeypatch.setenv("SHOP_WORKS", "1")
     orders = Queue("orders", url=url)
     with TestClient(attribute("shop.web:app")) as client:
@@ -93,7 +100,7 @@ def test_starlette_application_may_run_handlers_too(written, url, monkeypatch):
 
 
 def test_service_beside_other_coroutines_ends_at_a_signal(written, url, tmp_path):
-    written("howto/asyncio.md")
+    written("integrations/asyncio.md")
     pages = Queue("pages", str, url=url)
     pages.publish("https://shop.example/")
     with subprocess.Popen([sys.executable, "-m", "shop.service"], cwd=tmp_path, stdout=subprocess.PIPE) as program:
@@ -127,7 +134,7 @@ for name in ("ann", "staff", "nobody"):
 
 
 def test_django_project_migrates_runs_its_commands_and_its_tests(written, url, tmp_path):
-    made, *lines = commands(written("howto/django.md"))
+    made, *lines = commands(written("integrations/django.md"))
     assert made == "mkdir -p shop && touch shop/__init__.py"
     (tmp_path / "shop" / "__init__.py").touch()
     lines = [line for line in lines if line.startswith("python") and "runserver" not in line]
@@ -151,7 +158,7 @@ def cells_of(page):
 
 
 def test_notebook_shows_its_values_also_when_cells_run_again(written, url):
-    page = written("howto/jupyter.md")
+    page = written("integrations/jupyter.md")
     cells = cells_of(page)
     worker = attribute("shop.jobs:consumer")
     worker.start()

@@ -1,4 +1,4 @@
-"""The tables of docs/howto/ are correct: each type, and each change of a body."""
+"""The tables of payload types and of schema changes: each row is as the page says."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from reliq import BodyError, ConfigurationError, Consumer, Queue
 from reliq.codec import Codec
 from reliq.testing import isolated
 
-DEPLOYS = ROOT / "docs" / "howto" / "deploys.md"
+DEPLOYS = ROOT / "docs" / "production" / "schema-changes.md"
 
 
 def unquoted(page, first):
@@ -21,14 +21,16 @@ def unquoted(page, first):
     return [[cell.strip("`").strip() for cell in row] for row in rows(page, first)]
 
 
-ARRIVES, REFUSED = (unquoted("howto/types.md", f"type | published | {third}") for third in ("JSON", "refused, because"))
-CHANGES = unquoted("howto/deploys.md", "change | before | after")
+ARRIVES, REFUSED = (
+    unquoted("reference/types.md", f"type | published | {third}") for third in ("JSON", "refused, because")
+)
+CHANGES = unquoted("production/schema-changes.md", "change | before | after")
 
 
 @pytest.fixture
 def names(written):
     """The names of the page's own types."""
-    written("howto/types.md")
+    written("reference/types.md")
     return vars(attribute("shop.bodies:pydantic") and sys.modules["shop.bodies"]).copy()
 
 

@@ -75,7 +75,7 @@ def test_programs_of_other_queues_are_python_and_import_names_of_the_page():
 def test_pages_name_the_versions_of_other_queues_that_the_benchmarks_have():
     pinned = [re.match(r"([\w-]+)(?:\[.*\])?==(\d+\.\d+)", peer.requirements[0]) for peer in PEERS if peer.requirements]
     versions = {found[1]: found[2] for found in pinned if found and found[1] != "bullmq"}
-    text = (ROOT / "docs" / "comparison.md").read_text("utf-8").replace("\n", " ")
+    text = (ROOT / "docs" / "internals/comparison.md").read_text("utf-8").replace("\n", " ")
     compared = dict(re.findall(r"(\w[\w-]*) (\d+\.\d+)\b", text[: text.index("## Which to choose")]))
     checked = {
         name: re.search(rf"Checked against {name} (\d+\.\d+)\b", page.read_text("utf-8"), re.IGNORECASE)

@@ -21,7 +21,7 @@ HOLES = {"NAME": "NAME", "KEY": ".+", "ID": "[^:]+", "LANE": "[^:]+", "MS": "[0-
 
 
 def test_terms_of_the_account_are_those_of_the_code():
-    told = [term for term, _ in rows("explanation/account.md", "term")]
+    told = [term for term, _ in rows("internals/account.md", "term")]
 
     assert told == [
         name for name in account(Counts(0, 0, 0, 0, 0, 0, paused=False, totals={}), "reliq") if name != "missing"

@@ -33,20 +33,25 @@ def options(name):
 
 def test_tables_have_every_option():
     known = {
-        "publishing.md": {*QueueSettings.__dataclass_fields__, *OutgoingMessage.__annotations__, "layout", "validate"}
+        "guides/publishing.md": {
+            *QueueSettings.__dataclass_fields__,
+            *OutgoingMessage.__annotations__,
+            "layout",
+            "validate",
+        }
         - {"body"},
-        "keys.md": set(LimitOptions.__annotations__),
-        "handlers.md": set(HandlerSettings.__dataclass_fields__),
-        "periodic.md": {*inspect.signature(Periodic).parameters, "tz"} - {"schedule"},
-        "workers.md": {option for option in WORKER if option.startswith("--")} - {"--help", "--json"},
+        "guides/ordering.md": set(LimitOptions.__annotations__),
+        "guides/handlers.md": set(HandlerSettings.__dataclass_fields__),
+        "guides/periodic.md": {*inspect.signature(Periodic).parameters, "tz"} - {"schedule"},
+        "production/workers.md": {option for option in WORKER if option.startswith("--")} - {"--help", "--json"},
     }
 
     assert {name: set(options(name)) for name in known} == known
 
 
 def test_defaults_in_the_tables_are_those_of_the_code():
-    queue, published = QueueSettings(), options("publishing.md")
-    handler, handled = HandlerSettings(), options("handlers.md")
+    queue, published = QueueSettings(), options("guides/publishing.md")
+    handler, handled = HandlerSettings(), options("guides/handlers.md")
     days = f"{queue.dead_letter_ttl / 86_400:g} days"
 
     assert [
@@ -65,7 +70,7 @@ def test_defaults_in_the_tables_are_those_of_the_code():
         f"{handler.weight}",
         f'`"{handler.on_decode_error}"`',
     ]
-    periodic, entry = options("periodic.md"), inspect.signature(Periodic).parameters
+    periodic, entry = options("guides/periodic.md"), inspect.signature(Periodic).parameters
     assert [periodic[name] for name in ("jitter", "catch_up", "misfire_grace_time", "overlap")] == [
         f"{entry['jitter'].default:g}",
         f"`{entry['catch_up'].default}`",
@@ -73,4 +78,4 @@ def test_defaults_in_the_tables_are_those_of_the_code():
         f"`{entry['overlap'].default}`",
     ]
     for option in ("--processes", "--concurrency", "--grace", "--gil-timeout", "--log-level", "--log-format"):
-        assert options("workers.md")[option] == f"{WORKER[option]}".removesuffix(".0")
+        assert options("production/workers.md")[option] == f"{WORKER[option]}".removesuffix(".0")
