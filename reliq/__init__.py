@@ -68,7 +68,7 @@ if _collision := _distribution.collision(__path__[0]):
 
 __version__ = _distribution.VERSION
 
-if not TYPE_CHECKING:  # a type checker sees every name above, and that there is no other
+if not TYPE_CHECKING:  # type checkers use the imports above
     __getattr__, __dir__, __all__ = _distribution.lazy_names(
         __name__,
         {

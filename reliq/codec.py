@@ -1,7 +1,7 @@
 """
-Message bodies as bytes: each type's encoding, its decoding, and the check that a body comes back as it was sent.
+Message bodies as bytes: encoding and decoding by type, and the check that a body survives the round trip.
 
-An error names the place and the types of a fault, never a value: a body may be confidential.
+Errors contain the path and the types of a fault, but never a value, because a body may be confidential.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from reliq.errors import BodyError, ConfigurationError, UndecodableError
 
 B = TypeVar("B")
 
-#: The types of JSON itself: a value of another type comes back as one of these where nothing gives its type.
+#: JSON's own types; without a type annotation, a value of another type is decoded as one of these.
 _JSON_TYPES = (str, int, float, bool, list, dict)
 _CONTAINERS = (list, tuple, Mapping)
-#: JSON is read into these as it is: a body of such a type comes back unchanged once its class is right.
+#: JSON is decoded into these types unchanged, so only the class of such a body needs a check.
 _UNTYPED = (Any, dict, list, int, float, bool)
 
 _PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -32,7 +32,7 @@ _SAFE_COMPLAINT = re.compile(r"Expected `[^`]*`, got `[^`]*`|Object missing requ
 
 
 def fields_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield each part of `value` after its place: `.name`, `[0]` or `[...]`."""
+    """Yield each part of `value` with its path: `.name`, `[0]` or `[...]`."""
     if _is_model_class(type(value)):
         names = [*type(value).model_fields, *(getattr(value, "model_extra", None) or {})]  # type: ignore[attr-defined]
         yield from ((f".{name}", getattr(value, name)) for name in names)
@@ -48,10 +48,10 @@ def fields_of(value: object) -> Iterator[tuple[str, Any]]:
 
 def difference(sent: Any, back: Any, path: str = "$") -> str:
     """
-    Describe where and why `back` differs from `sent`; empty when it does not.
+    Describe where and why `back` differs from `sent`; empty if they are equal.
 
-    A value for which JSON has no type and the body no annotation, such as a datetime in a `dict[str, Any]`, comes back
-    as a type of JSON: that is no difference.
+    A value without a JSON type and without an annotation, such as a datetime in a `dict[str, Any]`, is decoded as a
+    JSON type; this does not count as a difference.
     """
     if sent is back or sent == back:
         return ""
@@ -85,23 +85,23 @@ def difference(sent: Any, back: Any, path: str = "$") -> str:
 
 
 class RawBodies:
-    """Bodies that are bytes, or text as UTF-8."""
+    """Bodies of type bytes, or of type str as UTF-8."""
 
     def __init__(self, kind: Any) -> None:
         self.encode = bytes if kind is bytes else str.encode
         self.decode = bytes if kind is bytes else bytes.decode
 
     def complaint(self, error: Exception) -> str:
-        """Describe the fault of a body that was read, without the value."""
+        """Describe a decoding error without the value."""
         return f"{type(error).__name__} at `$`"
 
 
 class JsonBodies:
     """
-    Bodies as msgspec writes and reads them.
+    Bodies encoded and decoded by msgspec.
 
     Raises:
-        ConfigurationError: `kind` is no type that JSON can be read into.
+        ConfigurationError: `kind` is not a type that JSON can be decoded into.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -123,7 +123,7 @@ class JsonBodies:
         return msgspec.to_builtins(body, enc_hook=_from_pydantic)
 
     def complaint(self, error: Exception) -> str:
-        """Describe the fault of a body that was read, and its place, without the value."""
+        """Describe a decoding error and its path, without the value."""
         text = str(error) if isinstance(error, msgspec.MsgspecError) else ""
         place = _PLACE.search(text)
         complaint = _SAFE_COMPLAINT.match(text)
@@ -131,7 +131,7 @@ class JsonBodies:
 
 
 class ModelBodies:
-    """Bodies of one pydantic model, by their aliases and without what is computed."""
+    """Bodies of one pydantic model, encoded with field aliases and without computed fields."""
 
     def __init__(self, kind: Any) -> None:
         self.decode = kind.model_validate_json
@@ -147,7 +147,7 @@ class ModelBodies:
         return body.model_dump(warnings=False)
 
     def complaint(self, error: Exception) -> str:
-        """Describe the fault of a body that was read, and its place, without the value."""
+        """Describe a decoding error and its path, without the value."""
         if not hasattr(error, "errors"):
             return f"{type(error).__name__} at `$`"
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
@@ -155,23 +155,23 @@ class ModelBodies:
             schema = self._schema()
             parts = [schema, *schema.get("$defs", {}).values()]
             names = {name for part in parts for name in part.get("properties", ())}
-        except Exception:  # of a field that no schema describes
+        except Exception:  # a field without a schema
             names = set()
-        # Other parts of the place, such as the keys of a dict, are content.
+        # Other parts of the path, such as the keys of a dict, are content.
         path = "".join(f".{part}" if part in names else "[...]" for part in first["loc"])
         return f"{first['type']} at `${path}`"
 
 
 class PydanticBodies(ModelBodies):
     """
-    Bodies that have models within a union, a list or another type.
+    Bodies of a type that contains pydantic models, such as a union or a list of models.
 
     Raises:
-        ConfigurationError: pydantic knows nothing of a part of `kind`.
+        ConfigurationError: pydantic does not support a part of `kind`.
     """
 
     def __init__(self, kind: Any) -> None:
-        from pydantic import TypeAdapter  # noqa: PLC0415  only programs with models have pydantic
+        from pydantic import TypeAdapter  # noqa: PLC0415  pydantic is installed only for models
 
         try:
             self._adapter = TypeAdapter(kind)
@@ -191,7 +191,7 @@ class PydanticBodies(ModelBodies):
 
 
 def unencodable(body: Any, path: str = "$") -> str:
-    """Describe the part of `body` that JSON cannot hold, and why; empty when JSON can hold all of it."""
+    """Describe the part of `body` that JSON cannot hold, and why; empty if there is none."""
     if _is_model_class(type(body)):
         for place, part in fields_of(body):
             try:
@@ -211,7 +211,7 @@ def unencodable(body: Any, path: str = "$") -> str:
 
 
 def type_name(kind: Any) -> str:
-    """Return the type `kind` as it is written in code."""
+    """Return the type `kind` as source code."""
     return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
 
 
@@ -230,7 +230,7 @@ def _why_refused(body: Any, error: Exception) -> str:
 
 
 def _has_model(kind: Any) -> bool:
-    """Return whether `kind` is a pydantic model, or has one within a union, a list and so on."""
+    """Return whether `kind` is a pydantic model, or contains a model in a union, a list and so on."""
     return _is_model_class(kind) or any(map(_has_model, get_args(kind)))
 
 
@@ -251,7 +251,7 @@ def _from_pydantic(value: Any) -> Any:
 
 
 def _refuse_infinite(body: Any) -> None:
-    """Raise BodyError when a float in `body` is not finite: JSON would make it null without a word."""
+    """Raise BodyError for a float that is not finite, because JSON would silently turn it into null."""
     heap = [body]
     while heap:
         match heap.pop():
@@ -265,16 +265,16 @@ def _refuse_infinite(body: Any) -> None:
 
 class Codec(Generic[B]):
     """
-    A body of the type `kind` to bytes and back.
+    Encodes bodies of the type `kind` to bytes, and decodes them.
 
-    `bytes` go as they are, `str` as UTF-8, pydantic models by their own JSON, everything else as
-    JSON typed by the annotation (dataclass, TypedDict, `msgspec.Struct`, containers, scalars).
+    `bytes` are stored unchanged, `str` as UTF-8, pydantic models as their own JSON, and all other types as JSON by
+    their annotations (dataclass, TypedDict, `msgspec.Struct`, containers, scalars).
 
     Args:
-        validate: read what was written, so that a body that would not come back as it was sent is refused.
+        validate: whether to decode each encoded body and refuse it if it differs from the original.
 
     Raises:
-        ConfigurationError: `kind` is no type that JSON can be read into.
+        ConfigurationError: `kind` is not a type that JSON can be decoded into.
     """
 
     def __init__(self, kind: Any, *, validate: bool = True) -> None:
@@ -296,7 +296,7 @@ class Codec(Generic[B]):
         self._as_plain = None if isinstance(self._bodies, RawBodies) else self._bodies.plain
 
     def encode(self, body: B) -> bytes:
-        """Return `body` as bytes; raise BodyError when it is not of the queue's type or cannot be encoded."""
+        """Return `body` as bytes; raise BodyError if it has the wrong type or cannot be encoded."""
         if not isinstance(body, self._accepted) or (self._is_number and isinstance(body, bool)):
             name = type(body).__name__
             if self._class and name == self._class.__name__:
@@ -309,7 +309,7 @@ class Codec(Generic[B]):
             payload = self._encode(body)
             if self._as_plain and b"null" in payload:
                 _refuse_infinite(self._as_plain(body))
-        except Exception as error:  # a body's own code runs here, and may raise anything
+        except Exception as error:  # the body's own code runs here and may raise anything
             why = str(error) if isinstance(error, BodyError) else ""
             with suppress(Exception):
                 why = why or unencodable(body)
@@ -328,16 +328,16 @@ class Codec(Generic[B]):
         return payload
 
     def decode(self, payload: bytes) -> B:
-        """Return the body in `payload`; raise UndecodableError, with the field's path, when it is not of the type."""
+        """Decode a body; raise UndecodableError with the field's path if it does not match the type."""
         try:
             body: B = self._decode(payload)
-        except Exception as error:  # validators of the body's class run here, and may raise anything
+        except Exception as error:  # validators of the body's class run here and may raise anything
             raise UndecodableError(f"body is not {type_name(self.kind)}: {self._bodies.complaint(error)}") from None
         return body
 
 
 def _class_of(kind: Any) -> type | None:
-    """Return the class that every body of `kind` is of, None when there is no such class."""
+    """Return the class of every body of `kind`; None if there is no single class."""
     if get_origin(kind) is Annotated:
         return _class_of(get_args(kind)[0])
     if is_typeddict(kind):

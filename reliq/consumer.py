@@ -1,7 +1,7 @@
 """
-`Consumer`: handlers and how their worker runs in this process; consumers are loaded by name, and signals stop them.
+`Consumer`: handlers and their worker in this process. Also: loading consumers by name, and signals.
 
-`Consumer.run` is the main thread of a worker process: it waits for a signal, for drained queues, or for its replacement.
+`Consumer.run` is the main thread of a worker process. It waits for a signal, for empty queues, or for its replacement.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
     from reliq.worker.slots import HandlerCall, HeldDelivery
 
 
-#: Exit code of a worker process whose handlers overran their time, or of which a part has died.
+#: Exit code of a worker process after a handler exceeded its timeout and cannot be stopped, or a part has failed.
 EXIT_HUNG = 75
-#: Exit code of a worker process that another one is to replace.
+#: Exit code of a worker process that must be replaced.
 EXIT_REPLACE = 76
 #: Exit code of a process that a second signal ended.
 EXIT_SECOND_SIGNAL = 130
 #: The signals that stop a worker gracefully.
 STOPS = (signal.SIGINT, signal.SIGTERM)
-#: The name under which a start reports that Redis is away.
+#: The name of the part that reports an unavailable Redis during the start.
 STARTING = "start"
-#: The main thread checks five times a second whether the work is over; a signal wakes it at once.
+#: How often the main thread checks whether the worker has finished, in seconds; a signal wakes it immediately.
 END_CHECK_SECONDS = 0.2
-#: A drain checks twenty times a second whether it is done.
+#: How often a drain checks whether it has finished, in seconds.
 DRAIN_SECONDS = 0.05
-#: A wait checks for a signal this often: a signal that the system gives to another thread does not interrupt the main
-#: thread.
+#: How often a wait checks for a signal, in seconds: a signal that the system delivers to another thread does not
+#: interrupt the main thread.
 LOOK_SECONDS = 0.5
-#: A stop within 1 s may be an echo of the one before: shell and kernel both send SIGHUP at the end of a session, and
-#: systemd sends SIGHUP after SIGTERM where SendSIGHUP= is set.
+#: A stop signal within 1 s may be an echo of the previous signal: shell and kernel both send SIGHUP at the end of a
+#: session, and systemd sends SIGHUP after SIGTERM if SendSIGHUP= is set.
 ECHO_SECONDS = 1.0
 
 _OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib")
@@ -71,14 +71,15 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 class Consumer(Registration):
     """
-    Handlers of any number of queues, and how their worker runs.
+    The handlers of any number of queues, and the worker that runs them.
 
     Args:
-        url: a Redis URL or a redis-py client; None means the Redis of the queues, else RELIQ_URL.
-        lifespan: returns a context manager, plain or async, entered once for each worker process before the first
-            claim and left after the last handler; what it yields is `job.state`.
-        observers: callables that get every event.
-        relay: moves messages of `publish_in` to Redis, as one more part of the worker.
+        url: a Redis URL or a redis-py client. Default: None, the Redis of the queues, or RELIQ_URL.
+        lifespan: a function that returns a context manager, plain or async. Each worker process enters it before its
+            first claim and exits it after its last handler; the value it yields is `job.state`. Default: None.
+        observers: callables that get every event. Default: none.
+        relay: an outbox relay that runs as a part of the worker and publishes the messages of `publish_in`. Default:
+            None.
     """
 
     def __init__(
@@ -97,15 +98,15 @@ class Consumer(Registration):
         self.observers: list[Observer] = list(observers)
         self._engine: Engine | None = None
         self._stopped: Engine | None = None
-        #: Of two threads that stop at once, one does the work; a signal handler may interrupt it and stop, too.
+        #: Only one of two stopping threads does the work. Reentrant, because a signal handler may interrupt a stop.
         self._stop_lock = threading.RLock()
-        #: The thread of a stop that a handler asked for.
+        #: The thread of a stop that a handler requested.
         self._stop_for_handler: threading.Thread | None = None
-        #: The most seconds for running handlers after a stop, whatever the settings say.
+        #: The upper limit for the grace period, in seconds, whatever the settings are.
         self.longest_grace = math.inf
         self.before_call: Callable[[HandlerCall], None] | None = None
         self.note_step: NoteStep | None = None
-        #: There is no room for a successor yet: claim on after `max_jobs`.
+        #: Whether to continue after `max_jobs`, because a replacement cannot start yet.
         self.must_stay = False
 
     def include(self, *sources: Consumer | str) -> Self:
@@ -113,11 +114,11 @@ class Consumer(Registration):
         Add the handlers, middleware, error hooks and observers of other consumers.
 
         Args:
-            sources: consumers, or texts as `module` or `module:name`.
+            sources: `Consumer` objects, or import paths such as `module` or `module:name`.
 
         Raises:
-            ConfigurationError: a module has no such consumer, a queue would have two handlers, or the other one has
-                a lifespan or a Redis of its own.
+            ConfigurationError: a module has no such consumer, a queue would have two handlers, or the other consumer
+                has its own lifespan or Redis.
         """
         for source in sources:
             other = source if isinstance(source, Consumer) else load_consumer(source)
@@ -139,14 +140,18 @@ class Consumer(Registration):
 
     def start(self, settings: WorkerSettings | None = None, *, queues: Sequence[str] = ()) -> None:
         """
-        Start working in this process and return; `queues` names some of the handlers' queues, none means all.
+        Start the worker in this process and return.
 
-        It waits while Redis is away. A consumer that still runs at the end of the program is stopped there.
+        While Redis is unavailable, it waits. A consumer that still runs at the end of the program is stopped then.
+
+        Args:
+            settings: the worker's settings. Default: `WorkerSettings()`; `max_jobs` has no effect here.
+            queues: names of the queues to work on. Default: all queues with handlers.
 
         Raises:
-            ConfigurationError: there is no handler, no such queue, no Redis named, or the server is not fit.
+            ConfigurationError: there is no handler, no such queue or no Redis URL, or the server is not suitable.
         """
-        unlimited = replace(settings or WorkerSettings(), max_jobs=None)  # nothing replaces this process
+        unlimited = replace(settings or WorkerSettings(), max_jobs=None)  # no supervisor replaces this process
         self._start_when_redis_answers(unlimited, queues)
 
     def _start_when_redis_answers(
@@ -163,10 +168,13 @@ class Consumer(Registration):
 
     def stop(self, grace: Duration = 25.0) -> bool:
         """
-        Stop claiming, return prefetched messages, and let handlers finish within `grace`; return whether all did.
+        Stop claiming, return prefetched messages, and let handlers finish; return whether all handlers have finished.
 
-        A handler that calls it gets False at once; the stop goes on in a thread and waits for that handler too. It stops
-        this process alone: `reliq worker` starts another process.
+        If a handler calls it, it returns False immediately. The stop continues in a thread and waits for that handler
+        too. Only this process stops: `reliq worker` starts another process.
+
+        Args:
+            grace: the grace period for running handlers, in seconds or as a timedelta. Default: 25.
         """
         grace_seconds = seconds("grace", grace)
         with self._stop_lock:
@@ -190,7 +198,7 @@ class Consumer(Registration):
         return not stopped.unfinished
 
     def _end(self, engine: Engine, grace_seconds: float) -> bool:
-        """Stop an engine; return whether every handler ended."""
+        """Stop an engine; return whether every handler has ended."""
         atexit.unregister(self._stop_at_exit)
         notify(self.observers, [WorkerStopping("", len(engine.inflight.runs()), grace_seconds)])
         return not engine.stop(grace_seconds)
@@ -204,16 +212,17 @@ class Consumer(Registration):
         raise_errors: bool = True,
     ) -> None:
         """
-        Work until the queues are empty, and stop; for tests.
+        Work until the queues are empty, then stop; for tests.
 
         Args:
-            delayed: wait for messages that are due later, too, a backoff included; else only for the next second's.
-            raise_errors: end the drain at the first failure (an exception of a handler, a timeout, or a body that does
-                not decode) and raise it here; else failed messages are retried and buried as ever.
+            delayed: whether to wait also for messages that are due later, including a backoff. Otherwise it waits only
+                for messages that are due within a second.
+            raise_errors: whether to stop at the first failure and raise it: an exception of a handler, a timeout, or a
+                body that does not decode. Otherwise failed messages are retried or become dead letters as usual.
 
         Raises:
-            ConfigurationError: as `start`.
-            RedisUnavailableError: Redis is away.
+            ConfigurationError: see `start`.
+            RedisUnavailableError: Redis is unavailable.
         """
         failed: list[BaseException] = []
 
@@ -244,16 +253,19 @@ class Consumer(Registration):
         patient: bool = False,
     ) -> int:
         """
-        Work until SIGTERM or SIGINT, then stop gracefully; a second signal ends the process at once.
+        Work until SIGTERM or SIGINT, then stop gracefully; a second signal ends the process immediately.
 
         Args:
-            patient: ignore a second signal, for a supervisor ends the process at once by SIGKILL.
-            metrics_port: serve /metrics, /live and /ready there, on `metrics_host` or 127.0.0.1.
-            metrics_registry: a registry of Prometheus' client that gets the figures, instead of a new one.
+            settings: the worker's settings. Default: `WorkerSettings()`.
+            queues: names of the queues to work on. Default: all queues with handlers.
+            patient: whether to ignore a second signal, because a supervisor sends SIGKILL when needed. Default: False.
+            metrics_port: serve /metrics, /live and /ready on this port of `metrics_host`. Default: None, no port.
+            metrics_host: the address of that port. Default: None, 127.0.0.1.
+            metrics_registry: a registry of the Prometheus client for the metrics. Default: None, a new registry.
 
         Returns:
-            The exit code: 0; EXIT_REPLACE after `max_jobs`; EXIT_HUNG when only the end of the process ends handlers
-            that overran their time, or when a part of it has ended by itself.
+            The exit code: 0; EXIT_REPLACE after `max_jobs`; EXIT_HUNG if handlers beyond their timeout can only be ended
+            with the process, or if a part of the worker has failed.
         """
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
@@ -277,37 +289,37 @@ class Consumer(Registration):
             return self._run(settings or WorkerSettings(), queues, signals)
 
     def leave(self) -> None:
-        """Make `run` stop claiming and return when its handlers have finished: another process is to go on."""
+        """Make `run` stop claiming, let its handlers finish and return, so that another process can continue."""
         self._leave_asked = True
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it claims no more and only lets its handlers finish, without a stop."""
+        """Whether it no longer claims and lets its handlers finish, without a stop."""
         engine = self._engine
         return engine is not None and engine.inflight.closed and not engine.stopping.is_set()
 
     def deliveries(self) -> list[HeldDelivery]:
         """Return all deliveries in flight in this process, running or prefetched."""
-        engine = self._engine or self._stopped  # a stop in another thread takes it away
+        engine = self._engine or self._stopped  # a stop in another thread clears `_engine`
         return [] if engine is None else engine.inflight.deliveries()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop has begun, or ended, since the last start."""
+        """Whether a stop has begun or finished since the last start."""
         return self._engine is None and self._stopped is not None
 
     @property
     def unfinished(self) -> list[HeldDelivery] | None:
-        """The deliveries that the last stop cut off or could not return; None before the end of its grace period."""
+        """The deliveries that the last stop interrupted or could not return; None before the grace period has ended."""
         return None if self._stopped is None else self._stopped.unfinished
 
     def running(self) -> list[HandlerCall]:
-        """Return the calls of handlers that are under way in this process, also during a stop."""
+        """Return the running handler calls of this process, also during a stop."""
         engine = self._engine or self._stopped
         return [] if engine is None else engine.inflight.runs()
 
     def stats(self) -> EngineStats | None:
-        """Return the state of this process; None when nothing runs."""
+        """Return the state of this process; None if it is not working."""
         engine = self._engine
         return None if engine is None else engine.stats()
 
@@ -357,7 +369,7 @@ class Consumer(Registration):
         """Start, work and stop; return the exit code."""
         self._leave_asked = False
         try:
-            # A lifespan may have set signal handlers: ours are set again after it, before the first message.
+            # A lifespan may have set signal handlers, so ours are set again after it, before the first message.
             engine = self._start_when_redis_answers(settings, queues, signals.only_note)
         except StoppedEarly:
             self.stop(0)
@@ -378,7 +390,7 @@ class Consumer(Registration):
             signals.wait(END_CHECK_SECONDS)
         is_replaced = not is_over()
         if is_replaced and not engine.dead_parts():
-            # Handlers finish before the process is replaced; their timeouts are the limit.
+            # Handlers finish before the process is replaced, limited by their timeouts.
             engine.stop_claiming()
             while not (signals.numbers or engine.inflight.wait_until_none_runs(0.0)):
                 signals.wait(END_CHECK_SECONDS)
@@ -394,10 +406,10 @@ class Consumer(Registration):
 
 def load_consumer(place: str) -> Consumer:
     """
-    Return the consumer at `module:name`, or the only one of `module`.
+    Return the consumer at `module:name`, or the only consumer of `module`.
 
     Raises:
-        ConfigurationError: the module cannot be imported or has no such consumer.
+        ConfigurationError: the module cannot be imported, or it has no such consumer.
     """
     module_name, _, attribute = place.partition(":")
     if _MODULE.fullmatch(module_name) is None:
@@ -419,14 +431,14 @@ def load_consumer(place: str) -> Consumer:
 
 
 def traceback_of_module(error: BaseException) -> list[str]:
-    """Return the traceback of an exception from the import of a module, from that module's first line on."""
+    """Return the traceback of an exception from the import of a module, starting at that module's first line."""
     trace = TracebackException.from_exception(error)
     trace.stack = StackSummary.from_list([frame for frame in trace.stack if not frame.filename.startswith(_OURS)])
     return "".join(trace.format()).splitlines()
 
 
 def _why(name: str, error: ImportError) -> str:
-    """Describe a failed import: the missing name, the line that imports it, and the remedy."""
+    """Describe a failed import: the missing name, the line that imports it, and the fix."""
     missing = error.name or ""
     if isinstance(error, ModuleNotFoundError) and (name == missing or name.startswith(f"{missing}.")):
         return f"{error.msg} in this folder, on PYTHONPATH or installed"
@@ -441,13 +453,13 @@ def _why(name: str, error: ImportError) -> str:
 
 class SignalNotes:
     """
-    The received signals, in their order.
+    The received signals, in order.
 
-    A signal handler may interrupt any code, a wait for its own notes and itself included. It must take no lock that
-    the interrupted code may hold, as `threading.Event.set` does; `SimpleQueue.put` may be entered again.
+    A signal handler may interrupt any code, even a wait for these notes or itself. So it must not take a lock that the
+    interrupted code may hold, as `threading.Event.set` does. `SimpleQueue.put` is reentrant.
 
     Attributes:
-        numbers: every signal so far but for echoes, oldest first; code that has handled a signal may remove it.
+        numbers: every signal so far except echoes, oldest first; code that has handled a signal may remove it.
     """
 
     def __init__(self) -> None:
@@ -456,7 +468,7 @@ class SignalNotes:
         self._came: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
-        """Note a signal; this is a handler for `signal.signal`."""
+        """Note a signal; a handler for `signal.signal`."""
         now = time.monotonic()
         last, noted_at = self._last
         may_echo = number == last or (last, number) == (signal.SIGTERM, signal.SIGHUP)
@@ -466,13 +478,13 @@ class SignalNotes:
         self._came.put(None)
 
     def wait(self, seconds_at_most: float | None = None) -> bool:
-        """Wait for a signal that no wait has seen yet, without a limit for None; return whether there was one."""
+        """Wait for a new signal, without a time limit for None; return whether there was one."""
         until = None if seconds_at_most is None else time.monotonic() + seconds_at_most
         while True:
             left = LOOK_SECONDS if until is None else min(until - time.monotonic(), LOOK_SECONDS)
             with suppress(queue.Empty):
                 self._came.get(timeout=max(left, 0.0))
-                for _ in range(self._came.qsize()):  # one wait sees all there are
+                for _ in range(self._came.qsize()):  # one wait consumes all signals
                     self._came.get_nowait()
                 return True
             if until is not None and time.monotonic() >= until and self._came.empty():
@@ -480,18 +492,18 @@ class SignalNotes:
 
 
 class StoppedEarly(BaseException):
-    """A signal to stop has come while a worker was still starting."""
+    """A stop signal has come while a worker was starting."""
 
 
 class StopSignals(SignalNotes):
     """
-    The handlers of SIGTERM and SIGINT for a worker in the main thread, within a `with` block; then they are as before.
+    A context manager with the handlers of SIGTERM and SIGINT for a worker in the main thread.
 
-    While the worker starts, a signal ends the start by StoppedEarly. While it works, the first signal is noted, and the
-    second ends the process at once, unless a supervisor is to do that.
+    During the start of the worker, a signal raises StoppedEarly. Afterwards the first signal is noted, and the second
+    ends the process immediately, unless a supervisor does that. At its end, the earlier handlers are restored.
 
     Args:
-        patient: a second signal changes nothing.
+        patient: whether to ignore a second signal.
     """
 
     def __init__(self, *, patient: bool) -> None:
@@ -501,40 +513,40 @@ class StopSignals(SignalNotes):
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Take the signals."""
+        """Install the handlers."""
         self._before = {number: handle_signal(number, self.take_note) for number in STOPS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give them back."""
+        """Restore the earlier handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
     def only_note(self) -> None:
-        """Only note signals from now on; set the handlers again, for a lifespan may have set its own."""
+        """Only note signals from now on; install the handlers again, because a lifespan may have replaced them."""
         self._only_notes = True
         for number in STOPS:
             handle_signal(number, self.take_note)
 
     def take_note(self, number: int, _frame: FrameType | None) -> None:
-        """Note a signal; end a start by it, or by a second signal the process."""
+        """Note a signal; during the start raise StoppedEarly, and end the process at a second signal."""
         self.note(number)
         if not self._only_notes:
             raise StoppedEarly
         if len(self.numbers) > 1 and not self._patient:
-            os._exit(EXIT_SECOND_SIGNAL)  # an ordinary exit waits for the threads of asyncio.to_thread
+            os._exit(EXIT_SECOND_SIGNAL)  # a normal exit waits for the threads of asyncio.to_thread
 
 
 def end_at_once(number: int, _frame: FrameType | None) -> None:
-    """End the process before anything has started that could stop gracefully; a handler for `handle_signal`."""
+    """End the process before anything needs a graceful stop; a handler for `handle_signal`."""
     os._exit(EXIT_SECOND_SIGNAL if number == signal.SIGINT else 0)
 
 
 def ignore_stops() -> None:
     """
-    Ignore signals to stop from now on, for the process is about to end.
+    Ignore stop signals from now on, because the process is about to end.
 
-    Python gives its handlers back while it ends: the next signal would kill the process, which had done its work.
+    Python restores the default handlers at its end. Then a signal would kill the process although its work is done.
     """
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
@@ -545,9 +557,9 @@ _handled_signals: set[int] = set()
 
 def handle_signal(number: int, handler: Callable[[int, FrameType | None], Any]) -> Any:
     """
-    Set `handler` for a signal, but not in processes forked from this one; return the previous handler.
+    Set `handler` for a signal, but not in forked processes; return the previous handler.
 
-    SIGINT and SIGHUP stay ignored where the process was started so: a script does that for `command &`, and nohup.
+    SIGINT and SIGHUP stay ignored if the process was started that way, as in a script's `command &` or with nohup.
     """
     if number in (signal.SIGINT, signal.SIGHUP) and signal.getsignal(number) == signal.SIG_IGN:
         return signal.SIG_IGN
@@ -559,7 +571,7 @@ _forking = threading.local()
 
 
 def _hold_signals_back() -> None:
-    """Block the handled signals while this thread forks: a child would lose them before their default is set."""
+    """Block the handled signals during a fork: the child would lose a signal before its handler is reset."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _handled_signals)
 
 
@@ -568,7 +580,7 @@ def _let_signals_come() -> None:
 
 
 def _give_up_signals() -> None:
-    """Restore the default handlers in a forked process: its parent may end it by a signal."""
+    """Restore the default handlers in a forked process, so that its parent can end it with a signal."""
     for number in _handled_signals:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     _handled_signals.clear()

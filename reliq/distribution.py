@@ -1,7 +1,7 @@
 """
-The package as installed (its name, version, extras, and conflicts with the other reliq), and its lazy public names.
+The installed package: its name, version and extras, conflicts with the other package named reliq, and lazy imports.
 
-Every import of reliq runs this module, so it imports nothing heavy.
+Every import of reliq runs this module, so it imports only small modules.
 """
 
 import os
@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-#: The name by which it is installed; the package is imported as `reliq`.
+#: The distribution's name for pip; the package is imported as `reliq`.
 NAME = "reliq-queue"
 VERSION = "0.2.0"
 
-#: The folder that the package is in.
+#: The folder that contains the package.
 _FOLDER = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib costs an import more than the rest of this
-#: Whether that folder may be a checkout that is not installed. An application may change the search path later.
+#: Whether that folder may be a checkout that is not installed; evaluated now, because `sys.path` may change later.
 _IS_CHECKOUT = sys.path[:1] == [_FOLDER]
 
-#: pip removes a file with each distribution that brought it: taking one of two away breaks the other.
+#: If two distributions brought the same file, pip removes it with either of them, which breaks the other.
 _REMEDY = f"run `pip uninstall reliq {NAME}`, then install {NAME} again; programs that need the other reliq go into a venv of their own"
 
 
@@ -28,10 +28,10 @@ def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """
-    Return `__getattr__`, `__dir__` and `__all__` of a package that imports a public name when it is first used.
+    Return `__getattr__`, `__dir__` and `__all__` for a package that imports its public names at their first use.
 
     Args:
-        homes: module -> the public names in it, with spaces between them.
+        homes: module -> its public names, separated by spaces.
     """
     home_of = {name: module for module, names in homes.items() for name in names.split()}
     namespace = vars(sys.modules[package])
@@ -46,7 +46,7 @@ def lazy_names(
 
 
 def missing(who: str, what: str, extra: str) -> str:
-    """Return the text that `who` needs `what`, and a command that installs it wherever reliq itself came from."""
+    """Return a message that `who` needs `what`, with the command that installs it."""
     return f"{who} needs {what}: {install(extra)} brings it"
 
 
@@ -54,10 +54,10 @@ def install(*extras: str) -> str:
     """
     Return the command that installs the packages of `extras`.
 
-    It names the packages, not this distribution: pip may not find the distribution on an index, and would
-    exchange a checkout for it if it did.
+    The command names these packages and not reliq itself: reliq may be missing in the index, and pip would replace a
+    checkout by the version in the index.
     """
-    import shlex  # noqa: PLC0415  publishers import this module and never call this
+    import shlex  # noqa: PLC0415  publishers never call this
     from importlib import metadata  # noqa: PLC0415
 
     try:
@@ -70,7 +70,7 @@ def install(*extras: str) -> str:
 
 
 def source() -> str:
-    """Return where pip installed this distribution from: a checkout's folder, a wheel, or its name on an index."""
+    """Return the source of this installation: a checkout's folder, a wheel, or the name in an index."""
     import json  # noqa: PLC0415
     from importlib import metadata  # noqa: PLC0415
     from urllib.parse import unquote, urlsplit  # noqa: PLC0415
@@ -84,24 +84,25 @@ def source() -> str:
 
 
 def command_of(module: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command that runs a module of this package in a process of its own, and the environment for it."""
+    """Return the command that runs a module of this package in a new process, and its environment."""
     environment = dict(os.environ)
     if _IS_CHECKOUT:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), _FOLDER]))
-    # With -P no module of the current folder hides one of Python's or of this package.
+    # With -P, files in the current folder cannot hide modules of Python or of this package.
     return [sys.executable, "-P", "-m", module], environment
 
 
 def collision(folder: str) -> str:
     """
-    Return what is wrong when a distribution named `reliq` is installed beside the package in `folder`, else an empty text.
+    Describe the conflict with an installed distribution named `reliq` beside the package in `folder`; empty if none.
 
-    Its package has the same name: whichever is installed or removed last has overwritten or deleted files of the other.
+    Its package has the same name, so installing or removing either distribution overwrites or deletes files of the
+    other.
     """
     parent = os.path.dirname(folder)  # noqa: PTH120  pathlib costs an import more than the rest of this
     try:
         others = [name for name in os.listdir(parent) if name.startswith("reliq-") and name.endswith("-info")]  # noqa: PTH208
-    except OSError:  # the package is in an archive, or its folder may not be listed
+    except OSError:  # the package is in an archive, or its folder cannot be listed
         return ""
     if not others:
         return ""
@@ -112,7 +113,7 @@ def collision(folder: str) -> str:
 
 
 def replacement() -> str:
-    """Return what is wrong when the modules of this distribution run, but the package `reliq` itself is not its own."""
+    """Describe the problem if this distribution's modules run, but the package `reliq` is from another distribution."""
     package = sys.modules["reliq"]
     if "Queue" in getattr(package, "__all__", ()):
         return ""

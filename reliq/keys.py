@@ -1,8 +1,8 @@
 """
-The Redis keys of a queue, its layouts, and message ids. No other module spells a key.
+The Redis keys of a queue, key layouts, and message ids. All Redis keys are built in this module.
 
-A queue's keys share a hash tag, so that they are in one slot of a Redis Cluster; each shard has a tag of its own. A
-generated id holds its time, 84 random bits and its shard.
+The keys of a shard share a hash tag, so they are in one slot of a Redis Cluster. A generated id contains its time, 84
+random bits and its shard.
 """
 
 import os
@@ -22,20 +22,20 @@ from reliq.message import Duration, Header
 from reliq.settings import milliseconds
 
 CLUSTER_SLOTS = 16_384
-#: A queue has at most this many shards: eight bits say where in a Cluster each of them lies.
+#: The largest number of shards: eight bits select the position of a shard in a Cluster.
 SHARDS_LIMIT = 256
 _BITS = 8
 _SLOTS_OF_PLACE = CLUSTER_SLOTS // SHARDS_LIMIT
 
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-#: The Go original takes any name; one that cannot be printed is taken by no command.
+#: The Go original allows any name; reliq requires printable names of at most this length.
 LONGEST_FOREIGN_NAME = 512
 
-#: A hash, queue -> when a worker or producer last named it, in unix seconds. Not in any queue's slot.
+#: A hash: queue -> when a worker or producer last reported it, in unix seconds. Outside of all queues' slots.
 QUEUES_KEY = "reliq:queues"
 
-#: A sorted set, worker process -> when it last wrote its record, in unix seconds. Not in any queue's slot.
+#: A sorted set: worker process -> when it last wrote its record, in unix seconds. Outside of all queues' slots.
 WORKERS_KEY = "reliq:workers"
 
 _PREFIX = re.compile(r"[^\s,]{1,128}")
@@ -45,18 +45,18 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
 _TIME_LENGTH = 8
 _TOKEN_LENGTH = 14
-#: Chance is asked of the kernel for this many tokens at a time: for each one it would be the most of what an id costs.
+#: Random bytes are read from the kernel for this many tokens at a time, because a read for each id would be slow.
 _STOCK_TOKENS = 128
 _ID_LENGTH = 22
 _PERIODIC = "cron."
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _OF_SHARD = re.compile(r"[A-Za-z0-9]{8}[A-Za-z0-9_-]{14}~([1-9][0-9]{0,2})")
-#: Generated ids are of these times, in unix ms: from 2020 up to 2100. One of 86 other ids of their shape looks so too.
+#: The time range of generated ids in unix ms, 2020 to 2100. Of other ids with the same form, 1 in 86 is in this range.
 _FIRST_MS = 1_577_836_800_000
 _LAST_MS = 4_102_444_800_000
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
-#: Tokens in stock, by the process that drew them: a fork that bypasses Python's hooks, as uWSGI's, copies them too.
+#: Unused tokens by process id, because a fork that bypasses Python's hooks (uWSGI) copies them.
 _stock: dict[int, list[str]] = {}
 #: The last millisecond of a generated id, and its text.
 _last: tuple[int, str] = (0, "0" * _TIME_LENGTH)
@@ -70,21 +70,21 @@ def slot_of(tag: str) -> int:
 @cache
 def end_of_tag(tag: str, shard: int) -> str:
     """
-    Return the end of a shard's hash tag, after its queue's: empty for shard 0, for example `#3.52` for shard 3.
+    Return the suffix of a shard's hash tag, after its queue's tag: empty for shard 0, for example `#3.52` for shard 3.
 
-    The number after the dot is the first that has the shards lie evenly: of 2 ** n shards there is one in each 2 ** n-th
-    of the slots, so that nodes with as many slots each have as many shards each.
+    The number after the dot is the first that spreads the shards evenly: of 2 ** n shards, each 2 ** n-th part of the
+    slots has exactly one. So nodes with equal numbers of slots have equal numbers of shards.
     """
     if shard == 0:
         return ""
-    # Shard 0 has the queue's own place; the low bits of the others are the high bits of their distance from it.
+    # Shard 0 keeps the queue's slot; the low bits of another shard's number are the high bits of its distance.
     place = slot_of(tag) // _SLOTS_OF_PLACE ^ int(f"{shard:0{_BITS}b}"[::-1], 2)
     ends = (f"#{shard}.{number}" for number in count())
     return next(end for end in ends if slot_of(tag + end) // _SLOTS_OF_PLACE == place)
 
 
 def check_layout(layout: object) -> None:
-    """Raise ConfigurationError when `layout` is not a `Layout`, such as its text."""
+    """Raise ConfigurationError if `layout` is not a `Layout`, for example a text."""
     if not isinstance(layout, Layout):
         raise ConfigurationError(
             f"layout must be Layout.RELIQ, Layout.hdt3213() or Layout.parse(TEXT), not {str(layout)[:80]!r}"
@@ -92,7 +92,7 @@ def check_layout(layout: object) -> None:
 
 
 def worker_key(id: str) -> str:
-    """Return the key of the record of worker process `id`: a string that expires when it is not written again."""
+    """Return the key of a worker process' record: a string that expires unless it is written again."""
     return f"reliq:worker:{id}"
 
 
@@ -102,30 +102,31 @@ def stack_request_key(id: str) -> str:
 
 
 def stacks_key(id: str) -> str:
-    """Return the key of the last stacks that worker process `id` reported: a string that expires."""
+    """Return the key of the last stack report of worker process `id`: a string that expires."""
     return f"reliq:stacks:{id}"
 
 
 def pattern(key: str) -> str:
-    """Return the pattern that matches `key` alone, for SCAN and ACL rules."""
+    """Return the pattern that matches only `key`, for SCAN and ACL rules."""
     return _GLOB.sub(r"\\\g<0>", key)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """
-    How a queue's keys are spelled and whether its bodies carry a header: `Layout.RELIQ`, or `Layout.hdt3213()`.
+    The names of a queue's Redis keys and the format of its bodies: `Layout.RELIQ` or `Layout.hdt3213()`.
 
-    `str(layout)` is its text, such as `reliq`, `hdt3213` or `hdt3213:tag,prefix=shop`; `Layout.parse` reads it.
+    `str(layout)` returns its text, such as `reliq`, `hdt3213` or `hdt3213:tag,prefix=shop`; `Layout.parse` reads the
+    text.
 
     Attributes:
         prefix: the text before the queue's name.
-        hash_tag: whether prefix and name are in braces, so that a queue is in one Cluster slot.
-        bare: whether a body is stored as it is, without reliq's header line, as the Go original does.
+        hash_tag: whether prefix and name are in braces, so that all keys of a queue are in one Cluster slot.
+        bare: whether bodies are stored without reliq's header line, as HDT3213/delayqueue does.
 
     Raises:
-        ConfigurationError: the prefix is not 1 to 128 printable characters without space or comma, or there is no
-            such layout.
+        ConfigurationError: the prefix is not 1 to 128 printable characters without space or comma, or the layout does
+            not exist.
     """
 
     prefix: str = "reliq"
@@ -151,23 +152,23 @@ class Layout:
     @classmethod
     def hdt3213(cls, *, hash_tag: bool = False, prefix: str = "dp") -> "Layout":
         """
-        Return the layout of the Go original, HDT3213/delayqueue, with bare bodies.
+        Return the layout of HDT3213/delayqueue in Go, with bare bodies.
 
         Args:
-            hash_tag: False as by `NewQueue`; True as by `NewQueueOnCluster` and `UseHashTagKey`.
-            prefix: as by `UseCustomPrefix`, which the original leaves out of the bodies' keys.
+            hash_tag: False for Go's `NewQueue`; True for `NewQueueOnCluster` and `UseHashTagKey`. Default: False.
+            prefix: the prefix of Go's `UseCustomPrefix`, which is not used in the keys of bodies. Default: "dp".
         """
         return cls(prefix, hash_tag, bare=True)
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
         """
-        Return the layout of a text: `reliq`, or `hdt3213` with options after a colon, combined by commas.
+        Return the layout of a text: `reliq`, or `hdt3213` with options after a colon, separated by commas.
 
-        The options are `tag` or `no-tag` (the default) and `prefix=NAME`: `hdt3213:tag,prefix=shop`.
+        The options are `tag` or `no-tag` (the default) and `prefix=NAME`, for example `hdt3213:tag,prefix=shop`.
 
         Raises:
-            ConfigurationError: it is not a layout.
+            ConfigurationError: the text is not a layout.
         """
         if text == "reliq":
             return cls.RELIQ
@@ -185,12 +186,12 @@ class Layout:
 
     @property
     def body_prefix(self) -> str:
-        """The prefix of the bodies' keys: the Go original always writes `dp`."""
+        """The prefix of the bodies' keys; the Go original always uses `dp`."""
         return "dp" if self.bare else self.prefix
 
     @property
     def is_in_one_slot(self) -> bool:
-        """Whether all keys of a queue lie in one slot of a Redis Cluster."""
+        """Whether all keys of a queue are in one slot of a Redis Cluster."""
         return self.hash_tag and self.prefix == self.body_prefix
 
 
@@ -208,11 +209,11 @@ def is_name(name: object, layout: Layout = Layout.RELIQ) -> bool:
 
 class Keys:
     """
-    The keys of a shard of the queue `name` in `layout`; a queue that is not sharded is its shard 0.
+    The Redis keys of one shard of the queue `name` in `layout`; a queue without sharding is its shard 0.
 
     Raises:
-        ConfigurationError: the name is not 1 to 128 of A-Z a-z 0-9 _ . - ; a queue of the Go original may be called by
-            any 1 to 512 printable characters, and has one shard.
+        ConfigurationError: the name is not 1 to 128 characters of A-Z a-z 0-9 _ . - (in the Go layout 1 to 512
+            printable characters), or a queue with the Go layout would have several shards.
     """
 
     def __init__(self, name: str, layout: Layout = Layout.RELIQ, shard: int = 0) -> None:
@@ -236,7 +237,7 @@ class Keys:
         self.bare = layout.bare
         base = _base(layout.prefix, name + end_of_tag(f"{layout.prefix}:{name}", shard), layout.hash_tag)
         bodies = base if shard else _base(layout.body_prefix, name, layout.hash_tag)
-        self.msg_start = bodies + ":msg:"  # the beginning of the key of each body
+        self.msg_start = bodies + ":msg:"  # the start of each body's key
         self._aside = base + ":aside:"
         self._dedup = base + ":dd:"
         self._lane = base + ":lane:"
@@ -244,38 +245,40 @@ class Keys:
         self.ready = base + ":ready"  # list: LPUSH in, RPOP out
         self.unack = base + ":unack"  # sorted set: id -> lease deadline or redelivery time
         self.retry = base + ":retry"  # list: ids to be delivered again
-        self.garbage = base + ":garbage"  # set: ids at their end
+        self.garbage = base + ":garbage"  # set: ids that have ended for good
         self.retries_left = base + ":retry:cnt"  # hash: id -> retries left
         self.lease = base + ":lease"  # hash: id -> state word: a claim's nonce, `nacked`, `suspect`, ...
         self.errors = base + ":errors"  # hash: id -> reason, attempt and error of its last failure
         self.dead = base + ":dead"  # stream: the dead letters
-        self.ends = base + ":ends"  # stream: the last messages that ended otherwise than by an ack
-        self.history = base + ":history"  # stream: the last acked ones, for a queue that wants them
+        self.ends = base + ":ends"  # stream: the last messages that ended without an ack
+        self.history = base + ":history"  # stream: the last acked messages, if the queue keeps them
         self.token = base + ":token"  # string: the last token of a claim
-        self.totals = base + ":totals"  # hash: kind -> how many ever
-        self.minutes = base + ":minutes"  # hash: totals of the last 180 minutes, as a worker noted them
+        self.totals = base + ":totals"  # hash: kind -> the number of such events so far
+        self.minutes = base + ":minutes"  # hash: totals of the last 180 minutes, written by workers
         self.wake = base + ":wake"  # list: at most one token
         self.watch = base + ":watch"  # string: the process that waits for the next due time
-        self.windows = base + ":windows"  # hash: chosen id -> for how many ms it stays taken after its end
-        self.paused = base + ":paused"  # string: there while the queue is paused
-        # Not every queue has the keys below.
+        self.windows = base + ":windows"  # hash: chosen id -> its `dedup` in ms
+        self.paused = base + ":paused"  # string: exists while the queue is paused
+        # Not every queue has the following keys.
         self.cron = base + ":cron"  # hash: the state of the periodic entries, see reliq.schedule
-        self.map = base + ":map"  # string, in shard 0 alone: how many shards the queue has
-        self.epoch = base + ":epoch"  # string: the least epoch of the map that a publish to this shard must know
+        self.map = base + ":map"  # string, only in shard 0: how many shards the queue has
+        self.epoch = base + ":epoch"  # string: the lowest map epoch with which this shard accepts publishes
         self.leaving = base + ":leaving"  # hash: id on its way to another shard -> the whole message
-        self.arrived = base + ":arrived"  # hash: another shard -> its last departure that has arrived, with the answer
-        self.line_start = base + ":line:"  # the beginning of the key of each line
-        # Hash that exists when the queue is keyed: its limits, as `Limits.fields` writes them.
+        self.arrived = (
+            base + ":arrived"
+        )  # hash: other shard -> number and answer of its last departure that arrived here
+        self.line_start = base + ":line:"  # the start of each key queue's Redis key
+        # Hash that exists if the queue has keys: its limits, as written by `Limits.fields`.
         self.limits = base + ":limits"
-        self.ring = base + ":ring"  # sorted set: key that may be served -> its place in the order of turns
-        # Sorted set of KEY, a NUL and ID: messages that count against the limit of their key; all scores are 0.
+        self.ring = base + ":ring"  # sorted set: key that may be served -> its position in the turns
+        # Sorted set of KEY, a NUL and ID: messages that count towards the limit of their key; all scores are 0.
         self.held = base + ":held"
-        self.asleep = base + ":asleep"  # sorted set: key -> until when it is not served
-        self.rates = base + ":rates"  # sorted set: key -> when its bucket of permits is full again, unix us
+        self.asleep = base + ":asleep"  # sorted set: key -> until when it sleeps
+        self.rates = base + ":rates"  # sorted set: key -> when its bucket is full again, in unix us
 
     @classmethod
     def registered(cls, entry: str) -> "Keys | None":
-        """Return the keys of the queue that an entry of the registry names; None when it names none."""
+        """Return the keys of the queue in a registry entry; None for an invalid entry."""
         layout, space, name = entry.partition(" ")
         try:
             return cls(name, Layout.parse(layout)) if space else cls(entry)
@@ -284,7 +287,7 @@ class Keys:
 
     @property
     def entry(self) -> str:
-        """The queue's name in the registry, after its layout where that is not reliq's own."""
+        """The queue's entry in the registry: its name, after its layout unless that is reliq's own."""
         return self.name if self.layout == Layout.RELIQ else f"{self.layout} {self.name}"
 
     def of_shard(self, shard: int) -> "Keys":
@@ -301,19 +304,19 @@ class Keys:
         return [prefix + id for id in ids]
 
     def dedup(self, id: str) -> str:
-        """Return the key that marks the chosen id `id` as taken after its end."""
+        """Return the key that exists while the chosen id `id` cannot be published again after its end."""
         return self._dedup + id
 
     def lane(self, lane: str) -> str:
-        """Return the key of the last number and answer of `lane`."""
+        """Return the key with the last call number and answer of `lane`."""
         return self._lane + lane
 
     def line(self, key: str) -> str:
-        """Return the list of the ids that wait for their turn under `key`: LPUSH in, the next to be claimed is the last."""
+        """Return the list of ids that wait under message key `key`: LPUSH adds, the last is claimed next."""
         return self.line_start + key
 
     def aside(self, key: str, stamp: int) -> str:
-        """Return where the key `key` of this queue is put when something else has been written to it."""
+        """Return the name to which the Redis key `key` is renamed if another program wrote to it."""
         return f"{self._aside}{stamp}:{key}"
 
 
@@ -322,22 +325,22 @@ def _base(prefix: str, name: str, hash_tag: bool) -> str:
 
 
 def new_id(shard: int = 0) -> str:
-    """Return an id that no other call returns, for a message of a shard."""
+    """Return a new, unique id for a message of a shard."""
     return f"{_time_part()}{token()}~{shard}" if shard else _time_part() + token()
 
 
 def of_shard(id: str, shard: int) -> str:
-    """Return a generated id for another shard; its time and chance stay."""
+    """Return a generated id for another shard; its time and random part stay."""
     return f"{id[:_ID_LENGTH]}~{shard}" if shard else id[:_ID_LENGTH]
 
 
 def home(id: str, shards: int) -> int:
     """
-    Return the shard of a message, its home, by its id and the number of shards.
+    Return the shard of a message, its home, from its id and the number of shards.
 
-    A generated id holds its shard; the id of a periodic entry is in shard 0, where the entry is; any other chosen id goes
-    by the first eight bytes of its SHA-256. An id in shard h of N is in shard h mod M of M when M divides N, so that
-    doubling the number of shards moves ids to new shards alone.
+    A generated id contains its shard. Ids of periodic entries are in shard 0, like the entries. For other chosen ids
+    the first eight bytes of their SHA-256 decide. An id in shard h of N is in shard h mod M of M if M divides N. So
+    doubling the number of shards moves ids only to new shards.
     """
     if shards == 1 or id.startswith(_PERIODIC):
         return 0
@@ -360,7 +363,7 @@ def run_id(entry: str, asked_ms: int) -> str:
 
 
 def token() -> str:
-    """Return a name for one client or process, of 14 characters: 84 bits, for what two share would be one's for both."""
+    """Return a unique random name for a client or process: 14 characters, 84 bits."""
     try:
         return _stock[os.getpid()].pop()
     except (KeyError, IndexError):
@@ -373,7 +376,7 @@ def token() -> str:
 
 
 def made_at(id: str) -> int | None:
-    """Return when a generated id was made, in unix ms by its maker's clock; None for another shape."""
+    """Return when a generated id was created, in unix ms by the publisher's clock; None for other ids."""
     if len(id) > _ID_LENGTH and _OF_SHARD.fullmatch(id):
         id = id[:_ID_LENGTH]
     if len(id) != _ID_LENGTH or not all(digit in _VALUES for digit in id[:_TIME_LENGTH]):
@@ -389,7 +392,7 @@ def check_id(id: str | UUID) -> str:
     Return an id as text.
 
     Raises:
-        ConfigurationError: it is not 1 to 128 of `A-Z a-z 0-9 _ . : -`, nor one that reliq has generated.
+        ConfigurationError: it is neither 1 to 128 characters of `A-Z a-z 0-9 _ . : -` nor a generated id.
     """
     if isinstance(id, UUID):
         return str(id)
@@ -403,9 +406,9 @@ def check_id(id: str | UUID) -> str:
 
 def first_published(queue: str, id: str, header: Header) -> tuple[str, str, int]:
     """
-    Return queue, id and publication_id of the first publication of a message, which copies in other queues keep.
+    Return queue, id and publication_id of a message's first publication, which copies in other queues keep.
 
-    The publication_id is as the publish chose it, or the publish time; 0 for a bare body.
+    The publication_id is the publisher's number or the publish time; 0 for a bare body.
     """
     publication_id = header.publication_id if header.publication_id is not None else header.enqueued
     if publication_id is None:
@@ -414,12 +417,12 @@ def first_published(queue: str, id: str, header: Header) -> tuple[str, str, int]
 
 
 def chosen_window_ms(id: str, dedup: Duration) -> int | None:
-    """Return for how long an id stays taken whose header is gone with its message: `dedup` if it was chosen."""
+    """Return for how many ms an id is blocked if its header is gone with its message; None if it was generated."""
     return None if made_at(id) is not None else milliseconds(dedup)
 
 
 def _time_part() -> str:
-    global _last  # noqa: PLW0603  the same for a whole millisecond
+    global _last  # noqa: PLW0603  one value for a whole millisecond
     ms = time.time_ns() // 1_000_000
     if ms == _last[0]:
         return _last[1]

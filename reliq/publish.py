@@ -1,9 +1,9 @@
 """
-Publishes: bodies and options become prepared messages, grouped into calls for one shard each, and these go to Redis.
+Publishing: bodies and options become prepared messages, which are sent in one call to each shard.
 
-`Writer` checks and encodes, `Sender` is the entry to Redis: it routes messages to their shards, has the calls of async code share
-round trips, and confirms as their durability asks. After a publish it names the queue in the queue registry, once a minute; a
-failure there fails no publish.
+`Writer` checks options and encodes bodies. `Sender` sends the messages to their shards, combines the calls of async
+tasks into shared round trips, and waits for the confirmations that the durability requires. Once a minute it writes the
+queue to the queue registry after a publish; a failure of that write does not fail the publish.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ if TYPE_CHECKING:
 
 #: The keyword arguments of a publish.
 PUBLISH_KEYWORDS = frozenset({"durability", *PublishOptions.__annotations__})
-#: A publish that waits for no confirmation.
+#: The confirmations of a publish that requires none.
 NOT_ASKED = Confirmed()
 
 
 def line_of(outgoing: OutgoingMessage[Any]) -> str:
     """
-    Return the key queue of a message: its key, the name of its priority's, or empty text.
+    Return the name of a message's key queue: its key, a name for its priority, or an empty text.
 
     Raises:
-        ConfigurationError: the key or the priority is not allowed, or both are given.
+        ConfigurationError: the key or the priority is not valid, or both are given.
     """
     if outgoing.key is None and outgoing.priority == "normal":
         return ""
@@ -86,7 +86,7 @@ def line_of(outgoing: OutgoingMessage[Any]) -> str:
 
 
 def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
-    """Return unix ms, or None, and a delay in ms; raise ConfigurationError when either is not allowed, or both given."""
+    """Return unix ms (or None) and a delay in ms; raise ConfigurationError if invalid or if both are given."""
     delay_ms = milliseconds(seconds("delay", delay))
     if at is not None and delay_ms:
         raise ConfigurationError("give delay or at, not both")
@@ -94,7 +94,7 @@ def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
 
 
 def unix_ms(at: datetime) -> int:
-    """Return an aware datetime in unix ms; raise ConfigurationError for a naive or far one."""
+    """Return an aware datetime in unix ms; raise ConfigurationError for a naive datetime or one out of range."""
     if not isinstance(at, datetime) or at.utcoffset() is None:
         raise ConfigurationError("at must be an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)")
     unix = at.timestamp()
@@ -105,7 +105,7 @@ def unix_ms(at: datetime) -> int:
 
 
 class CallTerms(NamedTuple):
-    """The options that all messages of one call share (times in ms)."""
+    """The options that all messages of one call share; times are in ms."""
 
     at_ms: int | None
     delay_ms: int
@@ -120,7 +120,7 @@ class PreparedMessage(NamedTuple):
     One message ready to be sent.
 
     Attributes:
-        line: its key queue when it is due, as `line_of` returns it.
+        line: the name of its key queue, as returned by `line_of`.
     """
 
     id: str
@@ -130,20 +130,20 @@ class PreparedMessage(NamedTuple):
 
     @property
     def is_generated(self) -> bool:
-        """Whether its id was generated: then any shard may have it."""
+        """Whether its id was generated, so that any shard may store the message."""
         return self.terms.window_ms is None
 
 
 class ShardBatch(NamedTuple):
     """
-    Messages that go to one shard in one call, all on the same terms.
+    Messages that go to one shard in one call, with the same options.
 
     Attributes:
-        places: which of the messages of a publish they are.
-        keys: of the shard.
-        fence: of the map by which it was found; a shard that knows a later map refuses a chosen id.
-        old_home: the shard to ask first, which may have messages of these ids; None: there is none.
-        may_detour: whether another shard may have them when this one cannot be reached.
+        places: the indexes of the messages in their publish.
+        keys: the keys of the shard.
+        fence: the fence of the map that selected the shard; a shard with a later map refuses chosen ids.
+        old_home: the shard to ask first, because it may have messages with these ids; None if there is none.
+        may_detour: whether the messages may go to another shard if this shard cannot be reached.
     """
 
     orders: list[PreparedMessage]
@@ -160,14 +160,14 @@ class ShardBatch(NamedTuple):
         return transitions.ask(self.old_home or self.keys, ids, fence=self.fence, replace=replace)
 
     def free(self, answers: Sequence[AskStatus]) -> ShardBatch:
-        """Return the batch without the messages whose ids are not free at the old home."""
+        """Return the batch without the messages with an id that is not free at the old home."""
         free = [at for at, answer in enumerate(answers) if answer == "free"]
         return self._replace(orders=[self.orders[at] for at in free], places=[self.places[at] for at in free])
 
     def call(
         self, terms: CallTerms, call_number: transitions.CallNumber, *, remember_ms: int = transitions.REMEMBER_MS
     ) -> Call[transitions.PublishAnswer]:
-        """Return the call that publishes the messages on these terms."""
+        """Return the call that publishes the messages with these options."""
         lines = [order.line for order in self.orders]
         return transitions.publish(
             self.keys,
@@ -190,16 +190,16 @@ def by_shard(
     orders: Mapping[int, PreparedMessage], shards: Shards, map: ShardMap, *, may_detour: bool = False
 ) -> list[ShardBatch]:
     """
-    Return messages by the shard that they go to by `map`, and by the shard to ask first.
+    Group messages by their shard in `map` and by the shard to ask first.
 
     Args:
-        orders: by their places.
-        may_detour: whether another shard may have a message whose id was generated.
+        orders: the messages by their indexes.
+        may_detour: whether a message with a generated id may go to another shard.
     """
     by_homes: dict[tuple[int, int], list[int]] = {}
     for place, order in orders.items():
         now = home(order.id, map.n)
-        before = now if order.is_generated else home(order.id, map.was)  # which may have a chosen id already
+        before = now if order.is_generated else home(order.id, map.was)  # the old home may have the chosen id
         by_homes.setdefault((now, before), []).append(place)
     return [
         ShardBatch(
@@ -216,10 +216,10 @@ def by_shard(
 
 class Writer:
     """
-    Turns bodies and options into prepared messages, and these into calls.
+    Converts bodies and options to prepared messages, and these to calls.
 
     Attributes:
-        shards: the shards of the queue, as they are known.
+        shards: the shards of the queue, as last read.
     """
 
     def __init__(self, shards: Shards, codec: Codec[Any], settings: QueueSettings) -> None:
@@ -235,14 +235,14 @@ class Writer:
         self, body: Any, options: PublishOptions, shard: int | None = None, *, call: str = "publish"
     ) -> PreparedMessage:
         """
-        Return `body` checked and encoded; without options it goes on the queue's terms, due now.
+        Check the options and encode `body`; without options the message has the queue's options and is due now.
 
         Args:
-            shard: for a generated id; None: the one whose turn it is.
-            call: the method of `Queue` that was called.
+            shard: the shard for a generated id; None for the next shard in rotation.
+            call: the name of the `Queue` method, for error messages.
 
         Raises:
-            ConfigurationError: an option is not allowed.
+            ConfigurationError: an option is not valid.
             BodyError: the body cannot be encoded or is too large.
             TypeError: there is no such option.
         """
@@ -255,7 +255,7 @@ class Writer:
         return PreparedMessage(new_id(shard), self._usual_start + self._payload(body), self._usual)
 
     def special(self, outgoing: OutgoingMessage[Any], shard: int = 0) -> PreparedMessage:
-        """Return a message with options of its own checked and encoded; raise as `order` does."""
+        """Check and encode a message with its own options; raise the same exceptions as `order`."""
         terms = self._terms(outgoing)
         id = new_id(shard) if outgoing.id is None else check_id(outgoing.id)
         payload = self._payload(outgoing.body)
@@ -286,9 +286,9 @@ class Writer:
         return PreparedMessage(id, start + payload, terms, line)
 
     def known_by(self, orders: list[PreparedMessage]) -> Messages:
-        """Return each order's id and a hash of all the rest, by which it is recognized when it is published again."""
+        """Return each message's id and a hash of the rest, which identify it if it is published again."""
         terms = orders[0].terms
-        if terms.window_ms is None:  # a generated id is a chosen one when it is published again
+        if terms.window_ms is None:  # published again, a generated id counts as a chosen id
             terms = terms._replace(window_ms=milliseconds(self._settings.dedup))
         known = []
         for order in orders:
@@ -300,7 +300,7 @@ class Writer:
     def failed(
         self, orders: list[PreparedMessage], error: ReliqError, confirmed: int = 0, *, unsent: bool = False
     ) -> PublishFailed:
-        """Return `error` as the end of a publish; with `unsent` Redis has certainly got nothing of it."""
+        """Return `error` as a PublishFailed; with `unsent`, Redis has certainly received nothing."""
         maybe_ran = getattr(error, "maybe_ran", False) and not unsent
         return PublishFailed(
             self.keys.name,
@@ -308,7 +308,7 @@ class Writer:
             "unknown" if maybe_ran else "refused",
             str(error),
             confirmed,
-            advised=not isinstance(error, LoginError),  # which advises itself
+            advised=not isinstance(error, LoginError),  # has its own advice
             orders=orders,
             again=lambda rest: tuple(map(self._outgoing, rest)),
         )
@@ -349,7 +349,7 @@ class Writer:
         is_due_now = type(outgoing.delay) is float and not outgoing.delay and outgoing.at is None
         is_plain = outgoing.retries is None and outgoing.ttl is None and outgoing.id is None and outgoing.dedup is None
         if is_due_now and is_plain and not outgoing.replace:
-            return self._usual  # which is checked already
+            return self._usual  # already checked
         settings = self._settings
         ttl = seconds("ttl", settings.ttl if outgoing.ttl is None else outgoing.ttl, least=0.001)
         retries = settings.retries if outgoing.retries is None else check_int("retries", outgoing.retries, most=1000)
@@ -361,25 +361,25 @@ class Writer:
         return CallTerms(*when(outgoing.delay, outgoing.at), milliseconds(ttl), retries, window, bool(outgoing.replace))
 
 
-#: A process names a queue in a Redis once in this many seconds; a queue is forgotten only after such a time.
+#: A process writes a queue to the registry at most once in this many seconds; only then can a queue be forgotten.
 NAMING_SECONDS = 60.0
 OLDEST_WITH_WAITAOF = (7, 2)
 #: One round trip carries at most this many calls.
 TOGETHER_LIMIT = 500
-#: One round trip carries at most this many bytes of bodies, unless one call alone has more.
+#: One round trip carries at most this many bytes of bodies, unless a single call is larger.
 TOGETHER_BYTES = 8 * MIB
-#: After this many seconds the next round trip begins beside one that has no answer: Redis may be away.
+#: After this many seconds without a reply, the next round trip starts in parallel: Redis may be unavailable.
 OVERLAP_SECONDS = 0.1
-#: A message with a generated id tries so many shards that cannot be reached before it waits for one.
+#: How many unreachable shards a message with a generated id tries before it waits for a shard.
 DETOURS = 2
-#: A publish reads the map at most this often because a shard knows a later one.
+#: How often one publish reads the map at most because a shard has a later map.
 LOOKS = 5
 
 _SERVER_FACTS = (commands.server_facts("server"), commands.server_facts("persistence"))
 
 
 def registration(keys: Keys, clients: Clients) -> Command[None] | None:
-    """Return the command that names a queue in the registry, which the caller must make; None for the next minute."""
+    """Return the command that writes a queue to the registry, which the caller must run; None if not due yet."""
     now = time.monotonic()
     named = clients.connection().named
     if named.get(keys.entry, 0.0) > now:
@@ -389,7 +389,7 @@ def registration(keys: Keys, clients: Clients) -> Command[None] | None:
 
 
 class Confirmer:
-    """Makes publishes and waits for their confirmation, through clients that await a reply for longer than usual."""
+    """Publishes and waits for confirmations, with clients that wait longer than usual for a reply."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -399,10 +399,10 @@ class Confirmer:
         self, driver: Driver, call: Call[PublishAnswer], part: ShardBatch, durability: Durability
     ) -> tuple[PublishAnswer, Confirmed]:
         """
-        Make the call of a part and wait for its confirmation; notify observers of a shortfall.
+        Publish a batch and wait for its confirmation; notify observers of missing confirmations.
 
         Raises:
-            ConfigurationError: the server cannot confirm in this way; nothing was published.
+            ConfigurationError: the server does not support the confirmation; nothing was published.
             RedisUnavailableError, RedisRefusedError: the call failed.
         """
         client = self._clients.driven(driver, longer_seconds(durability))
@@ -424,7 +424,7 @@ class Confirmer:
         return answer, confirmed
 
     def _check_server(self, answers: Sequence[dict[str, str] | Exception], durability: Durability) -> None:
-        """Raise ConfigurationError when the server has no WAITAOF; a server that hides its version is trusted."""
+        """Raise ConfigurationError if the server has no WAITAOF; a server that hides its version passes."""
         server, persistence = ({} if isinstance(facts, Exception) else facts for facts in answers)
         version = ServerVersion.read(server)
         if version.is_before(OLDEST_WITH_WAITAOF):
@@ -439,15 +439,15 @@ class Confirmer:
 
 def longer_seconds(durability: Durability) -> float:
     """
-    Return how many seconds longer than usual a reply is awaited.
+    Return for how many seconds longer than usual to wait for a reply.
 
-    They are rounded up to a power of two: each number has connections of its own, which must stay few.
+    The number is rounded up to a power of two, because each different number needs its own connections.
     """
     return float(2 ** math.ceil(math.log2(max(1.0, seconds("timeout", durability.timeout)))))
 
 
 class Waiting(NamedTuple):
-    """A request, how many bytes it carries, and the answer to come."""
+    """A request, its size in bytes, and the future of its answer."""
 
     request: Request[Any]
     weight: int
@@ -456,9 +456,9 @@ class Waiting(NamedTuple):
 
 class Batcher:
     """
-    Shares round trips between the calls of many tasks.
+    Combines the calls of many tasks into shared round trips.
 
-    A call that is alone goes at once; while a round trip is under way, the next calls collect for another.
+    A single call is sent immediately. During a round trip, further calls are collected for the next.
     """
 
     def __init__(self, client: Callable[[], AsyncClient], *, for_seconds: float) -> None:
@@ -466,21 +466,21 @@ class Batcher:
         self._for_seconds = for_seconds
         self._waiting: deque[Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._rounds: set[asyncio.Task[None]] = set()  # under way; the event loop itself keeps no hold of its tasks
+        self._rounds: set[asyncio.Task[None]] = set()  # the event loop has only weak references to tasks
 
     async def run(self, request: Request[T], weight: int, *, once_sent: bool = False) -> T:
         """
         Make `request`, which carries `weight` bytes, and return its answer, as `AsyncClient.run` does.
 
-        With `once_sent` it is tried again only when it was sent, as by `Client.run_once_sent`. A caller that is
-        cancelled does not stop its request.
+        With `once_sent`, a request that could not be sent is not retried, as in `Client.run_once_sent`. Cancelling the
+        caller does not cancel its request.
         """
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(Waiting(request, weight, future))
         if self._task is None:
             self._start()
         answer = await future
-        if isinstance(answer, RedisUnavailableError):  # Redis answered the others: it may answer this one in a moment
+        if isinstance(answer, RedisUnavailableError):  # Redis answered the other requests: retry
             if once_sent and not answer.maybe_ran:
                 raise answer
             return await self._client().run(request, for_seconds=self._for_seconds)
@@ -494,7 +494,7 @@ class Batcher:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, _task: asyncio.Task[None]) -> None:
-        """Begin again for callers that still wait: the end of an event loop cancels this task like any other."""
+        """Start again for callers that still wait: the end of an event loop cancels this task like any other."""
         self._task = None
         self._waiting = deque(call for call in self._waiting if not call.answer.done())
         if self._waiting:
@@ -534,11 +534,11 @@ class Batcher:
 
 class Router:
     """
-    The shards to which `orders` go, by the map as it is now.
+    The shards for `orders`, by the current map.
 
     Attributes:
-        is_stale: a shard knows a later map: it is to be read.
-        left: how many orders have no receipt yet.
+        is_stale: whether a shard has a later map, so that the map must be read.
+        left: how many messages have no receipt yet.
     """
 
     def __init__(
@@ -556,25 +556,25 @@ class Router:
 
     @property
     def receipts(self) -> list[Receipt]:
-        """The receipts, in the order of the orders."""
+        """The receipts, in the order of the messages."""
         return [self._receipts[at] for at in range(len(self._orders))]
 
     @property
     def unsent(self) -> list[PreparedMessage]:
-        """The orders that have no receipt yet."""
+        """The messages without a receipt."""
         return [order for at, order in enumerate(self._orders) if at not in self._receipts]
 
     @property
     def confirmed(self) -> int:
-        """How many are published, in this and earlier calls."""
+        """How many messages are published, in this and earlier calls."""
         return self._confirmed + sum(receipt.status == "published" for receipt in self._receipts.values())
 
     def looked(self) -> None:
         """
-        Route by the map that was read.
+        Use the map that was read.
 
         Raises:
-            RedisRefusedError: a shard still knows a later map than there is after `LOOKS` reads.
+            RedisRefusedError: a shard still has a later map after `LOOKS` reads.
         """
         self._looks += self.is_stale
         if self._looks > LOOKS:
@@ -584,17 +584,17 @@ class Router:
                 f"{self._map.epoch}: a failover may have lost that write; have an operator write it again: "
                 + shell_command("check", name, options=["--repair"])
             )
-        if self._map.n == 1 < self._shards.map.n:  # orders that were made before the map was known
+        if self._map.n == 1 < self._shards.map.n:  # the ids were generated before the map was read
             self._move([at for at, order in enumerate(self._orders) if order.is_generated], self._shards.turn())
         self._map = self._shards.map
         self.is_stale = False
 
     def parts(self) -> list[ShardBatch]:
         """
-        Return the orders that have no receipt yet, by the shard that they go to.
+        Return the messages without a receipt, grouped by their shard.
 
         Raises:
-            ConfigurationError: there are several shards, and one of the orders has a key.
+            ConfigurationError: the queue has several shards, and a message has a key.
         """
         map = self._map
         if map.served > 1 and any(order.line for order in self._orders):
@@ -603,23 +603,23 @@ class Router:
         return by_shard(unsent, self._shards, map, may_detour=map.n > 1 and self._detours > 0)
 
     def asked(self, part: ShardBatch, answers: Sequence[AskStatus]) -> ShardBatch:
-        """Note the answers of an old home; return the part without the orders that may not be published."""
+        """Store the answers of an old home; return the batch without the messages that must not be published."""
         self.is_stale = self.is_stale or "stale" in answers
         terms = part.orders[0].terms
         due = (time.time() * 1000 + terms.delay_ms if terms.at_ms is None else terms.at_ms) / 1000
         for place, order, answer in zip(part.places, part.orders, answers, strict=True):
-            if answer != "free" and answer != "stale":  # noqa: PLR1714  mypy narrows no tuple
+            if answer != "free" and answer != "stale":  # noqa: PLR1714  mypy does not narrow a tuple
                 self._receipts[place] = Receipt(order.id, answer, due)
                 self.left -= 1
         return part.free(answers)
 
     def answered(self, part: ShardBatch, done: list[Receipt] | None) -> None:
         """
-        Note the receipts of a shard.
+        Store the receipts of a shard.
 
         Args:
-            done: for all of a part's orders; empty when a later map binds; None when the shard could not be reached:
-                the next shard in turn gets them, under ids of that shard.
+            done: the receipts of the whole batch; empty if the shard has a later map; None if the shard could not be
+                reached. Then the next shard in rotation gets the messages, with new ids for that shard.
         """
         if done is None:
             self._detours -= 1
@@ -636,7 +636,7 @@ class Router:
 
 
 def check_one_shard(shards: Shards) -> None:
-    """Raise ConfigurationError when a queue has several shards: messages with keys are in one."""
+    """Raise ConfigurationError if a queue has several shards; messages with keys need a single shard."""
     if (count := max(shards.map.served, shards.wanted or 1)) > 1:
         raise ConfigurationError(
             f"queue {shards.first.name!r} has {count} shards: keys, priorities and limits need a queue of one shard"
@@ -644,7 +644,7 @@ def check_one_shard(shards: Shards) -> None:
 
 
 class Sender:
-    """Sends orders through either client."""
+    """Sends messages through the blocking or the async client."""
 
     def __init__(
         self, writer: Writer, shards: Shards, lanes: CallSequences, clients: Clients, observers: Sequence[Observer] = ()
@@ -668,13 +668,13 @@ class Sender:
         Send `orders`; in async code the calls of many tasks share round trips.
 
         Raises:
-            PublishFailed: Redis is away or refuses; it has how many were `confirmed` before.
+            PublishFailed: Redis is unavailable or refuses; includes the number of messages `confirmed` before.
         """
         clients = self._clients
         known = clients.maps.get(self._shards.entry, UNREAD)
         map = known.map
         done = None
-        # The map is fresh, and all orders are one part: they go without a look at it, until the shard knows a later map.
+        # With a fresh map and a single batch, the messages are sent without routing, until the shard has a later map.
         is_whole = (
             (map.n == map.was == 1 and self._shards.wanted in (None, 1))
             and time.monotonic() < known.until
@@ -694,7 +694,7 @@ class Sender:
         return done
 
     async def _by_route(self, driver: Driver, route: Router, durability: Durability) -> list[Receipt]:
-        """Send orders to their shards; those that a shard did not take go by a later map, or to another shard."""
+        """Send messages to their shards; retry those that a shard did not take, by a later map or at another shard."""
         while route.left:
             try:
                 if route.is_stale:
@@ -714,7 +714,7 @@ class Sender:
                     except ReliqError as error:
                         self._unsent(part.orders, error, route.confirmed)
                         raise
-                    part = route.asked(part, answers)  # noqa: PLW2901  what is free there
+                    part = route.asked(part, answers)  # noqa: PLW2901  continue with the free ids
                 if part.orders:
                     try:
                         done = await self._call(driver, part, route.confirmed, durability)
@@ -728,10 +728,10 @@ class Sender:
         self, driver: Driver, part: ShardBatch, confirmed: int, durability: Durability
     ) -> list[Receipt] | None:
         """
-        Send a part to its shard.
+        Send a batch to its shard.
 
         Returns:
-            Its receipts, empty when a later map binds; None when another shard may have it.
+            Its receipts, empty if the shard has a later map; None if the batch may go to another shard.
         """
         call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
         call = part.call(part.orders[0].terms, call_number)
@@ -765,9 +765,7 @@ class Sender:
         """Return the batcher of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._batchers:
-            for closed in [
-                known for known in self._batchers if known.is_closed()
-            ]:  # its last task may hold it for ever
+            for closed in [known for known in self._batchers if known.is_closed()]:  # its last task may keep it alive
                 del self._batchers[closed]
             self._batchers[loop] = Batcher(self._clients.asynchronous, for_seconds=PUBLISH_SECONDS)
         return self._batchers[loop]
@@ -777,7 +775,7 @@ class Sender:
         notify(self._watching, [PublishEnded(self._writer.keys.name, time.monotonic() - began, outcomes)])
 
     def _unsent(self, orders: list[PreparedMessage], error: ReliqError, confirmed: int) -> None:
-        """Raise PublishFailed for an error before anything was sent; the caller raises a ConfigurationError."""
+        """Raise PublishFailed for an error before anything was sent; a ConfigurationError is left to the caller."""
         self._notify_ended(time.monotonic(), {"refused": len(orders)})
         if not isinstance(error, ConfigurationError):
             raise self._writer.failed(orders, error, confirmed, unsent=True) from error
@@ -786,10 +784,10 @@ class Sender:
         self, part: ShardBatch, call_number: CallNumber, error: BaseException, confirmed: int, began: float
     ) -> bool:
         """
-        Return whether a part may go to another shard, because its own could not be reached.
+        Return whether a batch may go to another shard because its own shard could not be reached.
 
-        Otherwise keep the number of a call whose outcome is unknown, and raise PublishFailed for an error of Redis; the
-        caller raises any other error.
+        Otherwise keep the number of a call with an unknown outcome, and raise PublishFailed for an error from Redis.
+        The caller raises any other error.
         """
         orders = part.orders
         failure = self._writer.failed(orders, error, confirmed) if isinstance(error, ReliqError) else None
@@ -800,7 +798,7 @@ class Sender:
         self._notify_ended(began, {"refused" if is_refused else "unknown": len(orders)})
         if is_refused:
             self._lanes.give_back(call_number)
-        elif not orders[0].terms.replace:  # a replacing publish is made now, whatever was before
+        elif not orders[0].terms.replace:  # a replacing publish does not depend on earlier calls
             self._lanes.park(call_number, self._writer.known_by(orders))
         if failure and not isinstance(error, ConfigurationError):
             raise failure from error
@@ -809,9 +807,9 @@ class Sender:
 
 def begun(executor: Executor, call: Callable[[], T]) -> Callable[[], T]:
     """
-    Begin `call` in a thread and return a function that waits for its answer.
+    Start `call` in a thread and return a function that waits for its result.
 
-    After the end of the main thread Python starts no thread; then that function makes the call itself.
+    After the end of the main thread, Python starts no threads; the returned function then makes the call itself.
     """
     try:
         return executor.submit(call).result

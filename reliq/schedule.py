@@ -1,21 +1,21 @@
 """
-Periodic entries: when they tick, and what Redis stores of them.
+Periodic entries: when they tick, and their state in Redis.
 
-`Schedule` says when an entry ticks: by a cron expression in a time zone, or at equal intervals. The hash `cron` of a
-queue has some fields for each entry, `ENTRY FIELD`:
+`Schedule` computes the ticks of an entry: from a cron expression in a time zone, or at equal intervals. The hash `cron`
+of a queue has several fields for each entry, named `ENTRY FIELD`:
 
-    schedule   when it ticks, as the process that started last has it
+    schedule   the schedule of the process that started last
     seen       when a process with that schedule last reported, in unix seconds, rounded to ten
-    former     the schedule before that; former_seen is its `seen`, which processes with that schedule go on writing
+    former     the previous schedule; former_seen is its `seen`, which processes with that schedule still write
     last       the tick up to which every tick is settled, in unix seconds
     ticked     the last tick that was published, in unix seconds
-    id         of its last message, including a run on request
+    id         the id of its last message, including requested runs
     missed, paused, overlap   how many ticks were not published in time; were skipped in a pause; were skipped because
-               the last message was alive
-    pause      who paused it, when and why, as a queue's pause; absent when it is not paused
-    asked      when a run at once was requested, in unix ms, until it is published
+               the last message had not ended
+    pause      user, time and reason of its pause, in the format of a queue's pause; absent if it is not paused
+    asked      when an immediate run was requested, in unix ms, until it is published
 
-The scripts `register` and `tick` write all of them but `pause` and `asked`.
+The scripts `register` and `tick` write all fields except `pause` and `asked`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from reliq.message import Duration
 
-#: A search begins at least this long before the last second that `datetime` has.
+#: The search range: it ends this long before the last second of `datetime`.
 CENTURY_SECONDS = 100 * 366 * 86_400
-#: Ten years, in seconds.
+#: The longest interval: ten years, in seconds.
 LONGEST_INTERVAL = 3650 * 86_400
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -51,15 +51,17 @@ _EVERY = "every"
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """
-    The ticks of a periodic entry, in unix seconds. `str(schedule)` is its text in Redis, `Schedule.parse` reads it.
+    The ticks of a periodic entry, in unix seconds.
 
-    An expression with a fixed hour and minute ticks once on a day whose clock is changed: at the end of the gap, or
-    the first time. One with a star in either goes by real time.
+    `str(schedule)` is its text in Redis, and `Schedule.parse` reads the text.
+
+    If the clock changes for daylight saving time, an expression with a fixed hour and minute ticks once: at the end of
+    the gap, or at the first of two equal times. An expression with a star in hour or minute follows real time.
 
     Attributes:
-        expression: five fields; empty for equal intervals.
+        expression: five cron fields; empty for equal intervals.
         tz: the name of the expression's time zone.
-        interval: seconds from tick to tick, counted from 1970; 0 for an expression.
+        interval: seconds between two ticks, counted from 1970; 0 for an expression.
     """
 
     expression: str = ""
@@ -72,7 +74,7 @@ class Schedule:
         Return the schedule of a cron expression: minute, hour, day of the month, month, day of the week.
 
         Raises:
-            ConfigurationError: it is none, or there is no such time zone.
+            ConfigurationError: the expression or the time zone is not valid.
         """
         shown = repr(expression)[:80]
         if not isinstance(expression, str) or len(expression.split()) != len(_FIELD_SIZES):
@@ -95,7 +97,7 @@ class Schedule:
 
     @classmethod
     def every(cls, interval: Duration) -> Schedule:
-        """Return the schedule of equal intervals; raise ConfigurationError for what is not whole seconds from 1 on."""
+        """Return a schedule of equal intervals; raise ConfigurationError unless it is whole seconds, at least 1."""
         number = interval.total_seconds() if isinstance(interval, timedelta) else interval
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
         if not is_number or not 1 <= number <= LONGEST_INTERVAL or number != int(number):
@@ -106,7 +108,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """Return the schedule that `text` says; raise ConfigurationError when it says none."""
+        """Parse a schedule; raise ConfigurationError for an invalid text."""
         *fields, last = text.split() or [""]
         if fields == [_EVERY] and last.isdecimal():
             return cls.every(int(last))
@@ -116,11 +118,11 @@ class Schedule:
         return f"{_EVERY} {self.interval}" if self.interval else f"{self.expression} {self.tz}"
 
     def ticks(self, after: int, until: int, *, most: int) -> list[int]:
-        """Return the first ticks that are later than `after` and not later than `until`, `most` of them at most."""
+        """Return up to `most` ticks later than `after` and not later than `until`, earliest first."""
         return list(islice(takewhile(lambda tick: tick <= until, self._from(after)), most))
 
     def next_after(self, unix: int) -> int | None:
-        """Return the first tick after a moment; None when none comes within fifty years, or dates end before."""
+        """Return the first tick after a time; None if there is none in fifty years or before `datetime` ends."""
         return next(self._from(unix), None) if unix <= LAST_SECOND - CENTURY_SECONDS else None
 
     def moment(self, tick: int) -> datetime:
@@ -128,7 +130,7 @@ class Schedule:
         return datetime.fromtimestamp(tick, _zone(self.tz))
 
     def _from(self, after: int) -> Iterator[int]:
-        """Yield the ticks after a moment; two that a change of the clock puts together are one."""
+        """Yield the ticks after a time; two ticks that a clock change moves to the same time count once."""
         if self.interval:
             yield from count((after // self.interval + 1) * self.interval, self.interval)
         for at in CronSim(self.expression, self.moment(after)):
@@ -139,12 +141,12 @@ class Schedule:
 
 
 def _zone(name: str) -> tzinfo:
-    """Return a time zone; raise ConfigurationError when there is none of that name."""
+    """Return a time zone; raise ConfigurationError if the name is unknown."""
     if name == "UTC":
         return UTC
     try:
         return ZoneInfo(name)
-    except (ValueError, TypeError, OSError, KeyError):  # a folder's name is an OSError, an unknown one a KeyError
+    except (ValueError, TypeError, OSError, KeyError):  # OSError for a folder's name, KeyError for an unknown name
         pass
     if isinstance(name, str) and not available_timezones():
         raise ConfigurationError(

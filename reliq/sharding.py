@@ -3,23 +3,26 @@ The number of shards of a queue, and the change of that number while the queue i
 
 A change takes three steps. A process may die after any of them; the same call made again goes on:
 
-1. The next map replaces the map that was read. From then on publishers ask the old home shard of a chosen id before they
+1. The next map replaces the map that was read. From then on publishers ask the old home shard of a chosen id before
+they
    publish the id in its new home shard.
-2. Every shard stores the fence of the map, and the shards that are to go are closed.
-3. Messages, dead letters and taken ids that only the earlier number finds are moved. When nothing is left, the change is
-   finished. Workers take this step too (`reliq.worker.upkeep`).
+2. Every shard stores the fence of the map, and the shards to be removed are closed.
+3. Messages, dead letters and blocked ids that are in the wrong shard for the new number are moved. When none is left,
+the
+   change is finished. Workers do this step too (`reliq.worker.upkeep`).
 
-Shards lie in different slots of a Cluster, so no single script can move a message. A move takes three calls, and several
-processes may make the same calls at once:
+Shards lie in different slots of a Cluster, so no single script can move a message. A move takes three calls, and
+several processes may make the same calls at once:
 
-1. `depart` holds a batch of messages of a shard under a number, with all their data. No worker gets them. While the batch
+1. `depart` holds a batch of messages of a shard under a number, with all their data. No worker gets them. While the
+batch
    is there the shard holds no other batch, so the next process goes on with this batch.
 2. `arrive` writes them in the shards where they belong. Each shard stores the last number of every other shard, so a
    repeated or late call changes nothing.
 3. `leave` removes them from the old shard. A message cancelled meanwhile, which was answered `running`, is cancelled in
    its new shard.
 
-Where a server has replicas, one of them confirms each step before the next: a failover takes back no half of a move.
+If a server has replicas, a replica confirms each step before the next step, so a failover cannot undo half of a move.
 """
 
 from __future__ import annotations
@@ -47,25 +50,25 @@ if TYPE_CHECKING:
     from reliq.redis.session import Session
 
 
-#: A step is confirmed by one replica within this time, or made again later.
+#: How long to wait for a replica's confirmation of a step, in ms; without it the step is repeated later.
 CONFIRMED_MS = 500
-#: Ids that are moved in a step, and keys of Redis that a step of a walk reads.
+#: How many ids are moved in a step, and how many Redis keys a SCAN step reads.
 STEP_IDS = 250
 STEP_KEYS = 1000
 
 
 class ShardChange:
     """
-    The shards of a queue, and the change of their number.
+    The shards of a queue, and a change of their number.
 
-    Its iterators yield after each round trip or two. Each method may raise RedisRefusedError or RedisUnavailableError;
-    called again, it goes on.
+    The iterators yield after every one or two round trips. Each method may raise RedisRefusedError or
+    RedisUnavailableError; called again, it continues.
 
     Args:
-        keys: of any shard of the queue.
+        keys: the keys of any shard of the queue.
 
     Attributes:
-        map: how many shards there are, and were.
+        map: the current and the earlier number of shards.
     """
 
     def __init__(self, session: Session, keys: Keys) -> None:
@@ -76,7 +79,7 @@ class ShardChange:
         self._look(WITNESSES)
 
     def _look(self, shards: int) -> None:
-        """Read the map; when it is lost, restore it from the fences of `shards` shards, and of all shards that it names."""
+        """Read the map; if it is lost, restore it from the fences of `shards` shards and of the shards they name."""
         self._text, *fences = self._session.run_all([map_text(self._first), *map(fence, self._shards(shards))])
         try:
             stored = ShardMap.parse(self._text)
@@ -88,11 +91,11 @@ class ShardChange:
 
     def resize(self, number: int) -> None:
         """
-        Begin to have `number` shards, or go on with a change that was cut off.
+        Start a change to `number` shards, or continue an interrupted change.
 
         Raises:
-            ConfigurationError: it is no power of two, the queue has the Go layout, an earlier change is not finished, or
-                another process has changed the number meanwhile.
+            ConfigurationError: `number` is not a power of two, the queue has the Go layout, an earlier change is not
+                finished, or another process has changed the number meanwhile.
         """
         number = ShardMap.wanted(number, self._first.layout)
         self._look(number)
@@ -112,7 +115,7 @@ class ShardChange:
             )
         pause = self._session.run(Command(("GET", self._first.paused), as_it_is))
         left_ms = self._session.run(Command(("PTTL", self._first.paused), int))
-        if pause is not None:  # the new shards are paused before any message comes into them
+        if pause is not None:  # pause new shards before messages arrive in them
             until = ("PX", left_ms) if left_ms > 0 else ()
             new = [self._first.of_shard(shard) for shard in range(now.n, number)]
             self._session.run_all([Command(("SET", keys.paused, pause, *until), read_nothing) for keys in new])
@@ -120,10 +123,10 @@ class ShardChange:
         self._fence()
 
     def restore(self) -> None:
-        """Write the map again when Redis has lost it, and every fence."""
+        """Write the map and every fence again after Redis has lost the map."""
         if self.map.is_lost:
             answers = self._session.try_all(list(map(fence, self._shards(SHARDS_LIMIT))))
-            # A user may have no rights on shards that the queue never had.
+            # A user may have no permissions for shards that the queue never had.
             fences = raise_first([answer for answer in answers if not isinstance(answer, RedisRefusedError)])
             last = self.map.or_later(fences)
             most = max(known.served for known in (last, *fences) if known is not None)
@@ -132,13 +135,13 @@ class ShardChange:
 
     def steps(self, shards: Collection[int] | None = None, *, count: bool = False) -> Iterator[int]:
         """
-        Go on with a change, and finish it when nothing is left; yield after each step how many messages are left.
+        Continue a change, and finish it when nothing is left; yield after each step how many messages are left.
 
-        Left are messages that workers have, and messages that wait for a worker in a shard that stays.
+        Messages of workers, and messages that wait for a worker in a remaining shard, are left for a later step.
 
         Args:
-            shards: the shards out of which messages are moved, None for all; with 0 among them the change is finished.
-            count: whether all messages that are left are counted; else the count ends at the first.
+            shards: the shards to move messages from, None for all; the change can be finished only if 0 is among them.
+            count: whether to count all messages that are left; otherwise the count stops at the first.
         """
         self.restore()
         now = self.map
@@ -159,13 +162,13 @@ class ShardChange:
                 if left and not count:
                     return
         if not left:
-            # A message that ends meanwhile leaves a taken id, so the taken ids come last.
+            # A message that ends meanwhile leaves a blocked id, so the blocked ids come last.
             for _ in self._move_taken(old):
                 yield left
             self._write(ShardMap(now.epoch, now.n, now.n, "steady"))
 
     def _write(self, after: ShardMap) -> None:
-        """Write the next map; raise ConfigurationError when another process has written one, or the queue has keys."""
+        """Write the next map; raise ConfigurationError if another process has written a map, or the queue has keys."""
         after = replace(after, most=max(after.ever, self.map.ever))
         stored = self._confirmed(self._first, transitions.remap(self._first, self._text, after.text))
         if stored == transitions.REMAP_KEYED:
@@ -182,7 +185,7 @@ class ShardChange:
         self.map = after
 
     def _fence(self) -> None:
-        """Write the fence of every shard, and close the shards that are to go."""
+        """Write the fence of every shard, and close the shards to be removed."""
         for keys in self._shards(self.map.served) if self.map.epoch else ():
             closing = keys.shard >= self.map.n
             self._confirmed(keys, transitions.ask(keys, [], fence=self.map.fence, closing=closing))
@@ -191,14 +194,14 @@ class ShardChange:
         return [self._first.of_shard(shard) for shard in range(1 if self._first.bare else number)]
 
     def _move_shard(self, keys: Keys) -> Iterator[None]:
-        """Move the messages that wait in a shard, and its dead letters, to where they belong."""
+        """Move the waiting messages and the dead letters of a shard to their new shards."""
         if self._session.run(_leaving(keys)):
             self._finish(keys, self._confirmed(keys, transitions.depart(keys, [], state="pending")))
         for ids in self._stray_ids(keys, "ZSCAN", keys.pending):
             yield from self._move(keys, "pending", ids)
         for ids in self._stray_ids(keys, "ZSCAN", keys.unack):
             yield from self._move(keys, "unack", ids)
-        if keys.shard >= self.map.n:  # in the others workers take the messages of the lists
+        if keys.shard >= self.map.n:  # in remaining shards, workers take the messages of the lists
             yield from self._move_list(keys, "ready")
             yield from self._move_list(keys, "retry")
         after = "-"
@@ -207,7 +210,7 @@ class ShardChange:
             after = f"({letters[-1].letter}"
 
     def _strays(self, keys: Keys) -> Iterator[int]:
-        """Yield the number of messages of a shard that are alive and belong elsewhere, as it grows."""
+        """Yield the growing count of a shard's living messages that belong to other shards."""
         number = self._session.run(_leaving(keys))
         for command, key in (("HSCAN", keys.retries_left), ("SSCAN", keys.garbage)):
             for ids in self._stray_ids(keys, command, key):
@@ -216,7 +219,7 @@ class ShardChange:
         yield number
 
     def _move_taken(self, shards: Sequence[Keys]) -> Iterator[None]:
-        """Have the ids that stay taken in `shards` taken where they belong; it walks over all keys of the servers."""
+        """Move the blocked ids of `shards` to their new shards; this walks over all keys of the servers."""
         starts = {keys.dedup("")[:-4]: keys for keys in shards}
         wanted = pattern(self._first.dedup("").partition("}")[0].partition("#")[0]) + "*:dd:*"
         for node in self._session.each().values():
@@ -234,7 +237,7 @@ class ShardChange:
                 yield
 
     def _confirmed(self, keys: Keys, call: Call[T]) -> T:
-        """Make a call about a shard, and have a replica confirm it where there is one."""
+        """Make a call for a shard, and wait for a replica's confirmation if there is a replica."""
         node = self._session.server_of(keys.ready)
         if node not in self._replicas:
             servers = self._session.client.run_everywhere([commands.server_facts("replication")])
@@ -260,7 +263,7 @@ class ShardChange:
             names = rest if len(rest) < len(names) else []
 
     def _move_list(self, keys: Keys, place: List) -> Iterator[None]:
-        """Move the messages in a list of a shard that is to go, from its oldest end, until no more of them go."""
+        """Move the messages in a list of a shard to be removed, oldest first, until no more of them can be moved."""
         stayed = 0
         key = keys.ready if place == "ready" else keys.retry
         while ids := self._session.run(Command(("LRANGE", key, -STEP_IDS, -1), read_ids)):
@@ -271,7 +274,7 @@ class ShardChange:
                 return
 
     def _finish(self, keys: Keys, departure: MigrationBatch) -> int:
-        """Have a departure arrive and leave; return how many of it stay, because their ids live where they belong."""
+        """Complete a departure; return how many messages stay because their ids exist in the new shard."""
         by_home = defaultdict[int, list[str]](list)
         for name in departure.records:
             by_home[home(departure.id_of(name), self.map.n)].append(name)
@@ -279,7 +282,7 @@ class ShardChange:
         for shard, names in by_home.items():
             target = keys.of_shard(shard)
             answers = self._confirmed(target, transitions.arrive(target, departure, names, origin=keys.shard))
-            if "late" in answers:  # another process has ended this departure
+            if "late" in answers:  # another process has completed this departure
                 return 0
             staying |= {name for name, answer in zip(names, answers, strict=True) if answer == "alive"}
         for id in self._session.run(transitions.leave(keys, departure, staying)):
@@ -287,7 +290,7 @@ class ShardChange:
         return len(staying)
 
     def _stray_ids(self, keys: Keys, command: str, key: str) -> Iterator[list[str]]:
-        """Yield the ids of a Redis key of a shard that belong to other shards."""
+        """Yield the ids in a Redis key of a shard that belong to other shards."""
         for names in self._session.scan(_scan([command, key], "COUNT", STEP_IDS)):
             ids = names if command == "SSCAN" else names[::2]
             yield [id for id in ids if self._is_stray(keys, id)]
@@ -300,15 +303,15 @@ class ShardChange:
 
 
 def as_it_is(reply: bytes | None) -> bytes | None:
-    """Return a reply as Redis gave it."""
+    """Return a reply unchanged."""
     return reply
 
 
 def _leaving(keys: Keys) -> Command[int]:
-    """Count the messages on their way to another shard; the hash has one field more."""
+    """Count the messages on their way to another shard; the hash has one extra field."""
     return Command(("HLEN", keys.leaving), lambda reply: max(0, int(reply) - 1))
 
 
 def _scan(words: Sequence[Arg], *options: Arg) -> Callable[[int], Command[tuple[int, list[str]]]]:
-    """Return the steps of a walk over keys or ids."""
+    """Return the steps of a SCAN over keys or ids."""
     return lambda at: Command((*words, at, *options), lambda reply: (int(reply[0]), read_ids(reply[1])))

@@ -1,7 +1,7 @@
 """
-Text for people and from others: foreign data made harmless, durations formatted, keywords and chunks checked.
+Helpers for text: escape foreign data, format durations, check keywords, split into chunks.
 
-Redis may hold data that another program wrote. So text is escaped before it is shown, and numbers are read within bounds.
+Redis may contain data from other programs. So text is escaped before output, and numbers are limited to valid ranges.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=type)
 T = TypeVar("T")
 
-#: The last second of the year 9999, where `datetime` ends.
+#: The last second of the year 9999, the end of `datetime`.
 LAST_SECOND = 253_402_300_799
-#: Characters that are kept of a reason or an error's text.
+#: The longest reason or error text that is stored, in characters.
 TEXT_LIMIT = 500
 NAME_LIMIT = 100
-#: A line names five ids, and how many more there are.
+#: How many ids a line lists; for the rest it has a number.
 IDS_SHOWN = 5
 
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 
 def printable(text: str) -> str:
-    """Return `text` in one line, every character escaped that a terminal obeys, hides, or shows elsewhere."""
+    """Return `text` on one line, with escapes for characters that a terminal interprets, hides or reorders."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def whole_number(text: str | bytes) -> int | None:
-    """Return the number that `text` is, of at most 19 digits; None for any other text."""
+    """Parse a number of at most 19 digits; None for any other text."""
     digits = text if isinstance(text, str) else text.decode("ascii", "replace")
     return int(digits) if _WHOLE.fullmatch(digits) else None
 
 
 def clamp_time(seconds: float) -> float:
-    """Return unix seconds that have a date, to the ms: what lies before 1970 or after 9999 is the nearest that does."""
+    """Return unix seconds, rounded to ms and limited to the years 1970 to 9999."""
     return round(min(max(float(seconds), 0.0), float(LAST_SECOND)), 3)
 
 
 def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
     """
-    Return `value` as text that UTF-8 can hold, at most `limit` characters of it.
+    Return `value` as text that UTF-8 can encode, at most `limit` characters.
 
-    It never raises: a value without a text is replaced by the name of its type.
+    It never raises: if `str(value)` fails, the result is the name of the type.
     """
     try:
         text = value if type(value) is str else "".join([str(value)])
@@ -62,7 +62,7 @@ def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
 
 
 def class_name(value: object) -> str:
-    """Return the name of the class of `value`; it never raises."""
+    """Return the name of the class of `value`; never raises."""
     try:
         return str(type(value).__name__)[:NAME_LIMIT]
     except Exception:
@@ -70,18 +70,18 @@ def class_name(value: object) -> str:
 
 
 def join_first(ids: Sequence[str], count: int = 0) -> str:
-    """Return the first five of `ids` as one text, and how many more there are, of `count` when that are more."""
+    """Return the first five `ids` as one text, and the number of the others; `count` is the total if larger."""
     left = max(len(ids), count) - min(len(ids), IDS_SHOWN)
     return (", ".join(ids[:IDS_SHOWN]) or "none") + (f" and {left} more" if left else "")
 
 
 def shell_command(command: str, *names: str, options: Sequence[str] = (), layout: object = "reliq") -> str:
     """
-    Return a command of reliq as a person types it into a shell, for a message that names it.
+    Return a reliq command as it must be typed in a shell, for use in messages.
 
-    A name that begins with a hyphen would be read as an option: `--` precedes the names then.
+    If a name begins with a hyphen, `--` is added before the names, so that it is not parsed as an option.
     """
-    from shlex import join  # noqa: PLC0415  publishers import this module and rarely call this
+    from shlex import join  # noqa: PLC0415  publishers rarely call this
 
     given = [*options, *(() if str(layout) == "reliq" else ("--layout", str(layout)))]
     words = [*given, "--", *names] if any(name.startswith("-") for name in names) else [*names, *given]
@@ -89,16 +89,16 @@ def shell_command(command: str, *names: str, options: Sequence[str] = (), layout
 
 
 def pluralize(number: int, one: str, more: str = "") -> str:
-    """Return `1 process` or `1,200 processes`; `more` is the plural of what does not take an s."""
+    """Return a number with its noun, for example `1 process`; `more` is the plural if it is not `one` plus s."""
     return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
 def format_duration(seconds: float) -> str:
-    """Return seconds as a person says them, in at most two units: `40ms`, `1.5s`, `12s`, `3m20s`, `5h`, `2d4h`."""
-    if 0.0005 <= seconds < 0.9995:  # noqa: PLR2004  what is shown as 1 to 999 ms
+    """Format seconds with at most two units, for example `40ms`, `1.5s`, `12s`, `3m20s`, `5h` or `2d4h`."""
+    if 0.0005 <= seconds < 0.9995:  # noqa: PLR2004  displayed as 1 to 999 ms
         return f"{seconds * 1000:.0f}ms"
-    seconds = min(seconds, float(LAST_SECOND))  # of a foreign clock
-    if seconds < 9.95:  # noqa: PLR2004  below it a tenth can matter
+    seconds = min(seconds, float(LAST_SECOND))  # the clock of another host may be wrong
+    if seconds < 9.95:  # noqa: PLR2004  tenths only for short times
         return f"{seconds:.1f}".removesuffix(".0") + "s"
     whole = round(seconds)
     for size, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
@@ -109,20 +109,20 @@ def format_duration(seconds: float) -> str:
 
 
 def check_keywords(call: str, given: Iterable[str], known: Collection[str], advice: str = "") -> None:
-    """Raise TypeError, as for a function without `**options`, when one of `given` is not among `known`."""
+    """Raise TypeError if `given` has a name that is not in `known`, like a function without `**options`."""
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
-        near = import_module("difflib").get_close_matches(unknown, known, 1)  # few programs need it
+        near = import_module("difflib").get_close_matches(unknown, known, 1)  # rarely needed
         hint = f"Did you mean {near[0]!r}?" if near else advice or f"It takes {', '.join(sorted(known))}"
         raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}. {hint}")
 
 
 def checking_keywords(kind: C) -> C:
-    """Decorate a dataclass of keyword-only fields, so that it refuses other keywords as `check_keywords` does."""
+    """Decorate a dataclass with keyword-only fields so that it refuses unknown keywords with `check_keywords`."""
     original = vars(kind)["__init__"]
 
     @wraps(original)
-    def __init__(self: Any, **given: Any) -> None:  # noqa: N807  it takes the place of that
+    def __init__(self: Any, **given: Any) -> None:  # noqa: N807  replaces __init__
         try:
             original(self, **given)
         except TypeError:
@@ -134,14 +134,14 @@ def checking_keywords(kind: C) -> C:
 
 
 def chunked(items: Iterable[T], most: int) -> Iterator[list[T]]:
-    """Yield items, at most so many at a time."""
+    """Yield chunks of at most `most` items."""
     rest = iter(items)
     while chunk := list(islice(rest, most)):
         yield chunk
 
 
 def chunked_by_size(items: Iterable[T], size: Callable[[T], int], largest: int, most: int) -> Iterator[list[T]]:
-    """Yield items, at most `most` at a time, whose sizes come to `largest` at most; a larger item comes alone."""
+    """Yield chunks of at most `most` items and a total size of `largest`; a larger item gets its own chunk."""
     chunk: list[T] = []
     total = 0
     for item in items:

@@ -1,4 +1,9 @@
-"""Exceptions as text: class and place, of causes too, which anybody may read; the exception's own text when asked for."""
+"""
+The text formats in Redis: exceptions, failure notes, message envelopes, retry counts and state words.
+
+Exceptions are stored as class, file and line, including their causes. The text of an exception may contain parts of a
+body, so it is stored in a separate field and logged only on request.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +27,9 @@ if TYPE_CHECKING:
 
 #: At most this many exceptions of a chain, and members of a group, are written.
 CHAIN_LIMIT = 5
-#: At most this many frames of a traceback are written, the innermost.
+#: At most this many frames of a traceback are written: the innermost.
 FRAMES_LIMIT = 50
-#: The places beside a text have at most this many characters.
+#: The longest list of places beside an error text, in characters.
 PLACES_LIMIT = 280
 
 _LINKS = {
@@ -34,17 +39,17 @@ _LINKS = {
 
 
 def described(error: BaseException) -> str:
-    """Return the class of `error` and at most 200 characters of its text, on one line."""
+    """Return the class of `error` and up to 200 characters of its text, on one line."""
     text = " ".join(clean_text(error, 1000).split())[:200]
     return f"{class_name(error)}: {text}" if text else class_name(error)
 
 
 def placed(error: BaseException) -> str:
     """
-    Return the class of `error`, the line of the handler that it came through, the line that raised it, and its causes.
+    Return the class of `error`, the handler's line and the raising line in its traceback, and the same for its causes.
 
-    Example: `ValueError at jobs.py:31 > gateway.py:77, from KeyError at cache.py:12`. There is no text of an exception
-    in it, which may hold a piece of a body.
+    Example: `ValueError at jobs.py:31 > gateway.py:77, from KeyError at cache.py:12`. The texts of the exceptions are
+    left out, because they may contain parts of a body.
     """
     places: list[str] = []
     for number, (one, _) in enumerate(_chain(error)):
@@ -63,7 +68,7 @@ def placed(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException, *, with_text: bool) -> str:
-    """Return the traceback of `error` and of its causes, from the handler on; texts and lines of code only `with_text`."""
+    """Return the traceback of `error` and its causes from the handler on; `with_text` adds texts and source lines."""
     parts: list[str] = []
     chain = list(_chain(error))
     for number, (one, is_cause) in reversed(list(enumerate(chain))):
@@ -81,7 +86,7 @@ def traceback_of(error: BaseException, *, with_text: bool) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
-    """Yield `error`, what it was raised from, and so on; each with whether that was its direct cause."""
+    """Yield `error`, its cause, and so on; each with whether it was the direct cause."""
     seen: set[int] = set()
     one: BaseException | None = error
     is_cause = False
@@ -93,22 +98,22 @@ def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
 
 
 def _members(error: BaseException) -> list[BaseException]:
-    """Return the exceptions in a group, none of one that is no group."""
+    """Return the exceptions in an exception group; empty for other exceptions."""
     return list(error.exceptions[:CHAIN_LIMIT]) if isinstance(error, BaseExceptionGroup) else []
 
 
 def from_handler(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of `traceback` that is not ours: from the handler, or a middleware, on."""
+    """Return the part of `traceback` from the handler or a middleware on, without reliq's own frames."""
     while traceback and str(traceback.tb_frame.f_globals.get("__name__", "")).startswith("reliq."):
         traceback = traceback.tb_next
     return traceback
 
 
-#: They part the failures of a message, the time from the rest of one, and the fields of that.
+#: Separators: between failures, between the time and the rest of a failure, and between its fields.
 RS = "\x1e"
 GS = "\x1d"
 US = "\x1f"
-#: Failures of one message that are read.
+#: At most this many failures of a message are read.
 FAILURES_LIMIT = 10
 
 _SEPARATORS = re.compile(r"[\x1d-\x1f]")
@@ -120,13 +125,13 @@ class FailureNote:
     One failure of a message.
 
     Attributes:
-        reason: one of `DEATH_REASONS`; empty when nothing is known.
-        attempt: the delivery that failed, 1 for the first; None when nobody knows.
-        text: what the exception or the handler said; it may hold a piece of a body.
-        raised: class and place of the exception, and of its causes, which hold none; empty when nothing was raised.
-        by: the process that ran the handler, as host:pid; empty when nobody says.
-        took_ms: for how many ms the handler ran; None when nobody says.
-        at_ms: when it failed, in unix ms by Redis' clock; None when nobody says.
+        reason: one of `DEATH_REASONS`; empty if unknown.
+        attempt: the number of the failed delivery, 1 for the first; None if unknown.
+        text: the text of the exception or the handler's reason; may contain parts of a body.
+        raised: class and place of the exception and its causes, without their texts; empty without an exception.
+        by: the process that ran the handler, as host:pid; empty if unknown.
+        took_ms: how long the handler ran, in ms; None if unknown.
+        at_ms: when it failed, in unix ms by Redis' clock; None if unknown.
     """
 
     reason: str = ""
@@ -139,12 +144,12 @@ class FailureNote:
 
     @classmethod
     def parse(cls, value: str | bytes | None) -> FailureNote:
-        """Return the newest failure of a value; of one that something else wrote, as far as it has the parts."""
+        """Parse the newest failure of a value; if another program wrote the value, as far as possible."""
         return next(iter(cls.parse_all(value)), cls())
 
     @classmethod
     def parse_all(cls, value: str | bytes | None) -> list[FailureNote]:
-        """Return the failures of a value, the newest first."""
+        """Parse the failures of a value, newest first."""
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
         notes = []
         for note in filter(None, text.split(RS, FAILURES_LIMIT)[:FAILURES_LIMIT]):
@@ -162,28 +167,28 @@ class FailureNote:
 
     @property
     def error(self) -> str:
-        """The text, and the places of an exception and its causes."""
+        """The text, and the places of the exception and its causes."""
         places = self.raised.partition(" ")[2]
         return f"{self.text} ({places})" if places else self.text
 
     @property
     def summary(self) -> str:
-        """Reason and error for a person."""
+        """Reason and error, for display."""
         return f"{self.reason}: {self.error}" if self.error else self.reason
 
 
 MAGIC = b"RELIQ/1 "
-#: The envelope up to the due time; publish writes the due time itself, by Redis' clock.
+#: The start of an envelope, before the due time; the publish script adds the due time by Redis' clock.
 ENVELOPE_START = 'RELIQ/1 {"d":'
-#: Bytes of the longest envelope; a longer first line is part of a bare body.
+#: The longest envelope in bytes; a longer first line belongs to a bare body.
 HEADER_LIMIT = 16_384
-#: Bytes of the users' headers as JSON.
+#: The largest size of the publisher's headers as JSON, in bytes.
 HEADERS_LIMIT = 8192
-#: Bytes of a value that hold its due time.
+#: How many bytes at the start of a value contain its due time.
 DUE_BYTES = 32
-#: Bytes of a message's key.
+#: The longest message key, in bytes.
 KEY_LIMIT = 128
-#: Times and windows are below this many ms: exact in Redis' scripts, and no sum of them overflows.
+#: Times and durations are below this many ms: exact in Redis' scripts, and their sums do not overflow.
 NUMBER_LIMIT = 2**53
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -204,7 +209,7 @@ def envelope_rest(
     line: str = "",
     origin: tuple[str, str] | None = None,
 ) -> bytes:
-    """Return what follows the due time in an envelope, up to the body (times in ms); `line` is a key or a priority's."""
+    """Return the envelope after the due time, up to the body; times are in ms, `line` is the key queue's name."""
     if not headers and window_ms is None and not line:
         return b',"r":%d}\n' % retries
     rest = f',"r":{retries}'
@@ -224,7 +229,8 @@ def encoded_headers(headers: Mapping[str, str]) -> bytes:
     Return `headers` as JSON.
 
     Raises:
-        ConfigurationError: they are not names of 1 to 64 of A-Z a-z 0-9 _ . - with texts, 8 KiB of JSON in all.
+        ConfigurationError: a name is not 1 to 64 characters of A-Z a-z 0-9 _ . -, a value is not text, or the JSON is
+            larger than 8 KiB.
     """
     if not isinstance(headers, Mapping):
         raise ConfigurationError(f"headers must be a mapping of names to texts, not {type(headers).__name__}")
@@ -244,10 +250,10 @@ def encoded_headers(headers: Mapping[str, str]) -> bytes:
 
 def check_key(key: str) -> str:
     """
-    Return the key of a message.
+    Check a message key and return it.
 
     Raises:
-        ConfigurationError: it is not text of 1 to 128 bytes of UTF-8, without control characters or lone surrogates.
+        ConfigurationError: it is not text of 1 to 128 bytes in UTF-8 without control characters and lone surrogates.
     """
     if not isinstance(key, str):
         raise ConfigurationError(f"key must be a str, not {type(key).__name__}: give str(…)")
@@ -261,27 +267,27 @@ def check_key(key: str) -> str:
 
 
 def is_key(text: str) -> bool:
-    """Return whether a message may have such a key."""
+    """Return whether `text` is a valid message key."""
     is_short = 0 < len(text.encode("utf-8", "surrogatepass")) <= KEY_LIMIT
     return is_short and not any(category(one) in ("Cc", "Cs") for one in text)
 
 
 def count_text(left: int, line: str = "") -> str:
-    """Return what the hash `retry:cnt` has of a message: its retries left, and the line in which it waits."""
+    """Return the value for the hash `retry:cnt`: the retries left and the name of the key queue."""
     return f"{left} {line}" if line else str(left)
 
 
 def read_count(raw: bytes | None) -> tuple[int | None, str]:
-    """Return retries left, None where they are none of ours, and the line of what the hash `retry:cnt` has of a message."""
+    """Parse a value of the hash `retry:cnt`: the retries left, None if invalid, and the name of the key queue."""
     left, _, line = (raw or b"").partition(b" ")
     return whole_number(left), line.decode("utf-8", "replace")
 
 
 def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
     """
-    Return header and body of a stored value; one whose first line is no envelope is a bare body.
+    Return header and body of a stored value; a value without a valid envelope is a bare body.
 
-    An envelope with a number that none of ours can have is none: whoever wrote it, nothing is computed with it.
+    An envelope with a number out of range is not valid, so later calculations are safe.
     """
     if bare or not value.startswith(MAGIC):
         return BARE, value
@@ -294,7 +300,7 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
         return BARE, value
     due = header.due
     retries = header.retries
-    # Every envelope of ours has a due time and retries.
+    # Every envelope of reliq has a due time and retries.
     if due is None or retries is None or not (0 <= due < NUMBER_LIMIT and 0 <= retries <= RETRIES_LIMIT):
         return BARE, value
     for number in (header.enqueued, header.window_ms, header.publication_id):
@@ -307,7 +313,7 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
 
 
 def envelope_due(start: bytes) -> int | None:
-    """Return the due time, in unix ms, of a value that begins with the DUE_BYTES of `start`; None of a bare body."""
+    """Parse the due time in unix ms from the first DUE_BYTES of a value; None for a bare body."""
     found = _DUE.match(start)
     return int(found[1]) if found else None
 
@@ -315,11 +321,11 @@ def envelope_due(start: bytes) -> int | None:
 @dataclass(frozen=True, slots=True)
 class StateWord:
     """
-    The state of a message in its field of `lease`; of this class itself for a word that nobody writes.
+    The state of a message, from its field in the hash `lease`. This base class stands for an unknown state word.
 
     Attributes:
-        cancelled: the message ends where it is met next.
-        deaths: how many deliveries in a row ended by their lease; with one it is a suspect.
+        cancelled: whether the message is cancelled, so that it ends when a script next finds it.
+        deaths: how many deliveries in a row ended by an expired lease; from 1 on the message is a suspect.
     """
 
     cancelled: bool = False
@@ -327,12 +333,12 @@ class StateWord:
 
     @property
     def waits(self) -> bool:
-        """Whether a message in unack is held by nobody: it waits there until it is delivered again."""
+        """Whether a message in unack is not leased but waits for its next delivery."""
         return isinstance(self, Backoff | Suspect)
 
     @staticmethod
     def parse(text: str | bytes | None) -> StateWord:
-        """Return what `text` says."""
+        """Parse a state word."""
         word = text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text or ""
         cancelled = word.endswith("!")
         word = word.removesuffix("!")
@@ -350,18 +356,18 @@ class StateWord:
 
 
 class Unset(StateWord):
-    """No word: the message waits to be delivered."""
+    """No state word: the message waits for its delivery."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held(StateWord):
     """
-    A claim holds the message.
+    The message is leased.
 
     Attributes:
-        nonce: of its receipt.
-        lane: by which it was claimed.
-        lease_ms: the longest lease it was given.
+        nonce: the nonce of its receipt.
+        lane: the call sequence of the claim.
+        lease_ms: the longest lease that it was given, in ms.
     """
 
     nonce: str = ""
@@ -374,32 +380,32 @@ class Backoff(StateWord):
 
 
 class Suspect(StateWord):
-    """The message's last delivery ended by its lease: it may be what killed its worker."""
+    """The message's last delivery ended by an expired lease: it may have killed its worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delayed(StateWord):
     """
-    The message stands in a list and was given another due time.
+    The message is in a list and was given another due time.
 
     Attributes:
-        due_ms: that time, in unix ms.
+        due_ms: the new due time, in unix ms.
     """
 
     due_ms: int = 0
 
 
 def claim_nonce(lane: str, number: int, lease_ms: int) -> str:
-    """Return the nonce of one claim: the call `number` of `lane`, for a lease of so many ms."""
+    """Return the nonce of one claim, from its lane, its call number and the lease in ms."""
     return f"{lane}.{number}:{lease_ms}"
 
 
 def receipt_nonce(nonce: str, deaths: int) -> str:
-    """Return the nonce of one message's receipt; that of a suspect says how often it died."""
+    """Return the nonce of one message's receipt; for a suspect it includes the number of deaths."""
     return f"{deaths}~{nonce}" if deaths else nonce
 
 
 def lane_of(nonce: str) -> str:
-    """Return by which lane the message of a receipt was claimed; empty when `nonce` is none."""
+    """Return the lane by which a receipt's message was claimed; empty for an invalid nonce."""
     word = StateWord.parse(nonce)
     return word.lane if isinstance(word, Held) else ""
