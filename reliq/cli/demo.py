@@ -6,6 +6,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
@@ -86,18 +87,23 @@ def run(jobs: int) -> bool:
                 say(f"Killed worker process {killed} of two with SIGKILL, half way.")
             time.sleep(POLL_SECONDS)
 
-        runs = read_journal(journal)
-        again = killed_runs(runs, killed)
-        done = {number for (_, number, _), last in runs.items() if last == "done"}
-        acked, dead = counts.totals.get("acked", 0), counts.totals.get("dead", 0)
-        lost = jobs - len(done) - dead
-        verdict = f"LOST: {pluralize(lost, 'job')}" if lost else "Nothing was lost"
-        say(
-            f"{pluralize(len(again), 'job was', 'jobs were')} running in the killed process; "
-            f"{'all' if all(again) else 'only'} {sum(again)} ran again.",
-            f"{verdict}: {jobs:,} published = {acked:,} acked + {pluralize(dead, 'dead letter')}.",
-        )
-        return lost == 0 and again != [] and all(again)
+        is_well, lines = judge(read_journal(journal), killed, jobs, counts.totals)
+        say(*lines)
+        return is_well
+
+
+def judge(runs: Runs, killed: int, jobs: int, totals: Mapping[str, int]) -> tuple[bool, list[str]]:
+    """Return whether no job was lost and each job of the killed process ran again, and the lines to print about it."""
+    again = killed_runs(runs, killed)
+    done = {number for (_, number, _), last in runs.items() if last == "done"}
+    acked, dead = totals.get("acked", 0), totals.get("dead", 0)
+    lost = jobs - len(done) - dead
+    verdict = f"LOST: {pluralize(lost, 'job')}" if lost else "Nothing was lost"
+    repeated = f"{'all' if all(again) else 'only'} {sum(again)} ran again"
+    return lost == 0 and again != [] and all(again), [
+        f"{pluralize(len(again), 'job was', 'jobs were')} running in the killed process; {repeated}.",
+        f"{verdict}: {jobs:,} published = {acked:,} acked + {pluralize(dead, 'dead letter')}.",
+    ]
 
 
 def read_journal(path: Path) -> Runs:

@@ -5,18 +5,14 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from contextlib import suppress
 from uuid import uuid4
 
 import psutil
 import pytest
-import redis
 from waiting import eventually
 
-from reliq import Queue
-from reliq.cli.demo import killed_runs, read_journal
+from reliq.cli.demo import judge, killed_runs, read_journal
 
 pytestmark = pytest.mark.slow
 
@@ -91,24 +87,18 @@ def test_interrupted_demo_leaves_nothing_behind(demo, number):
     assert "ran again" not in out
 
 
-def test_demo_whose_killed_jobs_do_not_run_again_exits_1(demo):
-    """A cancelled message is not redelivered when the process that runs it is killed."""
-    process, said = demo(), []
-    reader = threading.Thread(target=lambda: said.extend(iter(process.stdout.readline, "")))
-    reader.start()
-    assert eventually(lambda: said, "jobs are in the demo's Redis")
-    [server] = [child for child in psutil.Process(process.pid).children() if "redis-server" in child.name()]
-    socket, deadline = f"{server.cwd()}/redis.sock", time.monotonic() + 100
-    queue = Queue("demo", url=f"unix://{socket}")
-    with redis.Redis(unix_socket_path=socket) as client:
-        while not any("Killed worker process" in line for line in said) and time.monotonic() < deadline:
-            for id in client.zrange("{reliq:demo}:unack", 0, -1):
-                queue.cancel(id.decode())
-    reader.join(60)
+def test_job_of_the_killed_process_that_does_not_run_again_is_reported_as_lost():
+    runs = {(7, 1, 1): "began", (7, 2, 1): "began", (8, 1, 2): "done", (8, 3, 1): "done", (8, 4, 4): "failed"}
 
-    assert process.wait(60) == 1
-    assert re.search(r"running in the killed process; only \d+ ran again\.$", "".join(said), re.MULTILINE), said
-    assert re.search(r"^LOST: \d+ jobs?: 200 published = ", "".join(said), re.MULTILINE), said
+    is_well, lines = judge(runs, 7, 4, {"acked": 2, "dead": 1})
+
+    assert not is_well
+    assert lines == [
+        "2 jobs were running in the killed process; only 1 ran again.",
+        "LOST: 1 job: 4 published = 2 acked + 1 dead letter.",
+    ]
+    assert judge({**runs, (8, 2, 2): "done"}, 7, 4, {"acked": 3, "dead": 1})[0]
+    assert not judge({**runs, (8, 2, 2): "done"}, 9, 4, {"acked": 3, "dead": 1})[0]  # no killed process ran a job
 
 
 def test_killed_run_counts_as_repeated_when_a_later_attempt_ended(tmp_path):
