@@ -8,7 +8,7 @@ from reliq.worker.slots import HandlerCall, deliveries_of
 
 
 def begun(handler, *ids):
-    """Return a call that this thread begins with the messages of these ids."""
+    """Return a call in this thread with the messages of these ids, at its start."""
     now, timeout = time.monotonic(), handler.timeout_seconds
     deliveries = deliveries_of([Claimed(id, "me.1:30000", 1) for id in ids], handler, now)
     return HandlerCall(

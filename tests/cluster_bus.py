@@ -1,4 +1,4 @@
-"""The bus of a Cluster led through proxies of ours, so that a node can be cut off from the others but not from clients."""
+"""Lead the bus of a Cluster through proxies, to isolate a node from the other nodes but not from clients."""
 
 import asyncio
 import threading
@@ -40,7 +40,7 @@ class Proxies:
         self._thread.join()
 
     async def serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hand bytes on to the server at `port` until either side closes."""
+        """Forward bytes to the server at `port` until either side closes."""
         raise NotImplementedError
 
     async def _run(self) -> None:
@@ -96,7 +96,7 @@ class Bus(Proxies):
         self._loop.call_soon_threadsafe(self._hang_up, server.port)
 
     def heal(self) -> None:
-        """Have every node be reached again."""
+        """Connect every node again."""
         self._cut_off.clear()
 
     def _hang_up(self, port: int) -> None:

@@ -9,7 +9,7 @@ from reliq.testing.server import EmbeddedRedis
 from tests.cluster_servers import LiveCluster
 from tests.waiting import eventually
 
-#: So many keys go in one MIGRATE.
+#: Number of keys in one MIGRATE.
 KEYS_AT_ONCE = 100
 MIGRATE_MS = 5000
 #: Nodes that gossip `forget` ignore a forgotten node for this long.
@@ -18,7 +18,7 @@ FORGOTTEN_SECONDS = 65.0
 
 class SlotMove:
     """
-    The move of a key's slot to another primary, step by step, as `redis-cli --cluster reshard` makes it.
+    The move of a key's slot to another primary, step by step, as `redis-cli --cluster reshard` does it.
 
     Args:
         to: the target primary, None for the next primary.
@@ -31,12 +31,12 @@ class SlotMove:
         self.target = to or neighbour(cluster, self.source)
 
     def begin(self) -> None:
-        """Open the slot at both ends: from now on a call that needs a key that is not there is sent on, or put off."""
+        """Open the slot at both ends: from now on calls for missing keys get ASK redirects or TRYAGAIN errors."""
         self._cluster.ask(self.target, "CLUSTER", "SETSLOT", self.slot, "IMPORTING", my_id(self._cluster, self.source))
         self._cluster.ask(self.source, "CLUSTER", "SETSLOT", self.slot, "MIGRATING", my_id(self._cluster, self.target))
 
     def left(self, limit: int = 1000) -> list[bytes]:
-        """Return keys of the slot that have not been moved."""
+        """Return keys of the slot that are not moved yet."""
         return self._cluster.ask(self.source, "CLUSTER", "GETKEYSINSLOT", self.slot, limit)
 
     def take(self, *keys: bytes) -> None:
@@ -61,7 +61,7 @@ def moves_at_once(cluster: LiveCluster) -> bool:
 
 
 def move_at_once(cluster: LiveCluster, key: str) -> None:
-    """Move a key's slot to the next primary by CLUSTER MIGRATESLOTS, and wait until it has it."""
+    """Move a key's slot to the next primary with CLUSTER MIGRATESLOTS, and wait until it is there."""
     slot, source = redis.cluster.key_slot(key.encode()), cluster.primary_of(key)
     target = neighbour(cluster, source)
     cluster.ask(source, "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", my_id(cluster, target))
@@ -69,7 +69,7 @@ def move_at_once(cluster: LiveCluster, key: str) -> None:
 
 
 def forget(cluster: LiveCluster, server: EmbeddedRedis) -> None:
-    """Have every node forget a node, but those that follow it, which cannot."""
+    """Let all nodes forget a node, except its own replicas, which cannot."""
     id = my_id(cluster, server)
     for one in cluster.nodes:
         with suppress(redis.ResponseError):  # Valkey has a setting for this time
@@ -103,7 +103,7 @@ def _knows_all(cluster: LiveCluster, server: EmbeddedRedis) -> bool:
 
 
 def neighbour(cluster: LiveCluster, server: EmbeddedRedis) -> EmbeddedRedis:
-    """Return the primary that comes after a primary."""
+    """Return the next primary after a primary."""
     primaries = cluster.primaries()
     return primaries[(primaries.index(server) + 1) % len(primaries)]
 

@@ -1,4 +1,4 @@
-"""A real Redis Cluster on loopback: three primaries with a replica each, broken by tests and mended after them."""
+"""A real Redis Cluster on loopback: three primaries with a replica each; tests break it, and it is repaired after."""
 
 import os
 import signal
@@ -14,14 +14,14 @@ from tests.ports import free_port
 from tests.waiting import eventually
 
 SLOTS = 16_384
-#: A node that is silent for this long has failed; a replica takes its place about as long after.
+#: A node that is silent this long counts as failed; a replica is promoted after about as long again.
 NODE_TIMEOUT_MS = 1000
 
 OPTIONS = {
     "cluster-enabled": "yes",
     "cluster-node-timeout": str(NODE_TIMEOUT_MS),
     "cluster-require-full-coverage": "no",  # an unserved slot fails its own keys only
-    "cluster-replica-validity-factor": "0",  # a replica takes over however long it was cut off
+    "cluster-replica-validity-factor": "0",  # replicas are promoted after any disconnection
     "cluster-migration-barrier": "5",  # no replica moves to another primary
     "repl-diskless-sync-delay": "0",
     "repl-ping-replica-period": "1",
@@ -55,7 +55,7 @@ class LiveCluster:
 
     @property
     def url(self) -> str:
-        """Every server, whatever it is at the moment."""
+        """Return the URL with every server, in any state."""
         return "redis+cluster://" + ",".join(f"127.0.0.1:{one.port}" for one in self.nodes)
 
     def __enter__(self) -> Self:
@@ -68,7 +68,7 @@ class LiveCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End every server."""
+        """Stop every server."""
         for client in self._clients.values():
             client.close()
         for one in self.nodes:
@@ -77,11 +77,11 @@ class LiveCluster:
             one.stop()
 
     def client(self, server: EmbeddedRedis) -> redis.Redis:
-        """Return a client of one server alone."""
+        """Return a client of one server."""
         return self._clients[server.port]
 
     def ask(self, server: EmbeddedRedis, *command: object) -> object:
-        """Make a command at one server."""
+        """Run a command on one server."""
         return self.client(server).execute_command(*command)
 
     def primary_of(self, key: str) -> EmbeddedRedis:
@@ -89,7 +89,7 @@ class LiveCluster:
         return self._owners_of(key)[0]
 
     def replica_of(self, key: str) -> EmbeddedRedis:
-        """Return a replica of that server; raise LookupError when there is none."""
+        """Return a replica of the key's primary; raise LookupError without a replica."""
         return self._owners_of(key)[1]
 
     def server_at(self, port: int) -> EmbeddedRedis:
@@ -101,16 +101,16 @@ class LiveCluster:
         return [self.server_at(port) for port in dict.fromkeys(ports[0] for _, _, ports in self._slots())]
 
     def pause(self, server: EmbeddedRedis) -> None:
-        """Have a server stand still: it takes connections and answers nothing."""
+        """Pause a server: it accepts connections and does not reply."""
         os.kill(server.pid, signal.SIGSTOP)
 
     def resume(self, server: EmbeddedRedis) -> None:
-        """Have a server go on."""
+        """Resume a paused server."""
         with suppress(RuntimeError, ProcessLookupError):
             os.kill(server.pid, signal.SIGCONT)
 
     def heal(self) -> None:
-        """Have every server run and the Cluster be whole; then forget every key."""
+        """Start all servers, wait until the Cluster is whole, and delete every key."""
         for one in self.nodes:
             self.resume(one)
             if not one.is_running:

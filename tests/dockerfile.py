@@ -20,14 +20,14 @@ IGNORED = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text("utf-8").spl
 
 
 def instructions():
-    """Return every step in its order: (name, the rest of it), its lines joined."""
+    """Return all steps in order as (name, arguments), with continuation lines joined."""
     lines = [line for line in DOCKERFILE.read_text("utf-8").splitlines() if line and not line.startswith("#")]
     steps = "\n".join(lines).replace("\\\n", " ").splitlines()
     return [(step.split(maxsplit=1)[0], step.split(maxsplit=1)[1].strip()) for step in steps]
 
 
 def stages():
-    """Return the steps of each stage, its FROM first."""
+    """Return the steps of each stage, starting with FROM."""
     found = []
     for name, rest in instructions():
         if name == "FROM":
@@ -38,7 +38,7 @@ def stages():
 
 
 def is_sent(path: str) -> bool:
-    """Return whether the ignore file lets a path of the repository through: the last pattern that fits it decides."""
+    """Return whether the ignore file admits a path: the last matching pattern decides."""
     sent = True
     for line in IGNORED:
         pattern = line.removeprefix("!").strip()
@@ -51,7 +51,7 @@ def is_sent(path: str) -> bool:
 
 
 def copy(words, folder: Path):
-    """Make a COPY step: its sources out of the context, into a folder."""
+    """Run a COPY step: copy its sources from the context into a folder."""
     *sources, _target = words
     for source in sources:
         files = [ROOT / source] if (ROOT / source).is_file() else sorted((ROOT / source).rglob("*"))
@@ -65,7 +65,7 @@ def copy(words, folder: Path):
 
 
 def run(command: str, folder: Path):
-    """Make a RUN step in the folder's /src, with every folder of the image below the folder."""
+    """Run a RUN step in the folder's /src; all folders of the image are below the folder."""
     command = re.sub(r"--mount=\S+ ", "", command)
     command = re.sub(r"(?<![\w.])/(src|wheels|venv)\b", rf"{folder}/\1", command)
     print("RUN", command, flush=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-# One server for all tests of a process, whichever comes first: it has imported the package, not their modules.
+# One fork server for all tests of a process: it has imported the package, not the test modules.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["reliq.admin", "reliq.consumer"])
 

@@ -15,19 +15,19 @@ _numbers = count()
 
 
 def new_id() -> str:
-    """An id as its publishers make them: a random UUID."""
+    """Return an id as the original's publishers make it: a random UUID."""
     return str(UUID(int=next(_numbers), version=4))
 
 
 @dataclass(frozen=True)
 class GoProgram:
-    """A program in Go with the original's queue, on a redis-py client."""
+    """A Go program with the original's queue, on a redis-py client."""
 
     client: object
     keys: Keys
 
     def publishing(self, body=b"body", *, due, retries=3, id=None):
-        """The steps of SendScheduleMsg, by a clock of whole seconds."""
+        """Return the steps of SendScheduleMsg, with times in whole seconds."""
         id = id or new_id()
         return [
             lambda: self.client.set(self.keys.msg(id), body, ex=HOUR_SECONDS),
@@ -36,20 +36,20 @@ class GoProgram:
         ], id
 
     def publish(self, body=b"body", **options):
-        """SendScheduleMsg, at once."""
+        """SendScheduleMsg, all steps at once."""
         steps, id = self.publishing(body, **options)
         for step in steps:
             step()
         return id
 
     def promote(self, now):
-        """Its script pending to ready: whatever is due by its own clock."""
+        """The original's script from pending to ready: moves messages that are due by its own clock."""
         if ids := self.client.zrangebyscore(self.keys.pending, 0, int(now)):
             self.client.lpush(self.keys.ready, *ids)
             self.client.zremrangebyscore(self.keys.pending, 0, int(now))
 
     def claim(self, now, seconds=5, *, again=False):
-        """Its script ready, or retry, to unack; it writes no state word."""
+        """The original's script from ready, or retry, to unack; it writes no state word."""
         id = self.client.rpop(self.keys.retry if again else self.keys.ready)
         if id is None:
             return None
@@ -57,7 +57,7 @@ class GoProgram:
         return id.decode()
 
     def acking(self, id):
-        """The steps of its ack."""
+        """Return the steps of the original's ack."""
         return [
             lambda: self.client.zrem(self.keys.unack, id),
             lambda: self.client.delete(self.keys.msg(id)),
@@ -65,7 +65,7 @@ class GoProgram:
         ]
 
     def ack(self, id):
-        """Its ack, at once."""
+        """The original's ack, all steps at once."""
         for step in self.acking(id):
             step()
 
@@ -74,7 +74,7 @@ class GoProgram:
         self.client.zadd(self.keys.unack, {id: int(now) + delay})
 
     def reclaim(self, now):
-        """Its script unack to retry, or to garbage with no retry left."""
+        """The original's script from unack to retry, or to garbage without a retry left."""
         ids = self.client.zrangebyscore(self.keys.unack, 0, int(now))
         for id in ids:
             if int(self.client.hget(self.keys.retries_left, id) or 0) > 0:

@@ -6,10 +6,10 @@ import threading
 
 class Listener:
     """
-    Accepts connections until it is closed; `_serve` of a subclass serves one, which has a number.
+    Accepts connections until it is closed; `_serve` of a subclass serves one connection, with its number.
 
     Attributes:
-        connections: how many there were.
+        connections: number of connections so far.
     """
 
     def __init__(self, port=0, backlog=None):
@@ -40,7 +40,7 @@ def received(peer):
 
 
 class Repeated:
-    """Something that a thread does within a block, again and again: `_work` of a subclass, until `_over` is set."""
+    """Runs `_work` of a subclass in a thread during a with block, again and again until `_over` is set."""
 
     def __init__(self):
         self._over = threading.Event()

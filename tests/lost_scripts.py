@@ -1,4 +1,4 @@
-"""Redis loses scripts before one round trip: all of them, or one that others have not brought back yet."""
+"""Redis loses scripts before a round trip: all scripts, or one that no other client has loaded again yet."""
 
 from contextlib import contextmanager
 
@@ -40,11 +40,11 @@ def _counting(losing, monkeypatch):
 
 
 def with_scripts_lost(client, lost, monkeypatch, work):
-    """Call `work` with a number, again and again: scripts are lost before each of its round trips once; return how many."""
+    """Call `work` once for each of its round trips, with scripts lost before that trip; return the number of trips."""
     trips = at = 0
     while at <= trips:
         at += 1
-        work(2 * at)  # this process has seen that Redis has all
+        work(2 * at)  # this process knows that Redis has all scripts
         losing = Losing(client, lost, at)
         with _counting(losing, monkeypatch):
             work(2 * at + 1)

@@ -1,4 +1,4 @@
-"""In which order files of tests begin."""
+"""The order of the test files."""
 
 #: The slowest test files, the slowest first: all other tests would wait for a slow file that begins last.
 LONGEST_FIRST = (

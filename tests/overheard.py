@@ -31,10 +31,10 @@ class Overheard:
             for line in self._monitor.listen():
                 self.lines.append(line)
         except (redis.RedisError, OSError, ValueError, AttributeError):
-            return  # it is closed
+            return  # the connection is closed
 
     def all(self):
-        """Every line up to now."""
+        """Return all lines so far."""
         with redis.Redis.from_url(self._url) as client:
             client.echo(word := f"heard-{len(self.lines)}")
         eventually(lambda: any(word in line["command"] for line in self.lines), "what was said is heard")
@@ -46,13 +46,13 @@ class Overheard:
 
 
 def claims_in(lines):
-    """The claims with regard to keys that could have taken something: a look has the limit 0."""
+    """Return the claims that could have taken a message of a queue with keys; polls have the limit 0."""
     claim = script("claim")
     words = [line["command"].split() for line in lines if claim.sha in line["command"]]
     return [line for line in words if line[3 + int(line[2]) + _LIMIT] != "0"]
 
 
 def tokens_in(lines, queue):
-    """The wake tokens that scripts have pushed for a queue."""
+    """Return the wake tokens that scripts have pushed for a queue."""
     pushed = ["LPUSH", queue.keys.wake]
     return [line for line in lines if line["client_type"] == "lua" and line["command"].split()[:2] == pushed]

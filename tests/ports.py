@@ -7,7 +7,7 @@ from itertools import count
 #: Below the ports of outgoing connections: a client that reconnects while its server is down cannot take such a
 #: port, or connect to itself.
 FIRST, LAST = 10_000, 20_000
-#: Nodes of a cluster also talk at a port that is so much higher.
+#: The bus port of a Cluster node is this much higher than its port.
 BUS = 10_000
 
 _steps = count()

@@ -11,14 +11,14 @@ from typing import Self
 from tests.ports import free_port
 from tests.waiting import eventually
 
-#: Where Debian puts the programs, which are not on PATH.
+#: Debian's folder of the programs, which is not on PATH.
 DEBIAN = Path("/usr/lib/postgresql")
 #: Turn off slow options that only protect against a loss of power.
 QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "32MB"}
 
 
 def programs() -> Path | None:
-    """The folder of PostgreSQL's programs, None where it is not installed."""
+    """Return the folder of PostgreSQL's programs, None if it is not installed."""
     debian = max((one.parent for one in DEBIAN.glob("*/bin/initdb")), default=None)
     found = shutil.which("initdb")
     return debian or (Path(found).resolve().parent if found else None)
@@ -49,7 +49,7 @@ class Postgres:
         return self.start()
 
     def start(self) -> Self:
-        """Start it (again, on the same data) and return when it answers."""
+        """Start it, or restart it on the same data; return when it accepts connections."""
         options = [part for name, value in self._options.items() for part in ("-c", f"{name}={value}")]
         where = ["-D", str(self._folder / "data"), "-p", str(self.port), "-h", "127.0.0.1", "-k", str(self._folder)]
         log = (self._folder / "log").open("ab")

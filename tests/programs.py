@@ -1,4 +1,4 @@
-"""Programs that a test runs to their end, and probes of those that go on."""
+"""Run programs to their end, and request the probes of running workers."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def python(*words, **options):
 
 
 def answer(port, path):
-    """Return status and text of a worker's /live, /ready or /metrics; 0 and none when nothing listens."""
+    """Return status and text of a worker's /live, /ready or /metrics; 0 and an empty text without a server."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as got:
             return got.status, got.read().decode()

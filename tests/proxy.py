@@ -8,7 +8,7 @@ from listener import Listener, received
 
 
 class Proxy(Listener):
-    """A TCP proxy in front of Redis that drops the replies to commands with a word in them, or whole connections."""
+    """A TCP proxy in front of Redis that drops replies to commands that contain a word, or whole connections."""
 
     def __init__(self, port, listen=0):
         self.port = port
@@ -20,7 +20,7 @@ class Proxy(Listener):
         super().__init__(listen, backlog=512)
 
     def lose_reply_to(self, word, times=1):
-        """Cut the connection instead of handing on the reply to the next commands with `word`."""
+        """Close the connection instead of forwarding the reply to the next commands that contain `word`."""
         self._word, self._times = word.encode(), times
 
     def forget_connections(self, *, resets):
@@ -28,7 +28,7 @@ class Proxy(Listener):
         self._forgotten, self._resets = self.connections, resets
 
     def hold_reply_to(self, word, until):
-        """Keep the reply to commands with `word` back until another is sent; `late` counts those for which none was."""
+        """Hold replies to commands with `word` until another command is sent; `late` counts replies held to the end."""
         self._held, self._awaited = word.encode(), until.encode()
 
     def _serve(self, client, number):

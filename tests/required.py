@@ -8,19 +8,19 @@ import pytest
 
 
 def must_run_in_ci(reason: str) -> None:
-    """Skip the test with `reason` on a bare machine; in CI, where everything is installed, fail it."""
+    """Skip the test with `reason`; in CI, where everything is installed, fail it."""
     fail_in_ci(reason)
     pytest.skip(reason)
 
 
 def fail_in_ci(reason: str) -> None:
-    """In CI, fail the test, which proves less on a machine without what `reason` names."""
+    """In CI, fail the test if the machine lacks something; elsewhere the test continues with weaker checks."""
     if os.environ.get("CI"):
         pytest.fail(f"this test must run in CI, but {reason}")
 
 
 def module_of_ci(name: str) -> ModuleType:
-    """Import a module of the extra `ci`; without it skip the test, or the whole file, on a bare machine."""
+    """Import a module of the extra `ci`; without it skip the test or the file, in CI fail."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -1,8 +1,8 @@
-"""One exact transition of a queue, without a retry: a call that failed may have run."""
+"""Run one transition of a queue without a retry: a failed call may have run."""
 
 from reliq.lua import transitions
 
 
 def run_transition(queue, name, *args, **options):
-    """Run the transition of this name on the keys of a queue; return its answer."""
+    """Run the transition of this name on the keys of a queue; return its result."""
     return queue._clients.blocking().run(getattr(transitions, name)(queue.keys, *args, **options))

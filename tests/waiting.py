@@ -1,4 +1,4 @@
-"""Waiting for other processes, which have no events."""
+"""Wait for other processes by polling."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def eventually(condition: Callable[[], T], what: object, seconds: float = 100.0) -> T:
-    """Wait until `condition` answers something true, and return that; fail with `what` when it does not come."""
+    """Wait until `condition` returns a true value, and return it; fail with `what` after the timeout."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()):
         if time.monotonic() > deadline:

@@ -18,15 +18,15 @@ def environment_for(folder: Path, url: str) -> dict[str, str]:
     return {**os.environ, "RELIQ_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-#: A dead process is replaced at once, not a second after its start: for tests that wait for many.
+#: Replace a dead process immediately, not a second after its start, for tests with many deaths.
 AT_ONCE = "import reliq.supervisor.child as child; child.RESTART_SECONDS = 0.05"
 
 
 class Command:
     """
-    A `reliq` command, started in `folder`, and every line of its output.
+    A `reliq` command that runs in `folder`, with all lines of its output.
 
-    `change` is Python that its process runs first.
+    `change` is Python code that its process runs first.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str], *words: str, change: str = "") -> None:
@@ -40,7 +40,7 @@ class Command:
         self._reader.start()
 
     def children(self) -> list[psutil.Process]:
-        """Return its processes that work; its guard is a child, too, for a moment."""
+        """Return its working processes; for a moment its guard is a child too."""
         try:
             return [one for one in psutil.Process(self.process.pid).children() if works(one)]
         except psutil.NoSuchProcess:
@@ -51,7 +51,7 @@ class Command:
 
     @property
     def output_ended(self) -> bool:
-        """Whether nothing has its output open any more, of all that it started."""
+        """Return whether no process has the command's output open any more."""
         return not self._reader.is_alive()
 
     def wait(self, seconds: float = 120.0) -> int:
@@ -60,7 +60,7 @@ class Command:
         return code
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = 120.0) -> int:
-        """Send a signal and return the exit code."""
+        """Send a signal; return the exit code."""
         self.process.send_signal(number)
         return self.wait(seconds)
 

@@ -72,7 +72,7 @@ def slow(seconds: float, job: Job[float]) -> None:
 
 @consumer.handler(LASTING, timeout=1)
 async def lasting(seconds: float, job: Job[float]) -> None:
-    """Outlast the timeout, and take a while to clean up."""
+    """Run longer than the timeout, and take a while to clean up."""
     note("started", job.id)
     if HOW == "thread":
         await asyncio.to_thread(time.sleep, 1000)

@@ -1,4 +1,4 @@
-"""Real worker processes on a real Redis, and ways to wait for them."""
+"""Fixtures for real worker processes on a real Redis, and waits for them."""
 
 import subprocess
 import sys

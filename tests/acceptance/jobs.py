@@ -1,4 +1,4 @@
-"""The handlers that the acceptance tests' worker processes run."""
+"""The handlers of the acceptance tests' worker processes."""
 
 import os
 import subprocess
@@ -70,7 +70,7 @@ def slow(seconds: float, job: Job[float]) -> None:
 
 @consumer.handler(LASTING, lease=10)
 def lasting(seconds: float, job: Job[float]) -> None:
-    """Last until the worker is asked to stop, and then so long."""
+    """Run until the worker stops, and then for `seconds`."""
     note("started", job.id)
     while not job.stopping:
         time.sleep(0.01)
@@ -86,7 +86,7 @@ def gathered(bodies: list[str]) -> None:
 @consumer.handler(STUCK, timeout=1, lease=1)
 def stuck(body: int, job: Job[int]) -> None:
     note("started", str(os.getpid()))
-    sum(10**8 for _ in iter(int, 1)) if body == 1 else pow(7, 10**9)  # forever, holding the interpreter when 2
+    sum(10**8 for _ in iter(int, 1)) if body == 1 else pow(7, 10**9)  # endless; for 2 it holds the GIL
 
 
 def hold_first(body: str, job: Job[str]) -> None:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def plan(tmp_path):
-    """The plan of a child that stops itself after one job."""
+    """The plan of a child process that stops after one job."""
     board = tmp_path / "board"
     ProcessStatusView(board, ["once", "slow"], 2)
     settings = WorkerSettings(concurrency=2, grace=0.2, max_jobs=1)
@@ -51,7 +51,7 @@ IMPATIENT = "import os, reliq.supervisor.main as c; c.STOP_MARGIN_SECONDS = 0.5;
 
 @pytest.fixture
 def child(program):
-    """Start a child as a supervisor does; it ends with the test."""
+    """Start a child process as a supervisor does; it ends with the test."""
 
     def start(plan):
         process = program(IMPATIENT)
@@ -82,7 +82,7 @@ def test_process_that_stops_itself_reports_the_messages_that_it_cut_off(child, p
 
 @pytest.fixture
 def folder_of(environment, tmp_path):
-    """Where the next worker keeps the files it shares with its children."""
+    """Return the folder that the next worker shares with its child processes."""
     environment["TMPDIR"] = str(tmp_path)
     return lambda: next(tmp_path.glob("reliq-*"))
 
@@ -155,7 +155,7 @@ def test_files_of_replaced_processes_are_removed(folder_of, worker, jobs):
 
 
 def test_long_handlers_beside_max_jobs_leave_no_worker_idle(worker, jobs, client):
-    """As many processes leave as there are places: the last of them claims on until there is room for another."""
+    """Only as many processes may be ending as there are slots; the last of them keeps claiming until then."""
     queues = ("--queue", "once", "--queue", "lasting")
     process = worker(*queues, "--max-jobs", "2", "--concurrency", "2", change=AT_ONCE)
     for number in (1, 2):
@@ -192,7 +192,7 @@ def test_processes_of_changed_code_leave_and_the_worker_says_what_to_do(tmp_path
 
         second.kill()
 
-        assert worker.wait() == 1  # a service manager starts it anew
+        assert worker.wait() == 1  # a service manager restarts it
         assert not worker.said("Traceback"), "".join(worker.lines)
 
 
@@ -219,7 +219,7 @@ def checkout(tmp_path):
     folder, environment = tmp_path / "checkout", tmp_path / "venv"
     folder.mkdir()
     (folder / "reliq").symlink_to(Path(reliq.__file__).parent)
-    # The application changes the search path, as many do.
+    # The application changes the search path, as many applications do.
     (folder / "shop.py").write_text("import sys\nsys.path.insert(0, 'src')\n" + JOBS.format("old"))
     venv.create(environment, symlinks=True)
     [packages] = environment.glob("lib/python*/site-packages")
@@ -283,7 +283,7 @@ def test_worker_whose_log_nobody_reads_replaces_processes_and_stops(unread, jobs
     for one in killed:
         one.kill()
     eventually(lambda: jobs.DEADLY.counts().dead == 1, "new processes work, die, and are replaced")
-    redis_server.kill()  # each process writes a line
+    redis_server.kill()  # each process logs a line
     redis_server.start()
     jobs.DEADLY.publish("good")
     eventually(lambda: jobs.DEADLY.counts().totals.get("acked") == 1, "they work again")
@@ -312,8 +312,8 @@ def test_supervisor_starts_processes_anew_while_redis_is_silent(worker, jobs, cl
 
 
 def test_supervisor_looks_on_while_the_recovery_of_dead_processes_is_blocked(supervisor, monkeypatch):
-    """A look that waited for Redis would be late with the next sign of life to systemd."""
-    monkeypatch.setattr(sys, "executable", os.devnull)  # no process can be started
+    """A check that waited for Redis would delay the next watchdog message to systemd."""
+    monkeypatch.setattr(sys, "executable", os.devnull)  # starting a process fails
     answers, ended = threading.Event(), []
     monkeypatch.setattr(supervisor._recovery, "give_back", lambda _, pid: ended.append((pid, answers.wait(20))))
     reaped = []
@@ -338,7 +338,7 @@ def test_worker_without_room_for_its_files_says_so_at_its_start(supervisor):
 
 def test_child_that_cannot_be_looked_after_holds_up_no_other(supervisor, caplog):
     healthy = supervisor.children[0]
-    supervisor.children.insert(0, Child(7, supervisor.folder, None, []))  # without a pulse
+    supervisor.children.insert(0, Child(7, supervisor.folder, None, []))  # without a pulse its check raises
 
     supervisor._look()
 
@@ -357,7 +357,7 @@ def supervisor(jobs, plan):
 
 
 def reap(supervisor, child, report):
-    """Have a child end with a report, and its supervisor take notice."""
+    """End a child process with a report, and let its supervisor handle the end."""
     child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
     child.process.wait()
     child.report.write_text(report)

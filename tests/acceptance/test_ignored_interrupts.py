@@ -1,7 +1,7 @@
 """
-A command that a script starts by `command &` inherits SIGINT as ignored, and under `nohup` SIGHUP too.
+A command started by `command &` in a script inherits an ignored SIGINT; under `nohup` SIGHUP is ignored too.
 
-It leaves them ignored, as other programs do: a Ctrl-C in the terminal is for the script. SIGTERM stops it.
+Commands keep ignoring these signals, as other programs do: Ctrl-C is meant for the script. SIGTERM stops them.
 """
 
 import signal
@@ -20,7 +20,7 @@ from waiting import eventually
 pytestmark = pytest.mark.slow
 
 IGNORING = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", sys.executable, "-m", "reliq"]
-#: Command -> its words, and its exit code after SIGTERM.
+#: Command -> its arguments, and its exit code after SIGTERM.
 COMMANDS = {
     "worker": (["worker", "jobs:consumer", "--processes", "2"], 0),
     "relay": (["relay", "--database", "sqlite:///outbox.db"], 0),
@@ -33,7 +33,7 @@ COMMANDS = {
 
 
 def signals_of(process, field):
-    """Return the signals in a field of the process's status, such as SigIgn or SigCgt."""
+    """Return the signals in a field of the process status, such as SigIgn or SigCgt."""
     lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
     return {number for number in signal.Signals if int(lines[field], 16) >> (number - 1) & 1}
 
@@ -72,9 +72,9 @@ def test_command_with_ignored_sigint_stops_on_sigterm(name, url, client, environ
 @pytest.mark.parametrize("name", ["relay", "exporter", "web"])
 def test_command_that_gets_further_signals_until_it_ends_exits_with_0(name, environment, tmp_path):
     """
-    A further signal may come while the handler of the first runs: neither may wait for a lock that the other holds.
+    A second signal may arrive while the handler of the first runs: the handlers must not wait for each other's lock.
 
-    It may also come after Python has given the handlers back, at its very end.
+    A signal may also arrive after Python has restored the original handlers at exit.
     """
     make_outbox(tmp_path / "outbox.db")
     words = [word.format(port=free_port()) for word in COMMANDS[name][0]]

@@ -27,7 +27,7 @@ def test_key_of_a_killed_process_is_served_when_the_lease_ends(jobs, program, cl
 
 @pytest.mark.parametrize("key", ["a", None])
 def test_supervisor_ends_the_lease_of_a_message_in_a_dead_process(worker, jobs, client, key):
-    """The message pays for the end of its process: it is not given back unspent, but does not wait for ten minutes."""
+    """The killed attempt spends a retry; the message is redelivered without waiting for its lease of ten minutes."""
     queue = jobs.KEPT if key else jobs.HELD
     id = queue.publish("held", key=key).id
     if key:

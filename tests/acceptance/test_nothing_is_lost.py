@@ -1,4 +1,4 @@
-"""Whatever dies, every message that was confirmed ends in exactly one way."""
+"""After kills of any process, every confirmed message ends in exactly one way."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ MIXED = 3000
 
 
 def test_mixed_jobs_survive_the_kill_of_a_process_again_and_again(worker, jobs, client):
-    """A process is killed each time that another tenth of the jobs is acked."""
+    """Kill a process after each tenth of the jobs is acked."""
     chance = random.Random(7)
     moods = chance.choices(["good", "flaky", "fails"], [0.85, 0.1, 0.05], k=MIXED)
     ids = [f"job-{number}" for number in range(MIXED)]
@@ -70,12 +70,12 @@ def fork(jobs) -> Iterator[Callable[..., ForkServerProcess]]:
 
 
 def publish_for_ever(folder: str) -> None:
-    """Publish, and write down each confirmed id so that it survives us."""
+    """Publish without an end, and record each confirmed id so that it survives a kill."""
     import jobs
 
     file = os.open(Path(folder) / f"{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for number in itertools.count():
-        # A publisher does not outrun the workers by more than a little.
+        # Do not publish much faster than the workers handle.
         done = jobs.ONCE.publish_many([number] * 20, max_backlog=200)
         receipt = jobs.ONCE.publish(number, delay=random.choice([0, 0.05]))
         assert done.published == 20
@@ -89,7 +89,7 @@ def work_for_ever() -> None:
 
 
 def accounted_for(client: redis.Redis, queue, confirmed: set[bytes]) -> set[bytes]:
-    """Return the confirmed ids that are nowhere: not alive, not handled, not dead."""
+    """Return the confirmed ids that are missing: not alive, not handled, not dead."""
     keys = queue.keys
     with client.pipeline(transaction=True) as snapshot:
         snapshot.hkeys(keys.retries_left).smembers(keys.garbage).smembers("note:done")

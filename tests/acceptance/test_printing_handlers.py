@@ -10,7 +10,7 @@ JOBS = 1500
 
 
 def test_lines_that_many_handlers_print_at_once_arrive_whole(worker, client):
-    """Python before 3.12.4 loses lines and writes freed memory when threads fill the buffer of a text at once."""
+    """Python before 3.12.4 loses lines and writes freed memory when threads fill a text buffer at the same time."""
     import printing
 
     printing.PRINTS.publish_many(range(JOBS))

@@ -1,4 +1,4 @@
-"""`reliq worker --reload`: a change of a source stops the worker as a deploy does, and begins it anew."""
+"""`reliq worker --reload`: after a source change the worker stops gracefully and starts again."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url,
     environment = {
         **environment_for(tmp_path, url),
         "RELIQ_RELOAD": "1",
-    }  # as --reload, which the worker must not get again
+    }  # like --reload, which the new worker must not get again
     with closing(Worker("jobs:consumer", tmp_path, environment)) as worker:
         queue.publish({"n": 1})
         eventually(lambda: worker.said("one begins 1"), "the first version works")
@@ -51,7 +51,7 @@ def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url,
         eventually(lambda: worker.said("words.py changed: restarting"), "the change is noticed")
         eventually(lambda: worker.said("stopping: 1 handler"), "the first version stops")
         (tmp_path / "gate").write_text("")
-        # The first version may claim until it has stopped.
+        # The old worker may claim until it has stopped.
         eventually(
             lambda: sum("ready: working on q" in line for line in worker.lines) == 2, "the second version begins"
         )

@@ -1,4 +1,4 @@
-"""A signal to stop counts from the first moment, and a worker that is replaced or ended leaves nothing undone."""
+"""A worker obeys a signal from its first moment, and a replaced or stopped worker leaves no work unfinished."""
 
 import os
 import signal
@@ -173,7 +173,7 @@ def test_second_signal_ends_a_program_whose_threads_hang(program, jobs, client):
     eventually(lambda: client.scard("note:started"), "a handler waits for a thread of its own")
 
     running.terminate()
-    running.send_signal(signal.SIGINT)  # the same signal within a second is an echo
+    running.send_signal(signal.SIGINT)  # the same signal within a second counts once
 
     assert running.wait(60) == 130
 

@@ -1,4 +1,4 @@
-"""`reliq worker`: processes that are started, replaced, stopped in peace, and never left behind."""
+"""`reliq worker`: its processes are started, replaced, stopped gracefully, and never orphaned."""
 
 import signal
 
@@ -153,7 +153,7 @@ def test_worker_that_never_reached_redis_stops_before_its_grace_period(worker, j
     process = worker("--queue", "once", "--grace", "60")
     eventually(lambda: process.said("Redis is away"), "the child tries")
 
-    assert process.stop(seconds=55) == 0  # less than its grace
+    assert process.stop(seconds=55) == 0  # less than its grace period
 
 
 def test_sigusr1_before_a_process_is_ready_does_no_harm(worker, jobs):

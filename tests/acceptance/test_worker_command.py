@@ -1,4 +1,4 @@
-"""`reliq worker` works and stops: the quick tests of its core promises; the other files here are slow."""
+"""`reliq worker` runs and stops: quick tests of its core promises; the other files in this folder are slow."""
 
 from waiting import eventually
 

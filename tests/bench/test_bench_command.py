@@ -1,4 +1,4 @@
-"""`reliq bench` measures what it promises, and leaves nothing behind, however it ends."""
+"""`reliq bench` measures all parts, and leaves no process or key behind, however it ends."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ TINY = 1000
 
 @pytest.fixture
 def started(url: str):
-    """Start `reliq bench` with options; what still runs at the end of the test is killed."""
+    """Start `reliq bench` with options; kill remaining processes at the end of the test."""
     with ExitStack() as stack:
 
         def start(*options: str) -> subprocess.Popen:
@@ -51,7 +51,7 @@ def output_of(process) -> str:
 
 
 def test_every_part_has_its_figure_as_json_and_in_a_table(started, client: redis.Redis, tmp_path, monkeypatch):
-    """Also beside a module that is named like a module of Python."""
+    """It also works beside a module with the name of a standard module."""
     (tmp_path / "queue.py").write_text("")
     monkeypatch.chdir(tmp_path)
 
@@ -69,7 +69,7 @@ def test_every_part_has_its_figure_as_json_and_in_a_table(started, client: redis
 def test_bench_that_ends_amid_a_drain_leaves_no_key_and_no_process(started, client: redis.Redis, number):
     process = started("--messages", "100000")
     ours = psutil.Process(process.pid)
-    # No look at all keys before: it would hold up the benchmark while that fills its queue.
+    # Do not list all Redis keys before: that would block the benchmark while it fills its queue.
     is_draining = lambda: _workers(ours) and client.keys("*:unack")  # noqa: E731
     eventually(lambda: is_draining() or process.poll() is not None, "messages are drained", 200)
     assert process.poll() is None, process.communicate()

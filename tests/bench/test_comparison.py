@@ -1,4 +1,4 @@
-"""The comparison's table and the guard's, from made-up figures; no peer runs here."""
+"""The tables of the comparison and of the CI guard, from made-up figures; no other queue runs here."""
 
 import ast
 import math

@@ -12,7 +12,7 @@ from tests.cluster_servers import NODE_TIMEOUT_MS
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def exchange(request, cluster):
-    """Make commands over a wire to the Cluster, blocking or async."""
+    """Send commands over a connection to the Cluster, blocking or async."""
     if request.param == "blocking":
         wire = Connection.to(cluster.url).wire()
         return lambda commands: run_blocking(wire.exchange(commands))
@@ -32,7 +32,7 @@ def exchange(request, cluster):
 
 @pytest.fixture
 def stand_still(cluster):
-    """Stop a server until the test ends; the other nodes wait for it, and promote no replica."""
+    """Pause a server until the test ends; no replica is promoted meanwhile."""
     stopped = []
 
     def allow(ms):

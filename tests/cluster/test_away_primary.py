@@ -1,4 +1,4 @@
-"""One primary stands still, and no replica takes its place: a sharded queue goes on with the shards that answer."""
+"""A primary is paused and no replica is promoted: a sharded queue continues with its other shards."""
 
 from contextlib import suppress
 
@@ -42,7 +42,7 @@ def queue(cluster):
 
 @pytest.fixture
 def away(cluster, queue, stand_still, monkeypatch):
-    """Stop the primary of a shard, or of another Redis key; return the shards that lie there."""
+    """Stop the primary of a shard or of another Redis key; return the shards on that primary."""
 
     def stop(place):
         server = cluster.primary_of(place if isinstance(place, str) else Keys("q", shard=place).ready)
@@ -56,7 +56,7 @@ def away(cluster, queue, stand_still, monkeypatch):
 
 @pytest.fixture
 def registries_apart(cluster, queue):
-    """Have the registries of queues and of workers lie on two nodes."""
+    """Place the queue registry and the worker registry on two nodes."""
     source = cluster.primary_of(WORKERS_KEY)
     target = next(one for one in cluster.primaries() if one != cluster.primary_of(QUEUES_KEY))
     for node in (target, source):
@@ -123,7 +123,7 @@ def test_an_operator_sees_the_reachable_part_while_a_primary_is_away(cluster, qu
     )
     assert admin.in_shard(here[0]).queues(["q"]).queues[0].pause
     [backlog] = [one for one in QueueCollector(lambda: look).families() if one.spec is names.BACKLOG]
-    assert backlog.rows == {(well,): 1}  # totals of some shards alone look as if they went back
+    assert backlog.rows == {(well,): 1}  # totals without the missing shards would seem to decrease
 
 
 def test_resume_while_a_primary_is_away_reports_each_shard_not_reached(cluster, queue, away, call):
@@ -145,7 +145,7 @@ def test_resume_while_a_primary_is_away_reports_each_shard_not_reached(cluster, 
     cluster.resume(server)
     cluster.wait_until_ok()
 
-    def resumed():  # this process pings the server again a moment later
+    def resumed():  # soon this process pings the server again
         with suppress(RedisUnavailableError):
             admin.resume("q")
             return True

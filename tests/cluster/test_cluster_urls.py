@@ -1,4 +1,4 @@
-"""A Cluster by its URL: everywhere a URL is taken, refused by name where it is none, followed when it changes."""
+"""URLs of a Cluster: accepted everywhere a URL is, rejected if it is no Cluster, updated when the Cluster changes."""
 
 import pytest
 import redis
@@ -83,7 +83,7 @@ def test_cluster_that_is_away_raises_redis_unavailable(call):
 
 @pytest.fixture(scope="module")
 def locked(server_path):
-    """A node that has every slot and wants a password."""
+    """A node with every slot that requires a password."""
     server = EmbeddedRedis(server=server_path, port=free_port(), options={"cluster-enabled": "yes"})
     with server, redis.Redis(port=server.port) as client:
         client.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))

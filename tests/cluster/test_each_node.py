@@ -48,7 +48,7 @@ def test_scripts_are_loaded_at_every_node_and_at_the_replicas_that_may_be_promot
 
     names = admin.load_scripts()
 
-    own = set(names) - set(script_names())  # of the check and of the operator's question
+    own = set(names) - set(script_names())  # scripts of `check` and of operators
     assert {cluster.client(server).info("memory")["number_of_cached_scripts"] for server in cluster.nodes} == {
         len({script(name).sha for name in script_names()}) + len(own)
     }
@@ -68,7 +68,7 @@ def test_the_doctor_asks_every_node_and_replica(cluster, admin):
 
 @pytest.fixture
 def odd(cluster):
-    """A primary that may evict, and waits longer for other nodes."""
+    """A primary with an eviction policy and a longer node timeout."""
 
     def configure(policy, timeout):
         cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", policy)
@@ -107,7 +107,7 @@ def test_the_doctor_says_which_node_is_away_and_which_slots_nobody_has(cluster, 
 
 @pytest.fixture
 def login(cluster, admin):
-    """Make a user with exactly the rights of roles on a queue, at every node; return its URL."""
+    """Make a user with exactly the rights of roles on a queue, on every node; return its URL."""
 
     def make(roles, queue):
         made = f"{roles}{queue.name}"  # a separate URL: existing connections belong to another user of this name

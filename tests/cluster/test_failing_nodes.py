@@ -35,7 +35,7 @@ def keys(cluster, queues):
 
 @pytest.fixture
 def paused(cluster, keys, stand_still):
-    """The port of a node that stands still."""
+    """Pause a node; return its port."""
     port = next(iter(keys))
     stand_still(cluster.server_at(port))
     return port
@@ -105,7 +105,7 @@ def test_a_call_says_whether_it_may_have_run_at_the_node_that_failed(cluster, ke
 def test_a_further_try_is_for_the_failed_requests_alone(cluster, keys, paused):
     client = Client(Connection.to(cluster.url).wire())
     requests = [Command(("RPUSH", key, "more"), int) for key in keys.values()]
-    client.run_all(requests[:1])  # it is known not to answer
+    client.run_all(requests[:1])  # now the client knows that the node does not answer
     resumes = threading.Timer(0.2, cluster.resume, [cluster.server_at(paused)])
     resumes.start()
 
@@ -157,7 +157,7 @@ def test_all_nodes_away_are_a_failure_in_every_place(cluster, exchange, keys):
     assert [is_failure(one) for one in replies] == [True, True, True]
 
 
-# ---- a breaker, by itself ---------------------------------------------------
+# ---- a circuit breaker alone ------------------------------------------------
 
 
 class Node:

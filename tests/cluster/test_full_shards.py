@@ -1,4 +1,4 @@
-"""A full queue of 16 shards over a Cluster is worked to its end, and every message was worked."""
+"""Workers handle every message of a full queue of 16 shards on a Cluster."""
 
 import pytest
 from waiting import eventually
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 SHARDS = 16
 QUICK, LONG = 5_000, 2_000_000
-#: For the long run on a machine with other things to do.
+#: Long enough for the long run on a busy machine.
 TIMEOUT_SECONDS = 1800
 
 

@@ -1,4 +1,4 @@
-"""Slots that move between nodes: MOVED and ASK are followed within the round trip, TRYAGAIN by the client's next try."""
+"""Moving slots: MOVED and ASK are followed within the round trip, TRYAGAIN by the client's next attempt."""
 
 import threading
 
@@ -21,7 +21,7 @@ def queue(queues):
 
 @pytest.fixture
 def move(cluster, queue, exchange):
-    exchange([("PING",)])  # the topology is known
+    exchange([("PING",)])  # reads the topology
     return SlotMove(cluster, queue.keys.ready)
 
 

@@ -13,7 +13,7 @@ SHARDS, MESSAGES = 8, 64
 
 @pytest.fixture
 def sharded(cluster):
-    """A queue over all nodes, and its messages."""
+    """A queue on all nodes, with its messages."""
     run_blocking(
         Connection.to(cluster.url).wire().exchange([("SET", Keys("spread").map, ShardMap(1, SHARDS, SHARDS).text)])
     )
@@ -57,7 +57,7 @@ def test_a_node_that_loses_the_map_loses_no_chosen_id_of_another_node(cluster, a
     is_lost = [cluster.primary_of(Keys("spread", shard=home(one.id, SHARDS)).map) is node for one in messages]
 
     cluster.client(node).flushall()
-    queue.connection().maps.clear()  # as in a process that starts
+    queue.connection().maps.clear()  # as in a new process
 
     assert 0 < sum(is_lost) < 40
     assert fresh.publish_many(messages).published == sum(is_lost)

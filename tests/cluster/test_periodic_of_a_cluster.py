@@ -7,13 +7,13 @@ from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
 from reliq.worker.upkeep import Ticker
 
-#: In as many slots, on three nodes.
+#: Queues in different slots, on three nodes.
 NAMES = ("a", "b", "c", "d", "e", "f")
 SIX = 1_800_000_000 // 86_400 * 86_400 + 6 * 3600
 
 
 def tick(url, consumer):
-    """Look at the periodic entries a minute before six, and at six."""
+    """Run the periodic jobs' check a minute before 06:00, and at 06:00."""
     now = [SIX - 60]
     ticker = Ticker(Client(Connection.to(url).wire(), (), lambda: int(now[0] * 1e6)), consumer.periodic)
     ticker.step()

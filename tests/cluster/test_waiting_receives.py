@@ -1,4 +1,4 @@
-"""`receive` waits for all shards of a queue at once, as a worker does: one wait for each in a process, and next to no looks."""
+"""`receive` waits for all shards of a queue as a worker does: one wait for each shard in a process, and few polls."""
 
 import asyncio
 import sys
@@ -55,7 +55,7 @@ def kept(monkeypatch):
 
 @pytest.fixture
 def scripts(cluster):
-    """How many calls of scripts the primaries have worked off: a script goes in full at first."""
+    """Return how many script calls the primaries have run; the first call of a script sends its text."""
 
     def count():
         stats = [cluster.client(one).info("commandstats") for one in cluster.primaries()]
@@ -66,7 +66,7 @@ def scripts(cluster):
 
 @pytest.fixture
 def blocked(cluster):
-    """How many waits stand in the Cluster; none from an earlier test."""
+    """Return the number of blocked clients in the Cluster; expect none from an earlier test."""
 
     def count():
         return sum(cluster.client(one).info("clients")["blocked_clients"] for one in cluster.primaries())
@@ -77,7 +77,7 @@ def blocked(cluster):
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def taken(request, queue):
-    """Have so many threads or tasks receive a message each; return the future of their bodies."""
+    """Let threads or tasks receive a message each; return the future of their bodies."""
     pool = ThreadPoolExecutor(20)
 
     def receive():
@@ -131,7 +131,7 @@ def test_threads_that_receive_first_at_once_share_one_listener(queue, request):
     """Two listeners would open two waits for each shard, and one of these would never be closed."""
     run_blocking(queue.known_shards.refresh(BLOCKING))
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
-    sys.setswitchinterval(1e-6)  # threads take turns after each few instructions
+    sys.setswitchinterval(1e-6)  # threads switch after a few instructions
     with ThreadPoolExecutor(8) as pool:
         for _ in range(50):
             together = threading.Barrier(8)
@@ -148,7 +148,7 @@ def test_threads_that_receive_first_at_once_share_one_listener(queue, request):
 
 
 def test_idle_shards_are_checked_by_one_process_for_all(taken, queue, other, blocked, scripts, monkeypatch):
-    """Four looks a second at each shard by each receive were 96 calls a second, of each of them."""
+    """Without sharing, each receive made four polls a second at each shard: 96 calls a second."""
     monkeypatch.setattr("reliq.receive.receiver.EACH_SHARD_SECONDS", 0.05)
     monkeypatch.setattr("reliq.receive.receiver.WATCHED_SHARD_SECONDS", 3600.0)
     received, looks = taken(5), []
@@ -283,7 +283,7 @@ def test_wait_that_times_out_checks_no_shard_again_and_a_closed_queue_waits_no_m
 
     with queue.receive(wait=0.01) as jobs:
         assert jobs == []
-    assert scripts() - before == 3 * (1 + SHARDS)  # one shard, then all of them
+    assert scripts() - before == 3 * (1 + SHARDS)  # one shard, then all shards
 
     queue.close()
 
@@ -292,7 +292,7 @@ def test_wait_that_times_out_checks_no_shard_again_and_a_closed_queue_waits_no_m
 
 
 def wait_until_they_stand(queue, blocked):
-    """Receive nothing until there is a wait for each shard; they stay for the next receive."""
+    """Receive nothing until there is a wait for each shard; the waits stay for the next receive."""
 
     def stand():
         with queue.receive(wait=0.05) as jobs:
@@ -320,7 +320,7 @@ async def areceive_one(queue):
 
 
 def settled(count):
-    """Return a count when it has come to rest."""
+    """Return a count when it no longer changes."""
     seen = [-1]
 
     def rests():

@@ -1,4 +1,4 @@
-"""The manifests of examples/kubernetes as Kubernetes reads them, and a container's command on this machine."""
+"""The manifests of examples/kubernetes as Kubernetes reads them, and a container's command run on this machine."""
 
 import os
 import shlex

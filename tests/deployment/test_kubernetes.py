@@ -21,7 +21,7 @@ WORKLOADS = ("worker.yaml", "exporter.yaml", "relay.yaml")
 
 
 def test_containers_run_our_commands_and_serve_the_probed_port(monkeypatch):
-    monkeypatch.setenv("RELIQ_DATABASE", "sqlite:///shop.db")  # as the environment of its pod
+    monkeypatch.setenv("RELIQ_DATABASE", "sqlite:///shop.db")  # as in the pod
     [endpoint] = read("podmonitor.yaml")["PodMonitor"]["spec"]["podMetricsEndpoints"]
     for name in WORKLOADS:
         _, container = pod(name)
@@ -122,7 +122,7 @@ QUEUES = [
 
 
 def test_scaling_from_zero_counts_backlog_deliveries_and_the_next_tick(tmp_path):
-    """At each minute one figure changes; a message that is not due, or of another environment, needs no worker."""
+    """One value changes each minute; messages that are not due, or in another environment, need no worker."""
     if shutil.which("promtool") is None:
         must_run_in_ci("promtool is not installed (Debian: apt-get install prometheus)")
     triggers = read("scaledobject.yaml")["ScaledObject"]["spec"]["triggers"]

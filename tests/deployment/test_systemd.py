@@ -29,7 +29,7 @@ GRACE = 25
 
 @pytest.fixture
 def managed(tmp_path):
-    """Start services under a manager of ours, and end their processes."""
+    """Start services under a test manager, and end their processes."""
     started = []
 
     def start(words, url, **options):
@@ -44,7 +44,7 @@ def managed(tmp_path):
 def test_systemd_accepts_the_units_and_reliq_their_commands(tmp_path, monkeypatch):
     if shutil.which("systemd-analyze") is None:
         must_run_in_ci("systemd-analyze is not installed (Debian: apt-get install systemd)")
-    monkeypatch.setenv("RELIQ_DATABASE", "sqlite:///shop.db")  # of EnvironmentFile
+    monkeypatch.setenv("RELIQ_DATABASE", "sqlite:///shop.db")  # as in EnvironmentFile
     units = [tmp_path / name for name in (WORKER, EXPORTER, RELAY)]
     for unit in units:
         text = (UNITS / unit.name).read_text("utf-8")
@@ -95,7 +95,7 @@ def test_worker_notifies_systemd_while_redis_is_away_ready_and_stopping(managed,
 
 @pytest.fixture
 def outbox(tmp_path, monkeypatch):
-    """An outbox in SQLite, which the environment names."""
+    """An SQLite outbox, set in the environment."""
     monkeypatch.setenv("RELIQ_DATABASE", f"sqlite:///{tmp_path}/shop.db")
     with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
         for statement in ddl("sqlite"):
@@ -130,7 +130,7 @@ def test_relay_notifies_systemd_while_redis_is_away_ready_and_stopping(managed, 
 
 
 def test_relay_with_a_hanging_round_sends_no_watchdog_message(monkeypatch, tmp_path):
-    """Its pulse is set back by five minutes."""
+    """Set the relay's pulse back by five minutes."""
     heard = Manager(["true"], tmp_path, {**os.environ})
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", "2")

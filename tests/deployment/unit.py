@@ -1,4 +1,4 @@
-"""The units of examples/systemd as systemd reads them, and a listener in its place."""
+"""The units of examples/systemd as systemd reads them, and a test manager in place of systemd."""
 
 import os
 import shlex
@@ -20,14 +20,14 @@ OURS = {PROGRAM: f"{Path(sys.executable).parent}/reliq", CONSUMER: "reliq.cli.de
 
 
 def settings(name):
-    """Return the settings of a unit's section [Service]; one that is given again keeps its last value."""
+    """Return the settings of a unit's section [Service]; of repeated settings the last value counts."""
     text = (UNITS / name).read_text("utf-8").partition("[Service]\n")[2].partition("\n[Install]")[0]
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return dict(line.split("=", 1) for line in lines)
 
 
 def command(name, port):
-    """Return the words of ExecStart for this machine's worker, with figures at `port`."""
+    """Return the words of ExecStart for the worker in this environment, with metrics at `port`."""
     words = [OURS.get(word, word) for word in shlex.split(settings(name)["ExecStart"])]
     return [
         str(port) if before in ("--metrics-port", "--port") else word
@@ -36,7 +36,7 @@ def command(name, port):
 
 
 class Manager:
-    """A manager of one service: it starts and stops the service as systemd does, and keeps its notifications."""
+    """Starts and stops one service as systemd does, and keeps its notifications."""
 
     def __init__(self, words, folder, environment, *, watchdog=1.0):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -44,7 +44,7 @@ class Manager:
         self.told: list[str] = []
         threading.Thread(target=self._listen, daemon=True).start()
         told = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": f"{watchdog * 1e6:.0f}"}
-        # The watchdog's variables name the service's main process, which a shell hands on by exec.
+        # The watchdog variables contain the pid of the main process; the shell passes its pid on by exec.
         line = f"WATCHDOG_PID=$$ exec {shlex.join(words)}"
         self.process = subprocess.Popen(
             ["sh", "-c", line],
@@ -67,11 +67,11 @@ class Manager:
         return [line for datagram in list(self.told) for line in datagram.splitlines()]
 
     def hears(self, line, times=1):
-        """Wait until the service has sent `line`."""
+        """Wait until the service has sent the notification `line`."""
         eventually(lambda: self.lines().count(line) >= times, f"{line} {times} times")
 
     def stop(self):
-        """Stop the service as KillMode=mixed does, by SIGTERM to its main process alone; return its exit code."""
+        """Stop the service as KillMode=mixed does, with SIGTERM to its main process only; return its exit code."""
         os.kill(self.process.pid, signal.SIGTERM)
         self.said = self.process.communicate(timeout=60)[0]
         return self.process.returncode

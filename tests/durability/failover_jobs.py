@@ -11,7 +11,7 @@ consumer = Consumer()
 
 @consumer.handler(NUMBERS, lease=5)
 def note(number: int, job: Job[int]) -> None:
-    """Note that the message came; a line is written whole, whichever process writes it."""
+    """Append the id as a whole line; several processes may write."""
     descriptor = os.open(os.environ["NOTES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, f"{job.id}\n".encode())
     os.close(descriptor)

@@ -1,4 +1,4 @@
-"""`Durability.aof`: a publish that waits for disks. Redis has WAITAOF from 7.2 on."""
+"""`Durability.aof`: a publish waits until disks have the message. Redis has WAITAOF since 7.2."""
 
 import os
 import signal

@@ -14,7 +14,7 @@ BLOCKAGE_BYTES = 32_000_000
 
 
 def delivered(queue):
-    """The ids of everything that comes out of a queue."""
+    """Return the ids of all messages that a queue delivers."""
     ids = set()
     while True:
         with queue.receive(limit=500) as jobs:

@@ -29,7 +29,7 @@ def newest_servers(newest_server, replicated):
 
 
 def emptied(primary, replica):
-    """The two with nothing in them, and the replica up to date."""
+    """Return both servers, emptied and in sync."""
     with redis.Redis.from_url(primary.url) as client:
         client.flushall()
         eventually(lambda: client.wait(1, 1000) == 1, "the replica follows")
@@ -53,13 +53,13 @@ def pair(servers):
 
 @pytest.fixture
 def stopped(pair):
-    """The primary, its replica cut off."""
+    """The primary with a stopped replica."""
     with cut_off(pair[1]):
         yield pair[0]
 
 
 def waits(server):
-    """How often a server was asked to wait for replicas."""
+    """Return how often a server got the WAIT command."""
     with redis.Redis.from_url(server.url) as client:
         return client.info("commandstats").get("cmdstat_wait", {"calls": 0})["calls"]
 
@@ -71,7 +71,7 @@ def waits(server):
 )
 def test_publish_reports_the_replicas_that_it_waited_for(pair, make_queue, call, durability, durable, replicas, asked):
     queue, follower = make_queue(pair[0]), make_queue(pair[1])
-    call(queue, "publish", {}, durability=Durability.NONE)  # Redis has the script then
+    call(queue, "publish", {}, durability=Durability.NONE)  # loads the script
     before = waits(pair[0])
 
     receipt = call(queue, "publish", {}, durability=durability)

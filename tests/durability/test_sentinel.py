@@ -1,4 +1,4 @@
-"""A primary is killed, three sentinels promote its replica, and everybody goes on with the same URL."""
+"""A primary is killed, three sentinels promote its replica, and all clients continue with the same URL."""
 
 import signal
 import subprocess
@@ -23,7 +23,7 @@ SERVICE = "shop"
 SECRET, SENTINEL_SECRET = "s3cret", "s3ntinel"
 WAIT = Durability.replicas(1, timeout=0.2)
 
-#: Sentinels that were held up themselves do nothing for 30 s.
+#: A sentinel that was held up itself does nothing for 30 s.
 FAILOVER_SECONDS = 75.0
 
 SENTINEL = f"""
@@ -39,7 +39,7 @@ sentinel failover-timeout {SERVICE} 5000
 
 @pytest.fixture(scope="module")
 def servers(server_path, replicated):
-    """A primary and a replica that want a password."""
+    """A primary and a replica with a password."""
     primary, replica = replicated(server_path)
     for one in (replica, primary):
         with redis.Redis.from_url(one.url) as client:
@@ -70,7 +70,7 @@ def sentinels(servers, server_path, tmp_path_factory):
 
 
 def knows_everybody(port):
-    """Whether a sentinel has found the two others and the replica."""
+    """Return whether a sentinel has found the other two and the replica."""
     try:
         with redis.Redis(port=port, password=SENTINEL_SECRET) as client:
             seen = client.sentinel_master(SERVICE)
@@ -121,7 +121,7 @@ def test_wrong_sentinel_url_is_refused_without_showing_a_password(sentinels, cal
 
 
 class Publisher(threading.Thread):
-    """Publishes until it is stopped; what failed it publishes again under the same id."""
+    """Publishes until it is stopped; repeats failed publishes with the same id."""
 
     def __init__(self, url, durability):
         super().__init__(daemon=True)
@@ -148,7 +148,7 @@ class Publisher(threading.Thread):
 
 @pytest.fixture
 def worker(sentinels, tmp_path):
-    """A `reliq worker` of two processes that goes by Sentinel, and the file its handlers write into."""
+    """A `reliq worker` of two processes with a Sentinel URL, and the file to which its handlers write."""
     notes = tmp_path / "notes"
     environment = environment_for(HERE, sentinels) | {"NOTES": str(notes)}
     with closing(Worker("failover_jobs:consumer", HERE, environment, "--processes", "2", "--grace", "5")) as worker:
@@ -156,7 +156,7 @@ def worker(sentinels, tmp_path):
 
 
 def noted(notes):
-    """The ids that were handled so far."""
+    """Return the ids that were handled so far."""
     return set(notes.read_text().split()) if notes.exists() else set()
 
 
@@ -173,7 +173,7 @@ def test_failover_by_sentinel_loses_no_confirmed_message(servers, sentinels, wor
     servers[0].kill()
     before = [len(one.receipts) for one in publishers]
     for one, count in zip(publishers, before, strict=True):
-        # One reply may have been on its way when the primary died.
+        # One reply may have been in transit when the primary died.
         eventually(lambda one=one, count=count: len(one.receipts) >= count + 5, "publishing goes on", FAILOVER_SECONDS)
     for one in publishers:
         one.stop()

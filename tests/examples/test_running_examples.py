@@ -1,4 +1,4 @@
-"""Each example runs by the command that its docstring prints, cleans up at SIGTERM, and names a package that is missing."""
+"""Each example runs by the command in its docstring, cleans up on SIGTERM, and reports a missing package."""
 
 import ast
 import contextlib
@@ -31,7 +31,7 @@ BEGUN = {
 
 
 def command_of(example):
-    """Return the words of the command that the docstring of an example prints."""
+    """Return the words of the command in an example's docstring."""
     path = ROOT / "examples" / example
     text = ast.get_docstring(ast.parse((path / "__init__.py" if path.is_dir() else path).read_text("utf-8")))
     return re.search(r"^    python (.+?)(?: \[\w+\])*$", text, re.MULTILINE)[1].split()
@@ -77,7 +77,7 @@ def test_example_that_is_stopped_leaves_no_process_and_no_file(example, number):
             finally:
                 process.kill()
 
-        may_have_ended = example in ("tenants.py", "webhooks.py")  # their stories take a second or two
+        may_have_ended = example in ("tenants.py", "webhooks.py")  # they end after a second or two
         assert process.returncode in {128 + number, *([0] if may_have_ended else [])}
         assert psutil.wait_procs(others, 20)[1] == []
         assert list(Path(folder).iterdir()) == []
@@ -92,7 +92,7 @@ def test_example_that_is_stopped_leaves_no_process_and_no_file(example, number):
     ids=[*BEGUN, "shop without fastapi"],
 )
 def test_example_without_a_package_names_the_command_that_installs_it(example, package, command, tmp_path):
-    # Python imports this module when it starts; a None in sys.modules is a module that is not installed.
+    # Python imports this module at its start; None in sys.modules stands for a module that is not installed.
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
 
     done = python(*command_of(example), cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""Ways to break a process for a while."""
+"""Pause processes for a while."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stopped(*pids):
-    """Hold processes where they are, as a paused machine does."""
+    """Stop processes with SIGSTOP, as on a paused machine."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -19,6 +19,6 @@ def stopped(*pids):
 
 
 def hold(seconds, *pids):
-    """Stop processes for so many seconds: that long the fault lasts, nothing waits for it."""
+    """Stop processes for this many seconds, the duration of the fault."""
     with stopped(*pids):
         threading.Event().wait(seconds)

@@ -1,4 +1,4 @@
-"""Two queues of a Cluster, at two nodes, that are published to and worked on while something is done to its nodes."""
+"""Publish to and work on two queues on two Cluster nodes while a test disturbs the nodes."""
 
 import threading
 
@@ -11,13 +11,13 @@ NAMES = ("sturdy", "frail")
 
 class Work:
     """
-    Producers and a worker.
+    Two producers and a worker.
 
     Attributes:
-        queues: one at each of two nodes.
-        ran: the ids that the worker was given, by queue.
-        confirmed: the ids that were published, by queue.
-        refused: how many publishes failed, by queue.
+        queues: two queues on two nodes.
+        ran: queue -> the ids that its handler got.
+        confirmed: queue -> the ids of confirmed publishes.
+        refused: queue -> its number of failed publishes.
     """
 
     def __init__(self, cluster):
@@ -30,7 +30,7 @@ class Work:
             self._handle(queue)
 
     def __enter__(self):
-        """Begin, and return when both queues are worked on."""
+        """Start, and return when messages of both queues are handled."""
         self._consumer.start(WorkerSettings(concurrency=4))
         for thread in self._threads:
             thread.start()
@@ -38,12 +38,12 @@ class Work:
         return self
 
     def goes_on(self, name):
-        """Return when a queue is worked on."""
+        """Return when further messages of a queue are handled."""
         before = len(self.ran[name])
         eventually(lambda: len(self.ran[name]) > before + 20, f"work goes on in {name}")
 
     def __exit__(self, *_):
-        """Stop the producers, and the worker when nothing is left to do."""
+        """Stop the producers, and the worker when the queues are empty."""
         self.publish_no_more()
         self._consumer.stop()
         for queue in self.queues:

@@ -1,4 +1,4 @@
-"""Real workers and real servers, and hands to break them with."""
+"""Fixtures for real workers and servers, and for disturbing them."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def own_server(server_path):
-    """Start servers of the kind under test that a test may break; they write everything down at once."""
+    """Start servers that a test may break; they write everything to disk immediately."""
     with ExitStack() as stack:
 
         def start(at_port=0, **options):
@@ -35,16 +35,16 @@ def server(own_server):
 
 @pytest.fixture
 def admin(server):
-    """A client of the test's own server that outlives its outages."""
+    """A client of the test's own server that survives its outages."""
     with redis.Redis(unix_socket_path=str(server.socket)) as client:
         yield client
 
 
 @pytest.fixture
 def faulty(server, monkeypatch):
-    """The handlers of the workers, and their queues, on the test's own server."""
+    """The module of the workers' handlers and queues, on the test's own server."""
     monkeypatch.setenv("RELIQ_URL", server.url)
-    monkeypatch.setattr("reliq.redis.server.epoch", object())  # the queues of `jobs` have read an earlier one
+    monkeypatch.setattr("reliq.redis.server.epoch", object())  # the queues of `jobs` have read an earlier epoch
     monkeypatch.syspath_prepend(str(HERE))
     import faulty
 
@@ -75,7 +75,7 @@ def fork(faulty):
 
 @pytest.fixture
 def at_work():
-    """Start producers and a worker on a Cluster; they stop with the test."""
+    """Start producers and a worker on a Cluster; stop them at the end of the test."""
     with ExitStack() as stack:
 
         def start(cluster):
@@ -86,7 +86,7 @@ def at_work():
 
 @pytest.fixture
 def queue_at():
-    """Make a queue of texts of a server; it is closed with the test."""
+    """Make a queue of texts on a server; close it at the end of the test."""
     with ExitStack() as stack:
 
         def make(url):

@@ -1,4 +1,4 @@
-"""The handlers that the fault tests' worker processes run."""
+"""The handlers of the fault tests' worker processes."""
 
 import threading
 import time
@@ -11,9 +11,9 @@ from reliq.redis.server import default_url
 
 DEEDS = Queue("deeds", str, retries=5)
 COUNTED = Queue("counted", int, retries=50)
-#: As COUNTED, with a lease that no busy machine outlasts.
+#: Like COUNTED, with a lease that outlasts delays of a busy machine.
 STEADY = Queue("steady", int, retries=50)
-#: And with one that is over when a test has paused a worker, and not when a busy machine has.
+#: Like COUNTED, with a lease that expires while a test pauses its worker, but not on a busy machine.
 PAUSED = Queue("paused", int, retries=50)
 LONG = Queue("long", float, retries=3)
 
@@ -22,7 +22,7 @@ _notes = threading.local()
 
 
 def note(kind: str, what: str) -> None:
-    """Write down what happened where the test can read it, whatever becomes of this process."""
+    """Record an event in Redis, where it survives this process."""
     if not hasattr(_notes, "client"):
         _notes.client = redis.Redis.from_url(default_url())
     _notes.client.hincrby(f"note:{kind}", what, 1)

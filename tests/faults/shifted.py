@@ -35,12 +35,12 @@ class Clock:
 
     @contextmanager
     def of_processes(self):
-        """Have the processes that are started meanwhile go by it."""
+        """Let all processes that are started meanwhile use this clock."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self._environment.items():
                 patch.setenv(name, value)
             yield
 
     def set(self, seconds: float) -> None:
-        """Let the clock be so far ahead of the machine's, or behind it when negative."""
+        """Set the clock this far ahead of the machine's clock, or behind it if negative."""
         struct.pack_into("q", self._shift, 0, int(seconds * 1_000_000))

@@ -26,14 +26,14 @@ def clock(shim, tmp_path):
 
 @pytest.fixture
 def server(own_server, clock):
-    """A server that goes by `clock`."""
+    """A server that uses `clock`."""
     with clock.of_processes():
         return own_server()
 
 
 @pytest.fixture
 def set_clock(clock, admin):
-    """Set the clock of the server so many hours ahead."""
+    """Set the clock of the server this many hours ahead."""
 
     def make(hours):
         clock.set(hours * HOUR)
@@ -44,7 +44,7 @@ def set_clock(clock, admin):
 
 @pytest.fixture
 def long_job(worker, faulty, admin):
-    """A job of 3 s that runs, and its worker."""
+    """A worker that runs a job of 3 s."""
     process = worker("--queue", "long", "--queue", "counted", "--processes", "2")
     id = faulty.LONG.publish(3.0).id
     eventually(lambda: admin.hlen("note:started") == 1, "the job runs")

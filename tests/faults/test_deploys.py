@@ -13,7 +13,7 @@ from reliq import WorkerSettings
 pytestmark = pytest.mark.slow
 
 SIGTERMS = 300 if os.environ.get("RELIQ_LONG") else 50
-#: More than is worked between two SIGTERMs.
+#: More messages than workers handle between two SIGTERMs.
 ENOUGH = 10_000
 DEPLOYS = 20 if os.environ.get("RELIQ_LONG") else 4
 
@@ -41,7 +41,7 @@ def test_many_sigterms_under_load_lose_nothing_and_spend_no_retry(fork, faulty, 
             ending.pop(0).join()
         counts = faulty.STEADY.counts()
         assert (counts.missing, counts.alive) == (0, published - counts.totals["acked"])
-        if counts.ready < ENOUGH // 2:  # so that the end comes in the middle of work, however quick this machine is
+        if counts.ready < ENOUGH // 2:  # so that SIGTERM always arrives during work
             published += faulty.STEADY.publish_many(range(ENOUGH)).published
     for child in itertools.chain(working, ending):
         os.kill(child.pid, signal.SIGTERM) if child.is_alive() else None

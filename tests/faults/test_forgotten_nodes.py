@@ -1,4 +1,4 @@
-"""A node of a Cluster is forgotten by the others, and met again, while queues are worked on."""
+"""The other nodes of a Cluster forget a node, and meet it again, while workers handle messages."""
 
 import pytest
 from cluster_moves import forget, meet

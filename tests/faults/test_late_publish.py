@@ -1,4 +1,4 @@
-"""A publish that was given up, and is still on its way when its message is cancelled, does not run."""
+"""A publish timed out and its message was cancelled: when the publish arrives later, the message does not run."""
 
 import threading
 
@@ -34,7 +34,7 @@ def test_a_publish_still_in_a_socket_buffer_meets_its_cancel(queue_at, server):
 
 
 def test_a_stale_answer_leaves_a_publish_unknown(queue_at, server):
-    """A lane can only be behind when its process went back in time: a machine restored from a snapshot."""
+    """A lane is only behind if its process went back in time: a machine restored from a snapshot."""
     queue = queue_at(server.url)
     for number in range(3):
         queue.publish(str(number))

@@ -1,4 +1,4 @@
-"""A Cluster moves a queue's slot from node to node under load: calls are refused whole, or made whole."""
+"""A Cluster moves a queue's slot between nodes under load: each call runs completely or not at all."""
 
 import pytest
 from cluster_moves import SlotMove, move_at_once, neighbour
@@ -40,7 +40,7 @@ def test_while_a_slot_moves_a_call_changes_nothing_or_everything(queue_at, clust
 
 
 def dump(client):
-    """Every key of a node and its value, also of a slot that is on its way to it."""
+    """Return every key of a node with its value, including a slot that is being moved to it."""
     keys = sorted(client.scan_iter())
     values = [client.pipeline(transaction=False).execute_command("ASKING").dump(key).execute()[1] for key in keys]
     return dict(zip(keys, values, strict=True))

@@ -1,4 +1,4 @@
-"""A machine that was paused: its worker goes on where it stood, when others have long taken over."""
+"""A machine was paused: its worker continues after other workers have taken over its messages."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from reliq.worker.slots import HandlerCall, deliveries_of
 
 pytestmark = pytest.mark.slow
 
-#: More than a lease.
+#: Longer than a lease.
 PAUSE_SECONDS = 9.5
 
 

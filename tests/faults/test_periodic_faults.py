@@ -20,8 +20,8 @@ from reliq.metrics.crons import cron_states
 pytestmark = pytest.mark.slow
 
 PROCESSES = 8
-#: Of our seconds: a process that is stopped for so long is silent for more than a minute of the entries' time, which is
-#: longer than any window.
+#: In real seconds: a process stopped for this long is silent for more than a minute of the fast time, longer than any
+#: window.
 STOP_SECONDS = 65 / SPEED
 
 
@@ -37,7 +37,7 @@ class Fleet:
         self._live = [self._start("one") for _ in range(PROCESSES)]
 
     def disturb(self, meanwhile, stopping=2):
-        """Have some processes stopped for longer than any window, and others killed meanwhile."""
+        """Stop some processes for longer than any window, and kill others meanwhile."""
         victims = self.chance.sample(self._live, stopping)
         with ExitStack() as stack:
             stack.enter_context(stopped(*(child.pid for _, child in victims)))
@@ -48,12 +48,12 @@ class Fleet:
                 meanwhile()
 
     def wait_until_all_have_started(self):
-        """Wait until no process will still register as the newest: one that starts amid a deploy takes the entries back."""
+        """Wait until no process will register as the newest any more: during a deploy it would take the jobs back."""
         ready = lambda: all((self._folder / str(child.pid)).exists() for _, child in self._live)  # noqa: E731
         eventually(ready, "every process has registered its entries")
 
     def deploy(self, version, meanwhile):
-        """Replace every process by one of another version."""
+        """Replace every process by a process of another version."""
         for one in list(self._live):
             self._kill(one, version)
             meanwhile()
@@ -77,7 +77,7 @@ class Ledger:
         self._queues = {policy: Queue(policy, str, url=url) for policy in POLICIES}
         self._begun = dict.fromkeys(POLICIES, (0, 0))  # tick at which a version began, and ticks missed until then
         self.came = {policy: [] for policy in POLICIES}
-        self.eras = []  # policy, ticks that were in force, how many of them were missed
+        self.eras = []  # policy, expected ticks, missed ticks
 
     def begin(self, version, *, flush=False):
         """Register a version as its first process does, and end the previous version at the same moment."""
@@ -109,9 +109,9 @@ class Ledger:
         ]
 
     def _end(self, policy, row, ready, *, flush):
-        """Account for a version; return how many ticks of the entry were missed so far."""
+        """Close the books of a version; return the number of ticks that the job has missed so far."""
         [state] = cron_states(self._queues[policy].keys).read(row) or [None]
-        if state is None or not self._version:  # a process may have begun before the first version is put in force
+        if state is None or not self._version:  # a process may have started before the first version
             return 0 if state is None else state.missed
         begun, missed, step = *self._begun[policy], VERSIONS[self._version]
         ticks = [f"cron.{policy}.{tick}" for tick in range(begun + 1, state.last + 1) if tick % step == 0]

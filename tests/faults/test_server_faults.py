@@ -1,4 +1,4 @@
-"""Redis cut off, paused, frozen, killed, forgetful or full in the middle of work: nothing is lost, and work goes on."""
+"""Redis is cut off, paused, killed, emptied or full under load: no confirmed message is lost, and work continues."""
 
 import os
 import random
@@ -12,13 +12,13 @@ from reliq import OutgoingMessage, PublishFailed
 
 pytestmark = pytest.mark.slow
 
-#: How often the run as a whole is disturbed.
+#: Number of disturbances in a run.
 FAULTS = 8
 
 
 @pytest.fixture
 def faults(server, admin):
-    """What may happen to Redis and to a worker, by name."""
+    """Return the faults of Redis and of a worker, by name."""
 
     def restart():
         server.kill()
@@ -87,7 +87,7 @@ def test_redis_without_memory_refuses_publishes_and_workers_drain_it(worker, fau
 
 
 def test_flushall_under_load_loses_no_later_message(worker, faulty, admin, monkeypatch):
-    monkeypatch.setattr("reliq.publish.PUBLISH_SECONDS", 60.0)  # the disk of a busy machine may stand still
+    monkeypatch.setattr("reliq.publish.PUBLISH_SECONDS", 60.0)  # on a busy machine the disk may hang
     process = worker("--queue", "counted", "--queue", "long", "--concurrency", "4")
     faulty.LONG.publish(1.0)
     faulty.COUNTED.publish_many(range(50), chunk=5)
@@ -103,7 +103,7 @@ def test_flushall_under_load_loses_no_later_message(worker, faulty, admin, monke
     assert faulty.COUNTED.counts().missing == 0
 
 
-#: The last is for the night.
+#: The last outages run with RELIQ_LONG only.
 OUTAGES = [1, *([15, 60] if os.environ.get("RELIQ_LONG") else [])]
 
 

@@ -1,4 +1,4 @@
-"""Faults that were measured in Go's hdt3213/delayqueue do not occur here."""
+"""Faults that were measured in Go's hdt3213/delayqueue do not occur in reliq."""
 
 import time
 
@@ -20,7 +20,7 @@ def consumer(url):
 
 @pytest.mark.slow
 def test_leases_do_not_run_out_in_the_local_buffer(queue, consumer):
-    """With its default settings the original lost 28,772 of 100,000: it leased all and worked one after another."""
+    """With default settings the original lost 28,772 of 100,000: it leased all messages and ran them one by one."""
     done = []
 
     @consumer.handler(queue, lease=3)
@@ -28,7 +28,7 @@ def test_leases_do_not_run_out_in_the_local_buffer(queue, consumer):
         time.sleep(0.004)
         done.append(body)
 
-    queue.publish_many(str(number) for number in range(3000))  # in all more than two leases of work
+    queue.publish_many(str(number) for number in range(3000))  # more than two leases of work in total
 
     consumer.drain(WorkerSettings(concurrency=2))
 

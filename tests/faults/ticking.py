@@ -1,4 +1,4 @@
-"""A process that makes the ticks of three periodic entries, in a time that runs fast."""
+"""A process that publishes the ticks of three periodic jobs on a fast clock."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from reliq.redis.client import Client
 from reliq.redis.server import Connection
 from reliq.worker.upkeep import Ticker
 
-#: Seconds of an entry's time in one of ours: a process that is stopped for two is silent for more than a minute.
+#: Fast seconds in a real second: a process stopped for two real seconds is silent for more than a minute.
 SPEED = 40
 #: Version -> seconds between two ticks.
 VERSIONS = {"one": 1, "two": 2}
@@ -50,7 +50,7 @@ def tick_for_ever(url, began, version, seed, folder):
 
     ticker._publish = late
     while True:
-        with suppress(RedisUnavailableError):  # on a machine with much else to do
+        with suppress(RedisUnavailableError):  # on a busy machine
             ticker.step()
             (folder / str(os.getpid())).touch()
         pause.wait(0.02)

@@ -1,4 +1,4 @@
-"""A blocking method and its async twin have one signature."""
+"""A blocking method and its async twin have the same signature."""
 
 import asyncio
 import inspect
@@ -17,7 +17,7 @@ def public(kind):
 
 
 def signature(function):
-    """Parameters and the returned type, without the words that mark an async kind."""
+    """Return parameters and return type, without the words that mark an async type."""
     found = inspect.signature(function)
     returned = re.sub(r"^Awaitable\[(.*)\]$", r"\1", str(found.return_annotation)).replace("Async", "")
     taken = [one.replace(annotation=str(one.annotation).replace("Async", "")) for one in found.parameters.values()]

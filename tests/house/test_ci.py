@@ -1,4 +1,4 @@
-"""CI runs everything: its paths exist, its locks are complete, and it skips no test without a reason."""
+"""CI is complete: its paths exist, its lock files are complete, and each skipped test has a reason."""
 
 import re
 import subprocess

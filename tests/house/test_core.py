@@ -1,4 +1,4 @@
-"""The core imports no satellite, and no module imports itself through others."""
+"""The core imports no optional part, and there are no circular imports."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -9,16 +9,16 @@ import pytest
 import reliq
 
 PACKAGE = Path(reliq.__file__).parent
-#: A function of the core may import one of these, where a user asks for it; no module of the core does so by itself.
+#: Optional parts: functions of the core may import them on request, but no module of the core does on its import.
 SATELLITES = {"admin", "cli", "contrib", "metrics", "outbox", "sharding", "supervisor", "testing", "tracing", "web"}
 #: Modules that import the whole package: the public names and the command.
 FRONT = {"reliq", "reliq.__main__"}
-#: Functions that import a module by its name.
+#: Functions that import a module by name.
 IMPORTERS = {"import_module", "__import__"}
 
 
 def run_at_import(body):
-    """Yield the statements that run when a module is imported: none of a function's, and none for types."""
+    """Yield the statements that run on a module's import: not in functions, not for type checkers."""
     for one in body:
         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

@@ -1,4 +1,4 @@
-"""Options have the same types for type checkers and at run time, and a mistyped option is refused."""
+"""Options have the same types for type checkers and at run time, and a misspelled option is rejected."""
 
 import dataclasses
 import typing
@@ -16,7 +16,7 @@ def fields(kind):
 
 
 def keys(kind):
-    """The keys of a TypedDict with their types as they are written."""
+    """Return the keys of a TypedDict with their types as written."""
     return {name: getattr(hint, "__forward_arg__", None) or str(hint) for name, hint in kind.__annotations__.items()}
 
 

@@ -1,4 +1,4 @@
-"""Commands print foreign text in one way: it controls no terminal and forges no line."""
+"""Commands print foreign text safely: it cannot control the terminal or forge a line."""
 
 import ast
 import re

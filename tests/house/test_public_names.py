@@ -1,4 +1,4 @@
-"""Public names are imported when they are used, and a publisher imports no more than it needs."""
+"""Public names are imported on first use, and a publisher imports only the modules that it needs."""
 
 import ast
 import importlib
@@ -12,14 +12,14 @@ import reliq
 
 #: Packages that import their names on first use.
 LAZY = ("reliq", "reliq.admin", "reliq.metrics", "reliq.testing")
-#: Modules that only run, operate or measure, and their libraries.
+#: Modules for running, operating and measuring only, and their libraries.
 BESIDE_PUBLISHERS = {"admin", "cli", "consumer", "metrics", "outbox", "supervisor", "testing", "web"}
 BESIDE_PUBLISHERS |= {"tracing", "worker"}
 LIBRARIES = {"cronsim", "opentelemetry", "prometheus_client", "psutil", "rich", "starlette", "typer", "uvicorn"}
 
 
 def types_of(package):
-    """Module and name of each import that a package makes for type checkers."""
+    """Return module and name of each import that a package makes for type checkers only."""
     return {
         (node.module, alias.name)
         for block in ast.parse(inspect.getsource(package)).body
@@ -30,7 +30,7 @@ def types_of(package):
 
 
 def imported_by(code):
-    """The modules that a program imports, beyond Redis' client for asyncio."""
+    """Return the modules that a program imports, without redis.asyncio and its imports."""
     text = f"import sys, redis.asyncio; before = set(sys.modules)\n{code}\nprint(*(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -56,7 +56,7 @@ def test_package_alone_imports_no_module_of_its_names():
 
 
 def test_operators_and_tests_import_no_prometheus_client():
-    """Its import decides where an application's own metrics are kept, by an environment that may not be set yet."""
+    """Importing prometheus_client fixes the place of an application's metrics, before its environment may be set."""
     names = imported_by("from reliq.admin import Admin; from reliq.testing import Reliq")
 
     assert {name for name in names if name.startswith("prometheus_client")} == set()

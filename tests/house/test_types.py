@@ -261,7 +261,7 @@ WRONG = {
 
 
 def mypy(*files):
-    """File, line and message of each error of mypy."""
+    """Return file, line and message of each mypy error."""
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent"]
     command += ["--no-incremental", "--config-file=", "--output=json", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -271,7 +271,7 @@ def mypy(*files):
 
 
 def pyright(*files):
-    """File, line and message of each error of pyright."""
+    """Return file, line and message of each pyright error."""
     module_of_ci("pyright")
     settings = files[0].parent / "pyrightconfig.json"
     settings.write_text(json.dumps({"typeCheckingMode": "standard", "extraPaths": [str(ROOT)]}))

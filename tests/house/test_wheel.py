@@ -21,10 +21,10 @@ import reliq
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-#: Suffixes of sources: of Python, of Redis, of a browser, of the starter project.
+#: Suffixes of packaged files: Python, Redis, browser, starter project.
 SHIPPED = {".py", ".lua", ".html", ".css", ".js", ".svg", ".toml", ".yaml"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-#: The folders and files that are packed, as a release has them.
+#: The packaged folders and files.
 PACKED = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
 
 
@@ -60,7 +60,7 @@ def distributions(copy, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A wheel built from a copy of this checkout with stray files in it."""
+    """A wheel built from a copy of this checkout with stray files."""
     copy = copy_of_the_checkout(tmp_path_factory.mktemp("littered"))
     for stray in ("secrets.env", "worker/dump.rdb", "notes"):
         (copy / "reliq" / stray).write_text("left here by mistake")
@@ -87,7 +87,7 @@ def test_wheel_has_one_version_its_entry_points_and_requirements(wheel):
     assert "reliq = reliq." in parts["entry_points.txt"]
     assert "[pytest11]\nreliq = reliq.testing.plugin\n" in parts["entry_points.txt"]
     assert metadata["Name"] == "reliq-queue"
-    # `reliq` is another package of the index
+    # on PyPI `reliq` is another package
     assert [one for one in metadata.get_all("Requires-Dist") if re.match(r"reliq\b(?!-queue\[)", one)] == []
 
 

@@ -39,7 +39,7 @@ def jobs(environment):
 
 @pytest.fixture
 def patient_looks(monkeypatch):
-    """Have the looks of this process wait for Redis however slow this machine is."""
+    """Let reads of metrics wait for Redis, however slow the machine is."""
     monkeypatch.setattr("reliq.metrics.serving.SCRAPE_REPLY_SECONDS", 30.0)
     monkeypatch.setattr("reliq.metrics.queues.SCRAPE_SECONDS", 60.0)
 
@@ -52,7 +52,7 @@ def connection(url, patient_looks):
 
 @pytest.fixture
 def reader(connection):
-    """A reader of snapshots of the queues with these keys, or of those in the registry."""
+    """Return a reader of snapshots of the queues with these keys, or of the queues in the registry."""
 
     def of(*keys, **options):
         return SnapshotReader(Client(connection.wire(5.0)), *([lambda: list(keys)] if keys else []), **options)
@@ -62,14 +62,14 @@ def reader(connection):
 
 @pytest.fixture
 def command(environment):
-    """Start `reliq` commands that end with the test."""
+    """Start `reliq` commands; stop them at the end of the test."""
     with ExitStack() as stack:
         yield lambda *arguments: stack.enter_context(closing(Command(HERE, environment, *arguments)))
 
 
 @pytest.fixture
 def worker(command):
-    """Start a worker and return its metrics port with it, once all its processes are ready."""
+    """Start a worker; return it with its metrics port when all processes are ready."""
 
     def start(*options, processes=2, app="monitored:consumer"):
         port = free_port()
@@ -96,7 +96,7 @@ def promtool():
 
 @pytest.fixture
 def prometheus(tmp_path):
-    """Start a Prometheus with rules that scrapes ports of this machine twice a second."""
+    """Start a Prometheus with rules that scrapes local ports twice a second."""
     found = shutil.which("prometheus") or must_run_in_ci("Prometheus is not installed (apt-get install prometheus)")
     with ExitStack() as stack:
 

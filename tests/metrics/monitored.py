@@ -7,7 +7,7 @@ from reliq import Consumer, Job, Queue, Reject
 
 SHOP = Queue("shop", str, retries=3)
 
-#: A metric of the application's own.
+#: A metric of the application.
 BODIES = Counter("shop_bodies", "Bodies that were handled.")
 
 consumer = Consumer()

@@ -23,7 +23,7 @@ QUERIES = [
 ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
 ALERTS = [rule for rule in ALL_RULES if "alert" in rule]
 
-#: What Grafana puts in place of its variables: the tests' cluster, everything in it, a window of some scrapes.
+#: Values of Grafana's variables: the tests' cluster, everything in it, a window of some scrapes.
 FILLED = {"$cluster": "test", "$queue": ".*", "$job": ".*", "$instance": ".*", "$__rate_interval": "8s"}
 
 

@@ -1,4 +1,4 @@
-"""Asking other processes by HTTP."""
+"""Request pages from other processes over HTTP."""
 
 import http.client
 import json
@@ -22,7 +22,7 @@ def get(port, path):
 
 
 def figures(text):
-    """Return a page of metrics as {(name, labels): value}; labels are sorted pairs, time stamps of creation left out."""
+    """Return a page of metrics as {(name, labels): value}, with sorted labels and without creation timestamps."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -39,14 +39,14 @@ def page(collector):
 
 
 def scrape(port):
-    """Return the figures at a port; fail when there are none."""
+    """Return the metrics at a port; fail without metrics."""
     status, text = get(port, "/metrics")
     assert status == 200, text
     return figures(text)
 
 
 def value(found, name, **labels):
-    """Return one figure, None when it is not there."""
+    """Return one value, None if it is missing."""
     return found.get((name, tuple(sorted(labels.items()))))
 
 
@@ -57,7 +57,7 @@ class Prometheus:
         self.port = port
 
     def api(self, path, **parameters):
-        """Return the data of an answer of its API; None while it does not answer."""
+        """Return the data of a reply of its API; None while there is no reply."""
         status, text = get(self.port, f"/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
         if status in {0, 503}:
             return None

@@ -8,9 +8,9 @@ import yaml
 from panels import ANNOTATIONS, BY_TITLE, GRAFANA, PANELS, colour, filled, row
 from waiting import eventually
 
-#: A minute of the rules is a second of the story; what must hold for a while holds for much less.
+#: A minute of the rules is a second of the story; `for` durations are even shorter.
 WINDOWS_FASTER, HOLDS_FASTER = 60, 1200
-#: Seconds that a rule compares with; an idle worker's claim rounds are a second apart, and so not made faster.
+#: Limits in seconds: idle workers still claim once a second, so these limits are shortened less.
 LIMITS = {
     "reliq:oldest_seconds > 180": "reliq:oldest_seconds > 3",
     "_timestamp_seconds) > 60": "_timestamp_seconds) > 4",
@@ -21,12 +21,12 @@ TILES = [panel for panel in row("Now") if panel["type"] == "stat"]
 
 
 def faster(duration, times):
-    """Return a duration such as 5m made so many times shorter."""
+    """Return a duration such as 5m, divided by `times`."""
     return f"{1000 * int(duration[:-1]) * UNITS[duration[-1]] // times}ms"
 
 
 def faster_rules():
-    """Return the text of rules.yml with time compressed; each limit that is replaced is there."""
+    """Return rules.yml with shorter durations; each replaced limit must occur in it once."""
     text = (GRAFANA / "rules.yml").read_text("utf-8")
     for limit, instead in LIMITS.items():
         assert text.count(limit) == 1, limit
@@ -46,7 +46,7 @@ class Stage:
         self.begun = time.time()
 
     def now(self):
-        """Return the first row's tiles: title -> value."""
+        """Return the tiles of the first row: title -> value."""
         told = {}
         for panel in TILES:
             answer = self.prometheus.ask(filled(panel["targets"][0]["expr"]))
@@ -54,7 +54,7 @@ class Stage:
         return told
 
     def shows(self, **wanted):
-        """Wait until the tiles show `wanted`, by title with underscores; return all of them."""
+        """Wait until the tiles show `wanted`, titles with underscores; return all tiles."""
         conditions = {title.replace("_", " "): value for title, value in wanted.items()}
         seen = {}
 
@@ -96,12 +96,12 @@ class Stage:
         return answers
 
     def marked(self, name):
-        """Whether an annotation has marked something of the story."""
+        """Return whether an annotation has marked an event of the story."""
         found = self._range(ANNOTATIONS[name])
         return any(float(value) for one in found for _, value in one["values"])
 
     def silent_panels(self):
-        """Return the panels that show nothing: a graph of the story so far, a tile or a table now."""
+        """Return the panels without data: graphs of the whole story, tiles and tables of this moment."""
         silent = set()
         for panel in PANELS:
             ask = self._range if panel["type"] == "timeseries" else lambda query: self.prometheus.ask(filled(query))

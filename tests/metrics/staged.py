@@ -12,7 +12,7 @@ from reliq.outbox.tables import ddl
 ORDERS = Queue("orders", str, retries=3)
 QUIET = Queue("quiet", int)
 
-#: An outbox that is empty: its figures are there.
+#: An empty outbox, for its metrics.
 OUTBOX = os.environ["STORY_OUTBOX"]
 with closing(sqlite3.connect(OUTBOX)) as database:
     for statement in ddl("sqlite"):
@@ -21,7 +21,7 @@ with closing(sqlite3.connect(OUTBOX)) as database:
 consumer = Consumer(relay=Relay(f"sqlite:///{OUTBOX}"))
 
 
-#: The leases are such as no busy machine outlasts.
+#: Leases that outlast delays of a busy machine.
 @consumer.handler(ORDERS, lease=60, backoff=wait_fixed(0.1))
 def orders(body: str) -> None:
     if body == "poison":

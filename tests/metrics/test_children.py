@@ -1,4 +1,4 @@
-"""One endpoint for many processes: figures of children are added up and outlive their process."""
+"""One endpoint for many processes: metrics of child processes are summed and survive their process."""
 
 import itertools
 import os
@@ -17,13 +17,13 @@ HANDLED = "reliq_handler_seconds_count"
 
 
 def counters(found):
-    """Only what may never go back; the processor time of a process begins anew with its successor."""
+    """Return the metrics that must never decrease; a new process starts its CPU time at zero."""
     ends = ("_total", "_count", "_bucket", "_sum")
     return {key: figure for key, figure in found.items() if key[0].endswith(ends) and key[0].startswith("reliq_")}
 
 
 def of_processes(found, name):
-    """One figure of each process, by its label."""
+    """Return a metric of each process, by its label."""
     return {dict(labels)["process"]: figure for (one, labels), figure in found.items() if one == name}
 
 
@@ -44,12 +44,12 @@ def test_children_killed_between_scrapes_turn_no_counter_back_and_are_counted(wo
         eventually(lambda before=before: killed() == before + 1, "the restart is counted")
     eventually(lambda: killed() == 3 and value(pages[-1], "reliq_workers") == 2, "both places are taken again")
 
-    # A page on which Redis came too late has fewer figures.
+    # If Redis replies too late, the page has fewer metrics.
     while len(whole := [page for page in pages if value(page, "reliq_redis_up") == 1]) <= 10:
         killed()
 
     first, last = (of_processes(page, "process_start_time_seconds") for page in (pages[0], pages[-1]))
-    assert set(first) == set(last) == {"supervisor", "0", "1"}  # a successor takes over the label
+    assert set(first) == set(last) == {"supervisor", "0", "1"}  # a new process takes over the label
     assert first["supervisor"] == last["supervisor"]
     assert first != last
     memory = of_processes(pages[-1], "process_resident_memory_bytes")["supervisor"]
@@ -79,7 +79,7 @@ def test_counts_of_replaced_children_stay_and_their_files_do_not(worker, jobs):
     assert value(scrape(port), "shop_bodies_total") == 60
 
 
-#: No process can have a pid above it.
+#: Larger than any pid.
 MOST = int(Path("/proc/sys/kernel/pid_max").read_text())
 
 
@@ -98,7 +98,7 @@ def test_sweep_after_many_restarts_keeps_one_file_of_each_kind_and_every_count(t
     write(tmp_path, "counter", 1, {"jobs_total": 7})  # of an earlier run
     files = Files(lambda: tmp_path)
     write(tmp_path, "counter", os.getpid(), {"jobs_total": 5})
-    (tmp_path / f"histogram_{MOST + 1}.db").touch()  # an empty file disturbs no scrape
+    (tmp_path / f"histogram_{MOST + 1}.db").touch()  # an empty file must not break a scrape
     assert sums(files) == {"jobs_total": 5}
 
     for number in range(20):

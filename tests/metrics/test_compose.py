@@ -1,4 +1,4 @@
-"""examples/compose.yaml, its image and the provisioning of Grafana fit together."""
+"""examples/compose.yaml, its image and Grafana's provisioning files match each other."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from panels import ALERTS, GRAFANA, ROOT
 from reliq.cli.app import Commands
 
 EXAMPLES = ROOT / "examples"
-#: Without variables in the environment each has its default.
+#: Without environment variables each setting has its default.
 TEXT = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (EXAMPLES / "compose.yaml").read_text("utf-8"))
 COMPOSE = yaml.safe_load(TEXT)
 SERVICES = COMPOSE["services"]

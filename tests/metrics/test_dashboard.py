@@ -1,4 +1,4 @@
-"""Grafana accepts the dashboard, each panel has a query, a unit and a description, and any data source serves it."""
+"""Grafana accepts the dashboard; each panel has a query, a unit and a description; any data source works."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def test_figures_of_queues_are_not_summed_over_the_instances_that_repeat_them():
     assert re.findall(rf"sum(?:by\(queue\))?\((?:rate\()?reliq_(?:{of_queues})", text) == []
 
 
-#: Series of a full worker, an idle one and a dead one, and the values that panels then show.
+#: Series of a busy worker, an idle worker and a dead worker, and the values of the panels.
 FLEET = {
     "reliq_slots_busy": {"a": 16, "b": 0},
     "reliq_slots": {"a": 16, "b": 32},

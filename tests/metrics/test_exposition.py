@@ -1,4 +1,4 @@
-"""The page that Prometheus reads: both formats and compression."""
+"""The metrics page for Prometheus: both formats, and compression."""
 
 import gzip
 from urllib.request import Request, urlopen
@@ -19,7 +19,7 @@ EVIL = 'a "quoted"\\ name\nof two lines'
 
 
 class Told(Collector):
-    """Metrics that a test chooses."""
+    """Made-up metrics."""
 
     told = ()
 
@@ -29,7 +29,7 @@ class Told(Collector):
 
 @pytest.fixture
 def metrics():
-    """The figures of a process that has worked on two queues."""
+    """The metrics of a process that has handled messages of two queues."""
     found = ProcessMetrics(["calm", EVIL])
     found(events.Handled("calm", "id", 1, "ack", 0.25))
     found(events.Handled("calm", "id", 1, "ack", 1e9))
@@ -38,7 +38,7 @@ def metrics():
 
 
 def read(page, accept=""):
-    """Return a page in a format as Prometheus' own client reads it: {(name, labels): value}."""
+    """Parse a page with Prometheus' client: {(name, labels): value}."""
     text = page.encode(accept)[0].decode()
     if not accept:
         return figures(text)

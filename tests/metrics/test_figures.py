@@ -1,4 +1,4 @@
-"""Figures of processes: one process counts, another reads and adds up; counts outlive their process."""
+"""Shared metrics: one process counts, another reads and adds up; counts survive their process."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from reliq.metrics.store import FIRST_BYTES, Children, Figures, FiguresReader, f
 
 
 def rows(collector):
-    """All series of a collector: (name, *labels) -> value."""
+    """Return all series of a collector: (name, *labels) -> value."""
     return {
         (family.spec.name, *labels): value for family in collector.families() for labels, value in family.rows.items()
     }

@@ -1,4 +1,4 @@
-"""Metrics of queues with keys: their number, the largest, the longest held up; bounded in series and commands."""
+"""Metrics of queues with keys: number of keys, largest key, longest blocked key; bounded series and commands."""
 
 import patience
 import pytest
@@ -14,7 +14,7 @@ from reliq.redis.client import Client
 
 @pytest.fixture
 def page(connection):
-    """The figures of a queue as they are scraped."""
+    """Return the scraped metrics of a queue."""
     return lambda queue: patience.page(queue_collector(connection, [queue.keys]))
 
 
@@ -24,7 +24,7 @@ def queue(url):
 
 
 def series(found, name):
-    """The values of a metric by the label `key`, of the queue q."""
+    """Return the values of a metric of queue q by the label `key`."""
     return {dict(labels)["key"]: number for (one, labels), number in found.items() if one == name}
 
 
@@ -41,7 +41,7 @@ def test_largest_keys_have_a_series_each_and_the_others_share_one(queue, page, c
     assert value(found, "reliq_backlog", queue="q") == 120
     assert value(found, "reliq_messages_unaccounted", queue="q") == 0
     assert value(found, "reliq_paused", queue="q") == 0
-    client.zadd(queue.keys.asleep, {"": 4e9})  # a handler has put the whole queue to sleep
+    client.zadd(queue.keys.asleep, {"": 4e9})  # a handler put the whole queue to sleep
     assert value(page(queue), "reliq_paused", queue="q") == 1
 
 
@@ -69,7 +69,7 @@ def run(connection):
 
 @pytest.fixture
 def held_up(queue, client, reader):
-    """Look as if so many seconds had passed since the test began; return for how long a key has been held up."""
+    """Read the metrics as if this many seconds had passed; return for how long a key has been blocked."""
     start = client.time()[0]
     own = reader(queue.keys, held_up=BlockedKeys())
     return lambda seconds: next(iter(own.look((start + seconds) * 1000).queues.values())).held_up
@@ -80,14 +80,14 @@ def test_key_is_held_up_while_its_first_message_stays(queue, held_up, run):
     run(transitions.sleep(queue.keys, "slow", for_ms=None))
 
     assert [held_up(at) for at in (0, 100)] == [0, 100]
-    for at in (200, 300):  # one of its messages starts before each look
+    for at in (200, 300):  # a message of the key starts before each read
         run(transitions.sleep(queue.keys, "slow", for_ms=0))
         assert len(run(claim(queue, 1, at)).claimed) == 1
         run(transitions.sleep(queue.keys, "slow", for_ms=None))
         assert held_up(at) == 0
     assert held_up(400) == 100
     run(transitions.sleep(queue.keys, "slow", for_ms=0))
-    assert [held_up(at) for at in (500, 600)] == [0, 0]  # it waits for a worker
+    assert [held_up(at) for at in (500, 600)] == [0, 0]  # the key waits for a worker only
 
 
 def test_key_in_order_is_held_up_behind_a_failed_message(queue, client, held_up, run):

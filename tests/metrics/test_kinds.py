@@ -1,4 +1,4 @@
-"""An observer names the kinds of events that it reads; an event that no observer names is not made."""
+"""Observers declare the kinds of events that they read; events without a reader are not created."""
 
 import ast
 import inspect
@@ -39,7 +39,7 @@ def test_observer_without_kinds_gets_every_event():
 
 
 def test_success_is_an_event_for_the_log_only_at_level_debug(caplog):
-    """A nack is one at INFO too."""
+    """A success is logged at DEBUG; a nack also at INFO."""
     caplog.set_level(logging.INFO, "reliq")
     consumer, told = Consumer(), []
 

@@ -1,4 +1,4 @@
-"""Log lines: levels, JSON and text formats, repeated lines held back, no bodies or passwords."""
+"""Log lines: levels, JSON and text formats, a limit for repeated lines, no bodies or passwords."""
 
 import json
 import logging
@@ -159,7 +159,7 @@ def test_held_back_lines_are_reported_without_a_further_line(lines, caplog, monk
     limiter = Limiter()
 
     lost = lines(*[events.LeaseLost("q", ("m",), "ack")] * (SAME_LINES + 2))
-    written = [limiter.filter(at(record, 1000.0)) for record in lost]  # in one window, however slow this machine is
+    written = [limiter.filter(at(record, 1000.0)) for record in lost]  # all in one window, on any machine
 
     eventually(lambda: any("held back" in one.getMessage() for one in caplog.records), "the end of the window tells")
     assert sum(one.reliq["count"] for one in caplog.records if "held back" in one.getMessage()) == written.count(False)

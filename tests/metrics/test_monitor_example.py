@@ -1,4 +1,4 @@
-"""The README's one command shows the demo's figures in a Prometheus."""
+"""The single command in the README shows the demo's metrics in a Prometheus."""
 
 import os
 import re

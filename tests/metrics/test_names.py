@@ -1,4 +1,4 @@
-"""Dashboard, rules and worker have the same metrics: each served metric is shown, each shown metric is served."""
+"""Dashboard, rules and worker use the same metrics: each served metric is shown, each shown metric is served."""
 
 import re
 
@@ -12,7 +12,7 @@ from reliq.metrics.names import ALL
 
 
 def series_of(spec):
-    """The names of a metric's samples."""
+    """Return the names of a metric's samples."""
     return [spec.name + end for end in ("_bucket", "_sum", "_count")] if spec.kind == "histogram" else [spec.name]
 
 
@@ -58,5 +58,5 @@ def test_totals_have_every_kind_that_a_script_counts():
     scripts = (GRAFANA.parent / "reliq" / "lua").glob("*.lua")
     counted = {kind for script in scripts for kind in re.findall(r"add\('(\w+)'", script.read_text())}
 
-    moved = {"arrived", "left"}  # from shard to shard; figures are of the whole queue
+    moved = {"arrived", "left"}  # between shards; metrics are of the whole queue
     assert counted - {f"retried_{cause}" for cause in names.CAUSES} - moved - {names.LIMITED} <= set(names.TOTALS)

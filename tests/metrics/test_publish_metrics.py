@@ -17,7 +17,7 @@ def registry():
 
 @pytest.fixture
 def told(registry):
-    """Return how many calls of a queue were measured, and its messages by outcome."""
+    """Return the number of measured calls of a queue, and its messages by outcome."""
 
     def read(queue):
         samples = [one for family in registry.collect() for one in family.samples if one.labels.get("queue") == queue]

@@ -1,4 +1,4 @@
-"""promtool runs the alerts: each fires in time after its fault, and is silent without it."""
+"""Run the alerts with promtool: each fires in time after its fault, and is silent without the fault."""
 
 import json
 import re
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 from panels import ALERTS, GRAFANA, RULES, RUNBOOK
 
-#: In these tests a sample comes every 15 s, a fault begins at the fifth minute, and all ends at the 30th.
+#: There is a sample every 15 s; a fault begins in minute 5, and the test ends in minute 30.
 INTERVAL, BEFORE, ALL = 15, 20, 120
 FAULT_SECONDS = INTERVAL * BEFORE
-#: Of each series; environments must not mix.
+#: Labels of each series; environments must not mix.
 WHERE = {"cluster": "eu", "job": "reliq"}
 (SETTING,) = [rule for group in RULES["groups"] for rule in group["rules"] if rule.get("record") == "reliq:runbook"]
 
@@ -20,7 +20,7 @@ def steady(value):
 
 
 def then(before, after):
-    """A value, then another."""
+    """A value, then another value from the fault on."""
     return f"{before}x{BEFORE - 1} {after}x{ALL - BEFORE}"
 
 
@@ -30,13 +30,13 @@ def rising(a_minute, start=0):
 
 
 def stops(a_minute):
-    """A counter that rises until the fault."""
+    """A counter that stops rising at the fault."""
     step = a_minute * INTERVAL / 60
     return f"0+{step:g}x{BEFORE} {step * BEFORE:g}x{ALL - BEFORE}"
 
 
 def growing(a_minute):
-    """A counter that rises all the time."""
+    """A counter that always rises."""
     return f"0+{a_minute * INTERVAL / 60:g}x{ALL}"
 
 
@@ -53,7 +53,7 @@ def shop(name, **labels):
 
 @dataclass(frozen=True)
 class Case:
-    """Series with which an alert fires within `minutes` of the fault (not before it), and those with which it must not."""
+    """Series for which an alert fires within `minutes` after the fault, and series for which it must not fire."""
 
     fires: dict[str, str]
     silent: dict[str, str]
@@ -135,7 +135,7 @@ CASES = {
     ),
     "ReliqAccountBroken": Case(
         {shop("reliq_messages_unaccounted"): then(0, 3), shop("reliq_messages_unaccounted", instance="b"): then(0, 3)},
-        # One of two scrapers saw the queue between two of its moves.
+        # One of two scrapers read the queue between two moves.
         {shop("reliq_messages_unaccounted"): then(0, 3), shop("reliq_messages_unaccounted", instance="b"): steady(0)},
         5.5,
         "shop: the account is wrong by 3 messages",
@@ -203,14 +203,14 @@ CASES = {
         WHERE,
     ),
 }
-#: Further sights with which an alert fires, or must not.
+#: Further series for which an alert fires, or must not fire.
 ALSO_FIRES = [
     ("ReliqRedisEvicts", {series("reliq_redis_evicted_keys_total"): then(0, 5)}),
     ("ReliqOldestMessageTooOld", {shop("reliq_oldest_message_age_seconds", state="pending"): then(0, 400)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_go_layout"): steady(0)}),
-    # Keys wait for a worker, beside others that sleep.
+    # Some keys wait for a worker, others sleep.
     ("ReliqNobodyClaims", STUCK | {WAITING: then(0, 7), shop("reliq_keys", state="in_turn"): then(0, 1)}),
-    # Another environment with a queue of the same name does well, or is paused.
+    # A queue of the same name in another environment is healthy, or paused.
     ("ReliqNobodyClaims", STUCK | {shop("reliq_claimed_total", cluster="us"): growing(60)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_paused", job="reliq-staging"): steady(1)}),
     ("ReliqAccountBroken", {shop("reliq_messages_unaccounted"): then(0, -2)}),
@@ -222,7 +222,7 @@ ALSO_SILENT = [
     ("ReliqOldestMessageTooOld", CASES["ReliqOldestMessageTooOld"].fires | PAUSED),
     ("ReliqNobodyClaims", STUCK | PAUSED),
     ("ReliqBacklogGrowing", {shop("reliq_backlog"): rising(1)}),
-    # A Go program works on the queue; reliq has claimed from it before, or never.
+    # A Go program serves the queue; reliq claimed from it earlier, or never.
     ("ReliqNobodyClaims", STUCK | {shop("reliq_go_layout"): steady(1)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_claimed_total"): steady(0), shop("reliq_go_layout"): steady(1)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_backlog"): steady(0)}),
@@ -238,7 +238,7 @@ ALSO_SILENT = [
 
 
 def sight(alert, shown, *, fires):
-    """One test in promtool's own words: silent before the fault, and after it as it should be."""
+    """Return a promtool test: the alert is silent before the fault, and as expected after it."""
     due = f"{FAULT_SECONDS + int(CASES[alert].minutes * 60)}s"
     count = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})'
     return {
@@ -250,7 +250,7 @@ def sight(alert, shown, *, fires):
 
 
 def in_full(alert):
-    """One test in promtool's own words: the alert fires in time, with its labels and texts, and not before the fault."""
+    """Return a promtool test: the alert fires in time, with its labels and texts, and not before the fault."""
     made, case = sight(alert, CASES[alert].fires, fires=True), CASES[alert]
     (rule,) = [rule for rule in ALERTS if rule["alert"] == alert]
     told = {

@@ -13,10 +13,10 @@ from reliq.testing.server import EmbeddedRedis
 
 BLOCKS = [line for block in re.findall(r"```sh\n(.*?)```", RUNBOOK, re.DOTALL) for line in block.splitlines()]
 INLINE = re.findall(r"`(reliq [^`]+)`", RUNBOOK.replace("\n  ", " "))
-#: Commands quoted without their arguments, and those that fail here: no worker listens, the queue is in use.
+#: Commands quoted without arguments, and commands that fail here: no worker listens, the queue is in use.
 MAY_END_WITH = {"reliq health live --port 9464": 1, "reliq purge --state dead": 2, "reliq delete QUEUE": 2}
 MAY_END_WITH |= {"reliq cron run QUEUE NAME": 1, "reliq delete QUEUE --cron NAME": 2}
-#: Commands that ask before they act.
+#: Commands that ask for confirmation.
 ASK = ("reliq purge QUEUE --state dead", "reliq redrive QUEUE", "reliq delete")
 COMMANDS = sorted({*BLOCKS, *INLINE})
 

@@ -76,7 +76,7 @@ def test_worker_during_an_outage_serves_its_counters_and_stays_alive(worker, job
     eventually(lambda: value(scrape(port), "reliq_acked_total", queue="shop"), "the message is handled")
     eventually(lambda: value(scrape(port), "reliq_lag_seconds_count", queue="shop"), "and counted")
 
-    os.kill(redis_server.pid, signal.SIGSTOP)  # worse than a closed port: nothing answers
+    os.kill(redis_server.pid, signal.SIGSTOP)  # worse than a closed port: no reply
     try:
         found = scrape(port)
         assert value(found, "reliq_redis_up") == 0
@@ -140,7 +140,7 @@ def test_worker_without_queue_metrics_serves_those_of_processes_and_redis(worker
 
 
 def served(consumer, **options):
-    """The figures of a consumer in this process, as `Consumer.run(metrics_port=...)` serves them."""
+    """The metrics of a consumer in this process, as `Consumer.run(metrics_port=...)` serves them."""
     keys = [handler.queue.keys for handler in consumer.handlers]
     connection = consumer.connection(consumer.handlers)
     return of_one_process(consumer.observers, consumer.stats, connection, keys, **options)
@@ -225,7 +225,7 @@ def test_process_without_claim_rounds_is_not_alive():
 
 def test_process_without_redis_is_alive_while_it_tries():
     pulse = Pulse()
-    facts = pulse._read()  # its last claim round was long ago
+    facts = pulse._read()  # its last claim was long ago
     pulse._write(facts._replace(claimed_at=facts.claimed_at - 10 * PATIENT_SECONDS, ready=True))
     for part in ("fetcher", "start"):
         pulse(RedisUnavailable("", part, "gone"))

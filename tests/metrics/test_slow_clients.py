@@ -24,7 +24,7 @@ def endpoint():
 
 
 def connected(stack, port):
-    """Open a connection that has sent a little."""
+    """Open a connection and send the beginning of a request."""
     client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
     client.sendall(b"G")
     return client
@@ -68,7 +68,7 @@ def test_accept_without_a_free_descriptor_pauses_between_tries(endpoint, monkeyp
         client = stack.enter_context(socket.socket())
         client.settimeout(60)
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest_free = os.dup(client.fileno())  # a new descriptor gets the lowest number that is free
+        lowest_free = os.dup(client.fileno())  # a new descriptor gets the lowest free number
         os.close(lowest_free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limit[1]))
         try:

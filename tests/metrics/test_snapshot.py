@@ -1,4 +1,4 @@
-"""Figures of queues from Redis: states, ages, backlog, and the round trips that they cost."""
+"""Queue metrics read from Redis: states, ages, backlog, and the round trips of a read."""
 
 import threading
 
@@ -16,7 +16,7 @@ from reliq.redis.server import Connection
 
 @pytest.fixture
 def look(reader):
-    """Look at queues once."""
+    """Read queues once."""
     return lambda *queues: [*reader(*(queue.keys for queue in queues)).look().queues.values()]
 
 
@@ -76,7 +76,7 @@ def test_dead_letters_are_no_messages_and_a_lost_message_is_missing(url, client,
     with queue.receive() as [job]:
         job.reject(reason="no")
     assert run_transition(queue, "collect", [job.id], dead_letter_limit=10, letters_ms=10**9)
-    client.lpop(queue.keys.ready)  # lost without a trace
+    client.lpop(queue.keys.ready)  # lost without an end
 
     found = page(queue_collector(connection, [queue.keys]))
 
@@ -86,7 +86,7 @@ def test_dead_letters_are_no_messages_and_a_lost_message_is_missing(url, client,
     assert value(found, "reliq_messages_unaccounted", queue="q") == 1
 
 
-# Of many, 200 are drawn by chance: the standard deviation is 350, so this fails once in ten million runs.
+# 200 of many ids are sampled: with a standard deviation of 350 this fails once in ten million runs.
 @pytest.mark.parametrize(("number", "misfire_grace_time"), [(UNACK_SAMPLE, 0), (10_000, 1900)], ids=["few", "many"])
 def test_unack_is_split_into_leases_and_backoffs(url, client, look, number, within):
     queue = Queue("q", int, url=url)
@@ -169,7 +169,7 @@ def test_look_at_many_messages_makes_the_commands_of_a_look_at_few(url, client, 
     for queue, count in ((few, 300), (many, 10_000)):
         client.lpush(queue.keys.ready, *range(count))
         client.zadd(queue.keys.unack, {f"u{number}": 2e9 for number in range(300)})
-    look(few, many)  # the script is known from here on
+    look(few, many)  # loads the script
 
     assert commands_of(client, look, [few]) == commands_of(client, look, [many])
     assert look(many)[0].ready == 10_000

@@ -1,4 +1,4 @@
-"""A story, seen by a real Prometheus: in each act the dashboard's first row shows the fault, and its alert fires."""
+"""A story with a real Prometheus: in each act the dashboard's first row shows the fault, and its alert fires."""
 
 import signal
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from reliq.testing.server import EmbeddedRedis
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 PROCESSES, POISON = 2, 12
-#: Panels without figures while Redis is away.
+#: Panels without data while Redis is unreachable.
 OF_REDIS = {"The account", "Redis version", "Queues not shown"}
 #: No queue of the story has keys.
 OF_KEYS = {"Largest keys", "Keys in turn and asleep"}
@@ -23,7 +23,7 @@ OF_KEYS = {"Largest keys", "Keys in turn and asleep"}
 
 @pytest.fixture
 def own_redis(server_path, tmp_path, monkeypatch):
-    """A Redis that the story may take away and bring back."""
+    """A Redis that the story stops and restarts."""
     options = {"appendonly": "yes", "appendfsync": "always"}
     with EmbeddedRedis(server=server_path, port=free_port(), options=options) as server:
         monkeypatch.setenv("STORY_OUTBOX", str(tmp_path / "outbox.db"))
@@ -148,6 +148,6 @@ def worker_dead(scene):
     assert alerts <= set(scene.stage.table("Firing now"))
     colours = scene.stage.colours()
     assert {colours[title] for title in ("Targets down", "Processes", "Alerts")} == {"red"}
-    # A due message that no process promoted waits too.
+    # A due message that no process has promoted counts as waiting.
     assert scene.stage.graph("Backlog")["orders",][-1] == 21
     assert scene.stage.table("Queues now")["orders"]["pending"] == 1

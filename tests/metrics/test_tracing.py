@@ -1,4 +1,4 @@
-"""Spans: a publish in one process is the parent of the handling in another."""
+"""Traces: the span of a publish in one process is the parent of the handler's span in another."""
 
 import asyncio
 import json

@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def deeds(url, monkeypatch):
-    """The module of the handlers, its queues on the server under test."""
+    """The module of the handlers, with its queues on the server under test."""
     monkeypatch.setenv("RELIQ_URL", url)
     monkeypatch.syspath_prepend(str(HERE))
     import deeds

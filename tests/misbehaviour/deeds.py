@@ -30,7 +30,7 @@ SLOW = Queue("slow", str, retries=0)
 DEADLY = Queue("deadly", str, retries=0)
 DEADLY_ASYNC = Queue("deadly-async", str, retries=0)
 QUEUES = [value for value in list(globals().values()) if isinstance(value, Queue)]
-#: A good handler, and as many slots as this, bound the rate of its queue, not the machine.
+#: The duration of a good handler and this number of slots limit the rate of its queue, not the machine.
 GOOD_SECONDS, GOOD_SLOTS = 0.02, 4
 
 consumer = Consumer()
@@ -68,7 +68,7 @@ async def held_in_a_task(how: str) -> None:
 
 @consumer.handler(AHELD, lease=3, timeout=600)
 async def aheld(how: str, job: Job[str]) -> None:
-    """Hold the interpreter in a task of one's own, or when cancelled; or sleep, for another coroutine to do so."""
+    """Hold the GIL in a separate task or on cancel; or sleep while another coroutine does."""
     await asyncio.to_thread(notes().hincrby, "started", job.id)
     if how == "sleeps":
         await asyncio.sleep(10)
@@ -90,7 +90,7 @@ def limited(how: str, job: Job[str]) -> None:
 
 @consumer.handler(HANGING, lease=3, timeout=1)
 def hanging(_: str, job: Job[str]) -> None:
-    """Never end, and let others run."""
+    """Never finish, but let other threads run."""
     notes().hincrby("started", job.id)
     threading.Event().wait()
 
@@ -136,7 +136,7 @@ def misbehave_async(queue: Queue[str], deeds: dict[str, table.Deed], **options: 
         return await deeds[name].do()
 
 
-#: A busy machine may have a process stand still for seconds: its messages have one attempt.
+#: On a busy machine a process may hang for seconds: its messages have one attempt.
 PATIENT = {"lease": 20}
 misbehave(PLAIN, table.PLAIN | table.LASTING, timeout=60, **PATIENT)
 misbehave_async(ASYNC, table.ASYNC, timeout=60, **PATIENT)

@@ -1,18 +1,18 @@
-"""Two good queues that always have work."""
+"""Two queues of good messages that always have a backlog."""
 
 from listener import Repeated
 from programs import answer
 from waiting import eventually
 
-#: How many of each good queue wait at least.
+#: Minimum backlog of each good queue.
 BACKLOG = 40
-#: More than a good queue has in flight.
+#: More messages than a good queue has in flight.
 ACKS = 60
 TICK_SECONDS = 0.05
 
 
 class GoodWork(Repeated):
-    """Publishes good messages all the time within its block, and asks /live at `port` as often."""
+    """Publishes good messages during its block, and requests /live at `port` as often."""
 
     def __init__(self, queues, port):
         super().__init__()
@@ -21,7 +21,7 @@ class GoodWork(Repeated):
         self.live = []
 
     def check_they_go_on(self, after):
-        """Wait until both queues have worked more messages `after` a deed than were in flight then."""
+        """Wait until both queues have handled more messages `after` a deed than were in flight then."""
         before = {queue: acked(queue) for queue in self._queues}
         eventually(
             lambda: all(acked(queue) >= before[queue] + ACKS for queue in self._queues),

@@ -75,7 +75,7 @@ def end_a_program() -> None:
 
 
 def write_to_nobody() -> None:
-    """Fail, unless a fork beside us has the other end too."""
+    """Write to a closed pipe, which fails unless another fork holds the other end."""
     read, write = os.pipe()
     os.close(read)
     try:
@@ -94,7 +94,7 @@ def fall() -> None:
 
 
 def take_all_memory() -> None:
-    """Take memory until the system gives no more, which is at 300 MB more than the process has."""
+    """Allocate memory until the limit, 300 MB above the current size."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (size + 300 * 2**20, before[1]))
@@ -112,7 +112,7 @@ def segfault() -> None:
     ctypes.string_at(0)
 
 
-#: Quick, and the process lives on.
+#: Quick misbehaviours that the process survives.
 PLAIN = {
     "forks a pool": Deed(fork_a_pool, ACKED),
     "ends a process": Deed(end_a_process, ACKED),
@@ -193,13 +193,13 @@ LASTING = {
     "goes to another folder": Deed(lambda: os.chdir("/"), ACKED),
 }
 
-#: Slower, and the process lives on.
+#: Slower misbehaviours that the process survives.
 SLOW = {
     "blocks the loop": Deed(block_the_loop, ACKED, "the event loop has not run for"),
     "waits for a thread beyond its timeout": Deed(lambda: asyncio.to_thread(time.sleep, 12), FAILED),
 }
 
-#: They end their process, or may.
+#: Misbehaviours that end their process, or may.
 DEADLY = {
     "ends by a segmentation fault": Deed(segfault, LEASE, "ended with -11"),
     "calls os._exit(0)": Deed(lambda: os._exit(0), LEASE, "ended with 0"),

@@ -71,7 +71,7 @@ def test_coroutine_that_holds_the_interpreter_is_named_and_pays_alone(worker, de
 
 
 def test_handler_that_holds_the_interpreter_ends_at_its_timeout(worker, deeds, client):
-    process = worker("--concurrency", "4")  # --gil-timeout would be half a minute
+    process = worker("--concurrency", "4")  # the default --gil-timeout is half a minute
     neighbour = Neighbour(deeds.WAITING, client)
 
     deeds.LIMITED.publish("re")

@@ -1,4 +1,4 @@
-"""Some thirty handlers do one bad thing each, beside two good queues that go on."""
+"""Some thirty handlers misbehave in one way each, beside two good queues that are not affected."""
 
 import uuid
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 KEPT = {"dead", "ends", "token", "totals", "wake"}
 #: Repetitions of the quick misbehaviours: a leak in each of them exceeds the noise.
 TIMES = 4
-#: Those: a connection for parts of the worker that call at once, a timer of the log while it holds lines back.
+#: The noise: connections for parts of the worker that call at the same time, and a timer of the log limit.
 CONNECTIONS, TIMERS = 2, 1
 SLOTS = 16
 
@@ -34,18 +34,18 @@ def mark(environment):
 
 @pytest.fixture
 def good(deeds, port):
-    """Good work without an end, from the first message that was worked."""
+    """Publish and handle good messages all the time, from the first handled message on."""
     with GoodWork((deeds.GOOD, deeds.AGOOD), port) as good:
         yield good
 
 
 def publish(deeds):
-    """Publish each name of `deeds`, queue -> table; return the id, the queue and the deed of each."""
+    """Publish the name of each deed, queue -> table; return the id, the queue and the deed of each."""
     return {name: (queue.publish(name).id, queue, deed) for queue, all in deeds.items() for name, deed in all.items()}
 
 
 def check_the_ends(published):
-    """Wait until all have ended; each as the table has it."""
+    """Wait until all messages have ended; each as the table expects."""
     queues = {queue for _, queue, _ in published.values()}
     for queue in queues:
         eventually(lambda queue=queue: queue.counts().alive == 0, f"every deed of {queue.name} has ended")
@@ -63,7 +63,7 @@ def check_the_log(process, published):
 
 
 def check_the_good(good):
-    """Every good message was worked, none is lost, and a probe would have restarted nothing for long."""
+    """All good messages were handled, none is lost, and a liveness probe would not have restarted the worker."""
     for queue, published in good.published.items():
         eventually(lambda queue=queue: queue.counts().alive == 0, f"{queue.name} is worked")
         found = queue.counts()
@@ -81,7 +81,7 @@ def check_nothing_is_left(client, process, mark, tmp_path):
 
 
 def is_left(mark):
-    """The processes that still run of all that was started with `mark` in the environment."""
+    """Return the running processes with `mark` in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -93,12 +93,12 @@ def is_left(mark):
 
 
 def held(process):
-    """How many descriptors and threads a process has."""
+    """Return the numbers of descriptors and threads of a process."""
     return process.num_fds(), process.num_threads()
 
 
 def check_nothing_has_grown(process, before, *, descriptors=0, threads=0):
-    """Wait until it has no more descriptors and threads than `before`, or so many more."""
+    """Wait until the process has at most `more` descriptors and threads more than `before`."""
 
     def what_it_has():
         return f"{held(process)}, before {before}: {process.open_files()} {process.net_connections()}"
@@ -132,7 +132,7 @@ def test_misdeeds_in_a_thread_or_loop_stop_no_good_handler(worker, deeds, client
         check_the_ends(again)
     check_the_ends(publish({deeds.PLAIN: table.LASTING}))
     good.check_they_go_on("the quick ones, again and again")
-    # `leaves a thread behind` has left one each time.
+    # `leaves a thread behind` leaves a thread each time.
     check_nothing_has_grown(child, before, descriptors=CONNECTIONS, threads=TIMES + TIMERS)
     good.__exit__()
     check_the_good(good)
@@ -162,7 +162,7 @@ def test_misdeeds_to_a_process_stop_no_good_handler(worker, deeds, client, mark,
             )
         good.check_they_go_on(name)
         done |= one
-        before = before or held(supervisor)  # with the connection that it needs at the first death
+        before = before or held(supervisor)  # with the connection for the first death
     check_nothing_has_grown(supervisor, before)
     good.__exit__()
     check_the_good(good)

@@ -39,7 +39,7 @@ def database(request):
 
 @pytest.fixture
 def tx(database):
-    """A connection of the application's: psycopg's or sqlite3's."""
+    """A connection of the application, by psycopg or sqlite3."""
     with closing(database.connect()) as connection:
         yield connection
 

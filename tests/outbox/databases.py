@@ -1,4 +1,4 @@
-"""The databases of the tests: each with reliq's tables, emptied for each test, and a table of the application's."""
+"""The databases of the tests, with reliq's tables and the application's, emptied for each test."""
 
 import sqlite3
 from contextlib import closing
@@ -10,7 +10,7 @@ TABLES = ("CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY)", "CREATE TAB
 
 
 class Sqlite:
-    """A file of SQLite."""
+    """An SQLite file."""
 
     dialect = "sqlite"
 
@@ -23,14 +23,14 @@ class Sqlite:
                 connection.execute(statement)
 
     def connect(self):
-        """A connection that begins a transaction by itself."""
+        """Return a connection that starts transactions automatically."""
         connection = sqlite3.connect(self._path, check_same_thread=False)
         connection.execute("PRAGMA synchronous=OFF")
         return connection
 
 
 class Postgresql:
-    """The schema `public` of a server that tests share."""
+    """The schema `public` of a server shared by tests."""
 
     dialect = "postgresql"
 
@@ -45,7 +45,7 @@ class Postgresql:
                 connection.execute(statement)
 
     def connect(self):
-        """A connection that begins a transaction by itself."""
+        """Return a connection that starts transactions automatically."""
         return self._psycopg.connect(self.url)
 
 
@@ -64,12 +64,12 @@ def execute(database, *statements):
 
 
 def rows_of(database):
-    """Queue and id of each row of the outbox."""
+    """Return queue and id of each row of the outbox."""
     return all_of(database, "SELECT queue, id FROM reliq_outbox")
 
 
 def unsent(database):
-    """How many rows of the outbox are not sent."""
+    """Return the number of unsent rows of the outbox."""
     return all_of(database, "SELECT count(*) FROM reliq_outbox WHERE sent_ms IS NULL")[0][0]
 
 

@@ -25,7 +25,7 @@ def connect(url):
 
 @contextmanager
 def transaction(connection):
-    """BEGIN IMMEDIATE in SQLite, so that two processes that write wait for each other."""
+    """Use BEGIN IMMEDIATE in SQLite, so that two writing processes wait for each other."""
     connection.execute("BEGIN IMMEDIATE" if type(connection).__module__ == "sqlite3" else "BEGIN")
     try:
         yield connection
@@ -83,7 +83,7 @@ def work(url):
         with transaction(connection) as tx:
             if job.once(tx):
                 tx.execute(f"INSERT INTO effects VALUES ('{body['order']}')")
-        time.sleep(random.random() * 0.05)  # most kills come here, after the commit and before the ack
+        time.sleep(random.random() * 0.05)  # most kills happen here, after the commit and before the ack
         connections.append(connection)
 
     consumer.run(WorkerSettings(concurrency=4))

@@ -1,4 +1,4 @@
-"""The effects of a message happen once, however often it is delivered, and its follow-ups are published once."""
+"""A message's effects happen once, however often it is delivered, and its follow-ups are published once."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transaction
 
 
 def effect(tx, job):
-    """The handler of an order: its one effect is a row of the application's."""
+    """The handler of an order: its only effect is a row of the application."""
     if tx.__class__.__module__ == "sqlite3":
         tx.execute("BEGIN IMMEDIATE")
     if not job.once(tx):

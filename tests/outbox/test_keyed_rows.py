@@ -1,4 +1,4 @@
-"""The key of a message goes with its row: whichever relay sends it, and however often."""
+"""An outbox row keeps the key of its message, whichever relay sends it, and however often."""
 
 from databases import all_of
 

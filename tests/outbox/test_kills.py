@@ -1,4 +1,4 @@
-"""Each committed order has its effect once, and no other order has one, whichever process is killed at any moment."""
+"""Each committed order has its effect once, and no other order has an effect, whichever process is killed when."""
 
 import os
 import random
@@ -13,14 +13,14 @@ from waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-#: Processes that are killed in CI, and with `--long`.
+#: Number of killed processes in CI, and with `--long`.
 KILLS, LONG_KILLS = 6, 200
 ROLES = ("worker-1", "worker-2", "relay", "producer")
 
 
 @pytest.fixture
 def processes(url, database):
-    """Start a process of each role; yield them by role, and a function that starts a role again."""
+    """Start a process of each role; yield them by role, and a function that restarts a role."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     environment, running = {**os.environ, "RELIQ_URL": url, "PYTHONPATH": path}, {}
 

@@ -1,4 +1,4 @@
-"""The testing kit moves the outbox of a test within the test's own transaction, and commits nothing."""
+"""The test kit moves a test's outbox rows within the test's transaction, and commits nothing."""
 
 import asyncio
 import datetime as dt
@@ -23,7 +23,7 @@ def reliq():
 
 
 def driven(database, driver):
-    """The URL by which SQLAlchemy connects to a database."""
+    """Return the SQLAlchemy URL of a database."""
     return database.url.replace("postgresql", "postgresql+psycopg").replace("sqlite", f"sqlite{driver}")
 
 

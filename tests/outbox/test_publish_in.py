@@ -1,4 +1,4 @@
-"""A message is published in the transaction of the application: with it or not at all, whatever library holds it."""
+"""A message is published in the application's transaction: with it or not at all, with any database library."""
 
 import asyncio
 import subprocess
@@ -20,7 +20,7 @@ DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
 
 
 def engine_url(database, driver=None):
-    """The URL by which SQLAlchemy connects to a database."""
+    """Return the SQLAlchemy URL of a database."""
     scheme, _, rest = database.url.partition(":")
     return f"{driver or DRIVERS[scheme]}:{rest}"
 
@@ -204,7 +204,7 @@ def test_sqlalchemy_session_in_autocommit_is_refused(database, orders):
 
 
 def test_sqlalchemy_without_greenlet_is_accepted(sqlite, orders):
-    """SQLAlchemy 2.1 installs greenlet for its async part alone."""
+    """SQLAlchemy 2.1 installs greenlet for its async part only."""
     program = f"""
 import sys
 sys.modules["greenlet"] = None

@@ -1,4 +1,4 @@
-"""A relay moves each committed row to Redis once, whatever ends it, and however late the next one comes."""
+"""A relay publishes each committed row once, however it is killed, and however late the next relay starts."""
 
 import json
 import signal
@@ -45,7 +45,7 @@ def publish(database, queue, *many, **options):
 
 
 def shift(database, column, ms):
-    """Have the rows written, or the calls made, so long ago."""
+    """Set the times of rows or calls back by `ms`."""
     table = {"made_ms": "reliq_outbox", "again_ms": "reliq_outbox_calls", "sent_ms": "reliq_outbox"}[column]
     execute(database, f"UPDATE {table} SET {column} = {column} - {ms}")
 
@@ -133,13 +133,13 @@ def test_rows_with_similar_delays_share_a_call(database, orders, relay):
 
 
 def test_late_relay_publishes_nothing_twice_after_the_dedup_window(database, url, mover, client):
-    """Without the number of its call this would be published again: the id is free by then."""
+    """Without the call's number the message would be published again: its id is free by then."""
     queue = Queue("orders", dict, url=url, dedup=0.001)
     publish(database, queue)
     publish(database, queue, id="chosen")
     killed = mover()
     killed.move()
-    killed.redis.calls.clear()  # Redis has its rows, and the database has not noted it
+    killed.redis.calls.clear()  # Redis has its messages, but the database does not record it
     killed.store.database.close()
     assert (unsent(database), len(bodies(queue))) == (2, 2)
     eventually(lambda: not list(client.scan_iter("*:dd:*")), "the window is over")
@@ -154,7 +154,7 @@ def test_stalled_relay_publishes_nothing_twice_after_a_takeover(database, orders
     publish(database, orders)
     stalled, other = mover(), mover()
     stalled._take()
-    assert other.move() == 0  # the first may yet come back
+    assert other.move() == 0  # the first relay may still return
     shift(database, "again_ms", 60_000)
     other._due["overdue"] = 0.0
     assert other.move() == 1
@@ -172,7 +172,7 @@ def test_call_repeated_after_a_later_call_of_its_lane_is_done(database, orders, 
     publish(database, orders)
     owner, late = mover(), mover()
     owner._take()
-    late._take(every=True)  # it has the same call in hand
+    late._take(every=True)  # it holds the same call
     owner.move_all()
     publish(database, orders, {"order": 43})
     owner.move_all()
@@ -195,7 +195,7 @@ def test_two_relays_move_each_row_once(database, orders, mover):
 
 
 def test_rows_that_redis_lost_are_sent_again_and_not_those_that_it_kept(database, orders, relay, client):
-    """A second place in a list would deliver a message that is alive twice."""
+    """A second entry in a list would deliver a living message twice."""
     publish(database, orders, {"n": 1})
     relay.move_all()
     shift(database, "sent_ms", 3_600_000)
@@ -210,7 +210,7 @@ def test_rows_that_redis_lost_are_sent_again_and_not_those_that_it_kept(database
     assert bodies(orders) == [{"n": 2}, {"n": 3}]
 
 
-# ---- trouble
+# ---- failures
 
 
 def test_rows_that_redis_refuses_stay_and_do_not_block_others(database, url, orders, mover, client):
@@ -234,7 +234,7 @@ def test_queue_is_taken_again_when_its_refused_call_is_settled_elsewhere(databas
     client.set(orders.keys.ready, "no list")
     publish(database, orders, {"n": 1})
     assert relay.move() == 0
-    relay._take()  # its failure is noted
+    relay._take()  # records its failure
     publish(database, orders, {"n": 2})
     assert relay.move() == 0
 
@@ -249,7 +249,7 @@ def test_queue_is_taken_again_when_its_refused_call_is_settled_elsewhere(databas
 
 
 def publish_delayed(database, queue, count):
-    """Publish rows that need a call each, for their delays are too far from each other."""
+    """Publish rows that need a call each, because their delays differ too much."""
     with closing(database.connect()) as tx:
         for number in range(count):
             queue.publish_in(tx, BODY, delay=3600 + 2 * number)
@@ -260,7 +260,7 @@ def test_failed_calls_of_a_queue_are_all_made_again_after_its_first_success(data
     client.set(orders.keys.pending, "no sorted set")
     publish_delayed(database, orders, 45)
     assert (relay.move(), len(relay.redis.of_outcome("failed"))) == (0, 45)
-    relay._take()  # the failures are noted
+    relay._take()  # records the failures
     shift(database, "again_ms", 5000)
     relay._due["overdue"] = 0.0
     assert [relay.move() or len(relay.redis.of_outcome("failed")) for _ in range(3)] == [20, 20, 5]
@@ -379,7 +379,7 @@ def test_unreachable_database_is_logged_once_and_tried_until_it_returns(tmp_path
 
 
 def test_relay_goes_on_after_any_database_error_and_reports_it(database, orders, mover):
-    """A table that is away for a moment, as a read-only database, is none of the errors of a lost connection."""
+    """Errors such as a missing table or a read-only database are no lost connections."""
     seen = []
     one = mover(observers=[seen.append], poll=0.01)
     assert one.step() == 0.0
@@ -423,7 +423,7 @@ def test_restart_of_postgresql_loses_nothing(postgres, orders, mover_at):
 
 
 def test_commit_wakes_a_waiting_relay(postgresql, orders, mover_at):
-    """Its next look by the clock would be in an hour."""
+    """Its next poll would be in an hour."""
     mover = mover_at(postgresql.url, poll=3600)
     loop = Loop("relay", mover.step)
     loop.start()
@@ -460,10 +460,10 @@ def test_queue_that_is_not_confirmed_is_waited_for_once_and_backs_off(database, 
         assert relay.move() == 1
 
     assert client.info("commandstats")["cmdstat_wait"]["calls"] == 1
-    assert unsent(database) == 6 + 1  # the last row of `orders` is noted by the next round
+    assert unsent(database) == 6 + 1  # the next round records the last row of `orders`
 
 
-# ---- as a part of a worker, and cleaning
+# ---- as a part of a worker, and cleanup
 
 
 def test_worker_moves_rows_and_says_why_it_is_not_ready_when_its_relay_is_stuck(database, url, orders, monkeypatch):
@@ -517,7 +517,7 @@ def test_bad_setting_or_database_of_a_relay_is_refused():
 
 
 def test_two_relays_that_take_rows_at_once_wait_for_each_other(postgresql, orders):
-    """Rows have no marks: a relay must see the calls of the relay before it, whatever isolation the database defaults to."""
+    """A relay must see the calls of the relay before it, with any default isolation level of the database."""
     publish(postgresql, orders)
     url = f"{postgresql.url}?options=-c%20default_transaction_isolation%3Drepeatable%5C%20read"
     one, other = (Store(opened(url), "reliq_") for _ in range(2))
@@ -650,7 +650,7 @@ def test_command_outbox_clean_deletes_old_rows_in_pieces(database, orders, relay
 
 
 def lengths(client, queue):
-    """How many messages wait in each of four shards."""
+    """Return the number of waiting messages in each of four shards."""
     return [client.llen(queue.keys.of_shard(number).ready) for number in range(4)]
 
 
@@ -713,7 +713,7 @@ def test_chosen_id_is_looked_up_in_its_old_home_while_shards_are_added(database,
 
 
 def test_rows_are_taken_anew_when_the_old_home_knows_a_later_map(database, orders, relay, client):
-    """The relay read the map while shards were added; since then all of them were."""
+    """The relay read the map while shards were added; by now the resize is complete."""
     publish(database, orders, id=OF_SHARD_3)
     client.set(orders.keys.map, ShardMap(1, 4, 1, "growing").text)
     run_blocking(relay.redis.shards(orders.name).read(BLOCKING))
@@ -740,7 +740,7 @@ def test_earlier_call_for_a_shard_that_is_not_the_home_publishes_nothing(
     database, orders, mover, client, before, after, fences, published, shard
 ):
     """
-    A relay wrote the call down by an earlier map and died, or died before it asked the old home of a chosen id.
+    A relay recorded the call by an old map and died, perhaps before it asked the old home of a chosen id.
 
     Forgotten: an operator forgot the queue, or Redis lost the data of the shard.
     """
@@ -773,7 +773,7 @@ def test_earlier_call_for_a_shard_that_is_not_the_home_publishes_nothing(
 
 
 def test_stopped_relay_publishes_nothing_that_another_relay_moved(database, orders, mover, client):
-    """The queue grew while the relay stood still between its commit and its call: another relay has moved the rows."""
+    """The queue grew while the relay paused between its commit and its call; another relay has published the rows."""
     wide = Queue("orders", dict, url=orders.target, shards=4)
     publish(database, wide, *[BODY] * 4)
     stopped, other = mover(), mover()

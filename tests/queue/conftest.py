@@ -13,7 +13,7 @@ from reliq.testing.server import EmbeddedRedis
 
 @pytest.fixture
 def make_queue(url):
-    """Make a queue, on the test's server if no URL is given; it is closed with the test."""
+    """Make a queue, by default on the test's server; close it at the end of the test."""
     with ExitStack() as stack:
 
         def make(body=dict, **options):
@@ -31,7 +31,7 @@ def queue(make_queue):
 
 @pytest.fixture
 def through(proxy, make_queue):
-    """The queue as it is seen through the proxy."""
+    """The queue with its connections through the proxy."""
     return make_queue(url=proxy.url)
 
 
@@ -64,7 +64,7 @@ def away(url, redis_server):
 
 @pytest.fixture
 def own_server(redis_server):
-    """Start servers of the kind under test, for a test that stops, limits or fills them."""
+    """Start servers for tests that stop, limit or fill them."""
     with ExitStack() as stack:
 
         def start(port=None, **options):
@@ -78,7 +78,7 @@ def own_server(redis_server):
 
 @pytest.fixture
 def certificates(tmp_path):
-    """A key and a certificate for 127.0.0.1, made now."""
+    """Create a key and a certificate for 127.0.0.1."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", str(key), "-out", str(certificate)]

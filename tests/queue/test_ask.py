@@ -92,7 +92,7 @@ def test_pause_stores_person_time_and_reason(queue, client):
     pause = read_pause(queue)
     assert set(written) == {"by", "at", "reason", "until"}
     assert (pause.by, pause.reason) == (f"{getpass.getuser()}@{socket.gethostname()}", "the gateway is away")
-    assert before - 0.001 <= pause.at <= time.time() + 0.001  # in whole milliseconds, rounded
+    assert before - 0.001 <= pause.at <= time.time() + 0.001  # milliseconds, rounded
     assert pause.until == pytest.approx(pause.at + 60)
     assert 0 < client.pttl(queue.keys.paused) <= 60_000
 
@@ -124,7 +124,7 @@ def test_letters_are_read_in_pages_and_redriven_once(queue, call, dead_letter):
     ("limit", "calls"), [(10_000, 1), (2_500, 2), (1_000, 4), (1, 4)], ids=["all", "two", "one", "less"]
 )
 def test_redrive_is_split_by_the_bytes_of_its_bodies(queue, commands, monkeypatch, limit, calls):
-    """Four bodies of a thousand bytes each: a call carries as many as fit, and one alone that never would."""
+    """Four bodies of a thousand bytes: each call carries as many as fit, and a larger body goes alone."""
     monkeypatch.setattr("reliq.queue.LETTER_BYTES", limit)
     text = Queue("q", str, url=queue.target)
     ids = [text.publish("x" * 1000, retries=0).id for _ in range(4)]

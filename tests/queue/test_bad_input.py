@@ -1,7 +1,7 @@
 """
-Bad arguments are refused by name before anything is written.
+Invalid arguments are rejected, with the argument's name, before anything is written.
 
-tests/unit has the bad values of each check, tests/security/test_entries.py one bad argument of each blocking call.
+tests/unit has the invalid values of each check, tests/security/test_entries.py an invalid argument of each call.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ def test_queue_in_the_go_layout_writes_bare_bodies_and_refuses_what_go_cannot_re
     assert client.get(f"dp:q:msg:{bare.publish(b'hello').id}") == b"hello"
 
 
-#: Part of the queue -> the call that meets a key of the wrong type there.
+#: Part of the queue -> the call that finds a key of the wrong type there.
 WRONG_TYPES = {
     "ready": ("publish", {}),
     "lease": ("publish", {"id": "x"}),

@@ -10,12 +10,12 @@ from reliq import Queue
 from reliq.publish import Batcher
 from reliq.redis.commands import Command
 
-#: A server that is frozen is waited for so much longer than a busy machine can hold up a test.
+#: The timeout for a frozen server is this much longer than delays of a busy machine.
 PATIENCE_SECONDS = 32.0
 
 
 class Rounds:
-    """The calls of the running event loop, and how many round trips have begun."""
+    """Records the calls of the running event loop, and the number of started round trips."""
 
     def __init__(self, queue):
         self.begun = 0
@@ -78,7 +78,7 @@ def test_waiting_tasks_are_answered_when_the_batching_task_is_cancelled(queue, t
     async def run():
         rounds = Rounds(queue)
         tasks = rounds.make(600)
-        await asyncio.sleep(0)  # they have asked; the other task has not begun
+        await asyncio.sleep(0)  # they have called; the other task has not started
         for _ in range(turns):
             await asyncio.sleep(0)
         rounds.batcher._task.cancel()

@@ -91,7 +91,7 @@ def test_client_for_asyncio_works(url, call):
 
 
 class Refusing(Listener):
-    """Closes each connection."""
+    """A server that closes each connection."""
 
     def _serve(self, peer, _number):
         peer.close()
@@ -131,7 +131,7 @@ def test_threads_share_a_bounded_pool(proxy, make_queue):
 
 @pytest.fixture
 def tls_options(certificates):
-    """A port, an authority, and how Debian's server speaks TLS there and nothing else; the embedded one has no TLS."""
+    """Return port, certificate authority and options for Debian's redis-server with TLS only; embedded has no TLS."""
     linked = subprocess.run(["ldd", str(DEBIAN)], capture_output=True, check=False).stdout if DEBIAN.exists() else b""
     if b"libssl" not in linked:
         must_run_in_ci("there is no redis-server that is built with TLS (Debian: apt-get install redis-server)")
@@ -276,7 +276,7 @@ def test_thread_takes_a_connection_given_back_while_it_finds_none_idle(url, monk
     monkeypatch.setattr(ServerConnections, "receive", late_receive)
     with ThreadPoolExecutor() as threads:
         first = threads.submit(client.run, commands.server_ms())
-        second = threads.submit(client.run, commands.server_ms())  # one of both finds none idle
+        second = threads.submit(client.run, commands.server_ms())  # one of both needs a new connection
         next(as_completed([first, second]))
         given_back.set()
 

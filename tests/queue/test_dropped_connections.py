@@ -1,4 +1,4 @@
-"""A connection that is no good any more: at a demoted server, dropped without a word, or left by an event loop."""
+"""Broken connections: to a demoted server, dropped silently, or left over from a closed event loop."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ KEPT = 24
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def publishes(request):
-    """Publish with many connections at hand, before and after something happens to them: `publishes(queue, what)`."""
+    """Publish with many idle connections, before and after `what` happens to them: `publishes(queue, what)`."""
 
     def blocking(queue, happens):
         wire, others = queue.connection().wire(), KEPT - 1  # and the connection of this call
@@ -150,7 +150,7 @@ def test_abandoned_event_loop_is_swept_by_the_next(queue):
 
     assert len(loops) <= 1
     assert process.num_fds() <= before + 2
-    asyncio.run(queue.apublish({}))  # it sweeps the last one
+    asyncio.run(queue.apublish({}))  # it closes the last old connection
     gc.collect()
     assert len(loops) == 0
 
@@ -166,7 +166,7 @@ def test_worker_that_publishes_in_async_handlers_leaves_nothing_open(url):
     def drain():
         queue.publish({})
         consumer.drain()
-        queue.close()  # how many connections the worker's threads have had open differs
+        queue.close()  # the number of connections of the worker's threads varies
         gc.collect()
         return psutil.Process().num_fds()
 

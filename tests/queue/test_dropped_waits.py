@@ -1,4 +1,4 @@
-"""Waits for tokens that stand in Redis while their thread does something else."""
+"""Waits for tokens stay open in Redis while their thread does other work."""
 
 import pytest
 from waiting import eventually
@@ -19,7 +19,7 @@ def tokens(url):
 
 @pytest.fixture
 def expect(tokens, client):
-    """Have a wait stand for the tokens of shards; wait until it does."""
+    """Start a wait for the tokens of shards; return when it is blocked in Redis."""
 
     def begin(*shards):
         [place] = tokens.serve(shards) if not tokens.standing else tokens.standing
@@ -47,7 +47,7 @@ def test_wait_that_lacks_a_shard_ends_and_loses_no_token(tokens, expect, client)
     one, other = Keys("one"), Keys("other")
     tokens.serve([one, other])
     expect(one)
-    tokens.expect(*tokens.standing, [one, other])  # it stands, and not for both
+    tokens.expect(*tokens.standing, [one, other])  # a wait is open, but not for both
 
     assert tokens.came(SECONDS) == ([], [])
     assert not tokens.standing

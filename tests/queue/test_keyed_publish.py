@@ -12,7 +12,7 @@ from reliq.wire_format import open_envelope
 
 
 def lines(client, queue):
-    """Each line of the queue, its ids from the oldest on."""
+    """Return each key queue with its ids, the oldest first."""
     start = queue.keys.line("")
     return {
         key.decode().removeprefix(start): [id.decode() for id in reversed(client.lrange(key, 0, -1))]

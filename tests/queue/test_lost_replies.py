@@ -1,4 +1,4 @@
-"""A reply that is lost changes nothing: the call is made again under its number and gets its first answer."""
+"""After a lost reply, a call is repeated with the same number and gets its first reply."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ def test_publishes_whose_replies_are_lost_run_once(through, call, queue, proxy, 
 
     assert call(through, "publish", {"n": 1}).status == "published"
 
-    assert (proxy.swallowed, commands()["evalsha"] - before) == (1, 2)  # the connection repeats nothing by itself
+    assert (proxy.swallowed, commands()["evalsha"] - before) == (1, 2)  # the connection does not repeat it by itself
     proxy.lose_reply_to("EVALSHA", times=2)
     assert call(through, "publish_many", ({"n": n} for n in range(30)), chunk=10).published == 30
     assert queue.counts().ready == queue.counts().totals["published"] == 32
@@ -59,7 +59,7 @@ def unknown(through, queue, proxy, monkeypatch):
             pass
         proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
         with monkeypatch.context() as during:
-            during.setattr("reliq.publish.PUBLISH_SECONDS", 0.0)  # one try is enough to lose
+            during.setattr("reliq.publish.PUBLISH_SECONDS", 0.0)  # one attempt only
             with pytest.raises(PublishFailed):
                 through.publish({"n": 1}, id="a", dedup=0, **terms)
         proxy.lose_reply_to("", times=0)
@@ -171,7 +171,7 @@ def test_publish_to_a_frozen_server_is_unknown_and_safe_to_repeat(own_server, ma
     server = own_server()
     queue = make_queue(url=server.url)
     call(queue, "publish", {"n": 0})
-    queue.counts()  # its connection stays
+    queue.counts()  # its connection stays open
 
     os.kill(server.pid, signal.SIGSTOP)
     try:
@@ -240,7 +240,7 @@ def test_cancelled_tasks_leave_every_connection_clean(queue, client):
 
 
 async def cancelled_after(turns, coroutine):
-    """Cancel a task after it had so many turns."""
+    """Cancel a task after a number of event loop turns."""
     task = asyncio.create_task(coroutine)
     for _ in range(turns):
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from reliq.events import Published, PublishEnded
 
 @pytest.fixture
 def now(client):
-    """The clock of Redis in seconds."""
+    """Return the time of Redis in seconds."""
 
     def read():
         seconds, micros = client.time()
@@ -152,7 +152,7 @@ def test_publish_many_reads_items_as_it_sends_them_in_order(queue, call):
 
     call(queue, "publish_many", items(), chunk=10)
 
-    assert 10 <= most_ahead <= 20  # a call under way, and the next one
+    assert 10 <= most_ahead <= 20  # the current call and the next
     with queue.receive(limit=50) as jobs:
         assert [job.body["n"] for job in jobs] == list(range(50))
 

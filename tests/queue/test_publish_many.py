@@ -1,4 +1,4 @@
-"""`publish_many` sends in a thread while it makes the next call: what that must not change."""
+"""`publish_many` sends a call in a thread while it builds the next call; the results stay the same."""
 
 import pickle
 import subprocess
@@ -52,10 +52,10 @@ def test_items_before_a_bad_item_are_published(queue, call):
 
 @pytest.mark.parametrize("chunk", [1, 2, 500], ids="chunk={}".format)
 def test_rest_of_a_failed_publish_many_continues_an_iterator(queue, call, client, chunk):
-    """A failure on the way leaves nothing out, and brings nothing twice."""
+    """After a failure no message is left out, and none is published twice."""
     client.set(queue.keys.pending, "not a sorted set")
     bodies = [{"n": n} for n in range(6)]
-    bodies[2] = OutgoingMessage(body={"n": 2}, delay=3600)  # into the key that is not of its type
+    bodies[2] = OutgoingMessage(body={"n": 2}, delay=3600)  # due later, so it meets the wrong type
     bodies[3] = OutgoingMessage(body={"n": 3}, id="three", headers={"tenant": "a"}, retries=2, ttl=60)
     items = iter(bodies)
 

@@ -1,4 +1,4 @@
-"""Receiving without a decorator: claimed, renewed, settled at the end of the block."""
+"""`receive` without a decorator: messages are claimed, renewed, and settled at the end of the block."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ def test_every_kind_of_answer_is_settled(queue, receive):
 
     counts = queue.counts()
     assert (counts.unack, counts.garbage, counts.pending, counts.missing) == (1, 1, 1, 0)
-    assert [counts.totals[kind] for kind in ("acked", "nacked", "snoozed")] == [1, 2, 1]  # a reject is a nack
+    assert [counts.totals[kind] for kind in ("acked", "nacked", "snoozed")] == [1, 2, 1]  # a reject counts as a nack
 
 
 def test_nack_spends_a_retry_and_snooze_does_not(queue, receive):
@@ -215,14 +215,14 @@ def test_cancelled_async_block_settles_every_answer(make_queue):
 
 
 def test_settle_refused_for_a_moment_is_made_again(own_server, make_queue, receive):
-    """The server has too few replicas, until it has refused something for that."""
+    """The server reports too few replicas until it has refused a command."""
     server = own_server()
     queue = make_queue(url=server.url)
     queue.publish_many([{"n": 1}, {"n": 2}])
     with redis.Redis.from_url(server.url) as admin:
 
         def mend():
-            wanted = {"errorstat_NOREPLICAS", "errorstat_ERR"}  # of a command, of one in a script of Redis 6.2
+            wanted = {"errorstat_NOREPLICAS", "errorstat_ERR"}  # of a command; in a script of Redis 6.2
             eventually(lambda: wanted & set(admin.info("errorstats")), "Redis refuses")
             admin.config_set("min-replicas-to-write", 0)
 
@@ -258,7 +258,7 @@ def test_leases_are_spared_after_an_outage_until_they_end(queue, client, away, m
     assert run_transition(queue, "extend", [held], lease_ms=30_000).lost == ()
     assert queue.counts().unack == 1
 
-    client.zadd(queue.keys.unack, {"m": 1})  # it is not renewed again
+    client.zadd(queue.keys.unack, {"m": 1})  # the lease is not renewed again
     assert receive(cut_off[0.05], bodies, wait=60, lease=0.05) == [{}]
 
 

@@ -1,4 +1,4 @@
-"""Connections of a process that mean another Redis for a while, by another clock."""
+"""A process's connections go to another Redis with another clock for a while."""
 
 import os
 
@@ -16,7 +16,7 @@ THEN = 1_789_000_000_000_000
 
 @pytest.fixture
 def other(url):
-    """The URL of another database of the server, and a client of it."""
+    """Return the URL of another database of the server, and a client of it."""
     there = url.replace("/0", "/1")
     with redis.Redis.from_url(there) as client:
         yield there, client
@@ -58,7 +58,7 @@ def test_redirected_queue_is_registered_in_each_redis(url, other, call):
     queue = Queue("q", url=url)
     call(queue, "publish", {})
 
-    for _ in range(2):  # emptied between, as by tests
+    for _ in range(2):  # emptied in between, as tests do
         other[1].flushdb()
         with redirected(Connection(other[0])):
             call(queue, "publish", {})

@@ -24,19 +24,19 @@ EIGHT = ShardMap(1, 8, 8, "steady")
 
 @pytest.fixture
 def remap(client):
-    """Write a map of the shards of the queue."""
+    """Write a shard map of the queue."""
     return lambda written=EIGHT: client.set(Keys("q").map, written.text)
 
 
 @pytest.fixture
 def sharded(remap):
-    """The queue has eight shards before anything reads its map."""
+    """Give the queue eight shards before any client reads its map."""
     remap()
 
 
 @pytest.fixture
 def lengths(client):
-    """How many messages each shard has in ready and pending."""
+    """Return the number of messages of each shard in ready and pending."""
 
     all = [Keys("q", shard=k) for k in range(8)]
     return lambda: [client.llen(keys.ready) + client.zcard(keys.pending) for keys in all]
@@ -139,7 +139,7 @@ def test_publish_reads_the_map_again_when_the_old_home_is_stale(call, remap, len
 
     assert done.published == len(set(ids))
     assert lengths()[home("order-0", 8)] >= 1
-    assert commands()["evalsha"] < 10  # it asks until the map that it has is older than a minute otherwise
+    assert commands()["evalsha"] < 10  # otherwise it asks until its map is a minute old
 
 
 def test_id_whose_home_moved_is_looked_up_in_its_old_home(queue, call, remap, lengths):
@@ -216,7 +216,7 @@ def test_pause_and_resume_reach_every_shard(queue, call, sharded, client):
 
 @pytest.fixture
 def letters_of(queue):
-    """Let messages die, each in its home; return their letters."""
+    """Let messages die in their shards; return their dead letters."""
 
     def make(*ids, **options):
         for id in ids:

@@ -1,4 +1,4 @@
-"""Scripts that Redis lacks run in a second round trip, in their order; where Redis has them there is no second one."""
+"""Missing scripts are sent again in a second round trip, in order; if Redis has all scripts there is none."""
 
 import asyncio
 

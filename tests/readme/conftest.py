@@ -16,7 +16,7 @@ from reliq.cli.app import main
 
 #: Commands that run until they are stopped, or bind a port; other tests run them.
 ONLY_PARSED = {"watch", "exporter", "health", "bench", "web"}
-#: Asks an ASGI application for the health of the web pages that are mounted in it.
+#: Requests the health page of the web pages mounted in an ASGI application.
 ASK_HEALTH = """
 import asyncio, importlib, sys
 import httpx
@@ -27,9 +27,9 @@ async def ask():
         print((await client.get("/ops/reliq/health")).text, (await client.get("/ops/reliq/")).status_code)
 asyncio.run(ask())
 """
-#: A server with a known hole is found to be bad, and that is exit 1.
+#: The server's version has a known vulnerability, so `doctor` exits with 1.
 EXITS = {"doctor": (0, 1)}
-#: The testing kit empties its database; the tests' own is 0.
+#: The test kit empties its database; the tests use database 0.
 KIT_DATABASE = 6
 
 
@@ -82,7 +82,7 @@ def shop(tmp_path, url, monkeypatch, capsys):
         return done.returncode, done.stdout, done.stderr
 
     def typed(*words):
-        """Make the command in this process: starting another takes much longer."""
+        """Run the command in this process, which is much faster than a new process."""
         assert words[0] == "reliq", words
         monkeypatch.setattr(sys, "argv", [*words])
         capsys.readouterr()
@@ -95,7 +95,7 @@ def shop(tmp_path, url, monkeypatch, capsys):
 
 @pytest.fixture
 def kit_url(redis_server):
-    """An empty database of the server under test, for the testing kit."""
+    """An empty database of the server under test, for the test kit."""
     url = f"redis://127.0.0.1:{redis_server.port}/{KIT_DATABASE}"
     with redis.Redis.from_url(url) as client:
         client.flushdb()

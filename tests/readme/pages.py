@@ -1,4 +1,4 @@
-"""The README and the pages of docs/: their programs, their commands, their tables."""
+"""The README and the pages of docs/: their programs, commands and tables."""
 
 import re
 from pathlib import Path
@@ -23,22 +23,22 @@ _PRINTED = re.compile(r"print\(.*\)  # (.+)$", re.MULTILINE)
 
 
 def name_of(page):
-    """The path of a page in docs/, such as integrations/fastapi.md."""
+    """Return the path of a page in docs/, such as integrations/fastapi.md."""
     return page.relative_to(ROOT / "docs").as_posix() if page != README else page.name
 
 
 def blocks(page, language):
-    """The blocks of a page in a language."""
+    """Return the code blocks of a page in a language."""
     return [text for name, text in BLOCK.findall(page.read_text("utf-8")) if name == language]
 
 
 def commands(page):
-    """Every line of a page that a person types."""
+    """Return every command line of a page."""
     return [line.partition("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
 
 
 def programs(page):
-    """Every program of a page by its file, which its first line names."""
+    """Return every program of a page by its file name, from its first line."""
     found = {}
     for text in blocks(page, "python"):
         name = _FILE.match(text)

@@ -20,7 +20,7 @@ _LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")
 
 
 def for_go(client, _url):
-    """A Go program has published, one message is due."""
+    """A Go program has published a message, which is due."""
     go = GoProgram(client, Keys("order:timeout", Layout.hdt3213()))
     go.publish(b"41", due=client.time()[0] - 60)
     go.promote(client.time()[0])
@@ -51,7 +51,7 @@ def for_dead_letters(_client, url):
 
 
 def for_operations(client, url):
-    """One message is ready, and an old queue has nothing in it."""
+    """One message is ready, and an old queue is empty."""
     queue = Queue("orders", dict[str, int], url=url)
     queue.publish({"number": 42}, id="order-42")
     client.hset("reliq:queues", "orders-old", "1")
@@ -59,7 +59,7 @@ def for_operations(client, url):
 
 
 def for_keys(_client, url):
-    """The keys are listed while they wait, all messages are worked, and the limit is another in the end."""
+    """The waiting keys are listed, all messages are handled, and the limit has changed at the end."""
 
     def holds(said):
         admin, queue = Admin(url), Queue("mails", url=url)
@@ -70,7 +70,7 @@ def for_keys(_client, url):
 
 
 def for_tuning(_client, url):
-    """A queue is there, and nothing of it runs."""
+    """There is a queue with a message, and no worker."""
     Queue("orders", dict[str, int], url=url).publish({"number": 1})
     return lambda said: "orders" in said
 

@@ -18,7 +18,7 @@ from written import attribute, parse, run_cells, run_module, run_tests
 from reliq import Consumer, Queue
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it asks for a newer httpx
+    warnings.simplefilter("ignore")  # starlette asks for a newer httpx
     from starlette.testclient import TestClient
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def test_programs_and_tests_of_a_page_run_as_written(name, written, kit_url, cap
     page = written(name)
 
     for line in commands(page):
-        if line != "python -m shop.service":  # which works until a signal
+        if line != "python -m shop.service":  # it runs until a signal
             follow(line, kit_url)
 
     said = capsys.readouterr().out.splitlines()
@@ -81,7 +81,7 @@ def test_application_answers_503_while_redis_is_full(name, application, method, 
 
 
 def request(application, method, path, body):
-    """Make a request to an application of Starlette, or to one that a factory of Flask's makes."""
+    """Send a request to a Starlette application, or to a Flask application from a factory."""
     if isinstance(application, Starlette):
         return TestClient(application).request(method, path, json=body)
     return application().test_client().open(path, method=method, json=body)

@@ -17,7 +17,7 @@ DEPLOYS = ROOT / "docs" / "production" / "schema-changes.md"
 
 
 def unquoted(page, first):
-    """Return the rows of tables, without the marks of code."""
+    """Return the rows of tables without code marks."""
     return [[cell.strip("`").strip() for cell in row] for row in rows(page, first)]
 
 
@@ -51,7 +51,7 @@ def test_each_type_is_refused_as_the_page_says(names):
 
 
 def defined(kind, fields):
-    """Return the class `Order` with the fields of a cell of the page, as a dataclass or a pydantic model."""
+    """Return the class `Order` with the fields in a cell of the page, as a dataclass or a pydantic model."""
     head = {"dataclass": "@dataclass\nclass Order:", "model": "class Order(pydantic.BaseModel):"}[kind]
     names = {"dataclass": dataclass, "pydantic": pydantic}
     exec(head + "".join(f"\n    {field}" for field in fields.split("; ")), names)
@@ -59,14 +59,14 @@ def defined(kind, fields):
 
 
 def message(kind):
-    """Return a body of a class: whatever its fields are, they have a number or a text."""
+    """Return an instance of a class; its fields are numbers or texts."""
     return kind(
         **{name: "text" if getattr(one, "__name__", one) == "str" else 1 for name, one in kind.__annotations__.items()}
     )
 
 
 def noting(seen):
-    """Return a handler that notes bodies."""
+    """Return a handler that records bodies."""
 
     def note(body):
         seen.append(body)

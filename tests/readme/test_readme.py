@@ -1,4 +1,4 @@
-"""The README's programs and commands run in their order, as written."""
+"""Run the README's programs and commands in order, as written."""
 
 from pages import README, blocks, commands, programs
 

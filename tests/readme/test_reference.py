@@ -1,4 +1,4 @@
-"""The reference has every public name, every command and every setting, as the code has them."""
+"""The reference lists every public name, command and setting of the code."""
 
 import importlib.util
 import re

@@ -46,7 +46,7 @@ def test_table_of_metrics_has_every_metric_as_the_code_has_it():
 
 
 def told_keys():
-    """The key of each row of the tables -> its type."""
+    """Return the Redis keys in the tables -> their types."""
     return {key.strip("`"): kind for key, kind, *_ in rows(REDIS_KEYS, "key")}
 
 

@@ -1,4 +1,4 @@
-"""The tables of the manual have every option and default of the code, and no other."""
+"""The tables of the manual list every option and default of the code, and no other."""
 
 import inspect
 import re
@@ -18,7 +18,7 @@ def page(name):
 
 
 def options(name):
-    """The default of each option, as the table of a page has it."""
+    """Return the default of each option in the table of a page."""
     column, found = 0, {}
     for line in page(name).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -1,4 +1,4 @@
-"""The steps that docs/tutorial.md and `reliq init` print, typed line by line after an installation from a checkout."""
+"""Type the steps of docs/tutorial.md and of `reliq init` line by line, after an installation from a checkout."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_
 
 
 class Terminal:
-    """A shell with its own HOME, in which lines are typed."""
+    """A shell with its own HOME; tests type lines into it."""
 
     def __init__(self, home, folder):
         self.home = home
@@ -48,7 +48,7 @@ class Terminal:
         self.shell.stdin.flush()
 
     def run(self, line):
-        """Type `line`, wait until it ends well, and return its output."""
+        """Type `line`, wait for its success, and return its output."""
         before = len(self.text)
         self.type(f'{line}\necho "[exit $?]"')
         eventually(lambda: re.search(r"\[exit \d+\]\n", self.text[before:]), f"the end of {line!r}")
@@ -65,14 +65,14 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """Return a copy of the files that a wheel needs, installed there by the first block of tutorial.md."""
+    """Return a copy of the wheel's source files; the first block of tutorial.md installs it."""
     copy = tmp_path_factory.mktemp("checkout")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     shutil.copytree(ROOT / "reliq", copy / "reliq", ignore=shutil.ignore_patterns("__pycache__"))
     make, install = blocks(TUTORIAL, "sh")[0].splitlines()
     terminal = Terminal(copy, copy)
-    terminal.run(make.replace("-m venv", "-m venv --without-pip"))  # to install pip takes four seconds
+    terminal.run(make.replace("-m venv", "-m venv --without-pip"))  # installing pip takes four seconds
     [site] = copy.glob(".venv/lib/python*/site-packages")
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
     pip = copy / ".venv" / "bin" / "pip"
@@ -102,13 +102,13 @@ def terminals(tmp_path):
 
 
 def as_pattern(text):
-    """Return a pattern of lines: … is a part of a line, alone any lines; the number of spaces does not matter."""
+    """Return a pattern of lines: … matches a part of a line, alone any lines; spaces may differ in number."""
     lines = [" +".join(map(re.escape, line.split())).replace("…", ".*") for line in text.splitlines()]
     return "".join("(?:.*\n)*" if line == ".*" else f" *{line} *\n" for line in lines)
 
 
 def test_tutorial_typed_from_a_checkout_prints_what_it_shows(checkout, terminals, tmp_path):
-    """The rest of tutorial.md is typed as it stands, with another port; a second worker saves a minute at the end."""
+    """The rest of tutorial.md is typed as written, with another port; a second worker saves a minute at the end."""
     opens, port = terminals
     url, first, worker, output = f"redis://127.0.0.1:{port}/0", opens(checkout), opens(checkout), ""
     first.run(". .venv/bin/activate")

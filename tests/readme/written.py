@@ -1,4 +1,4 @@
-"""A page's programs in a folder, and Python that runs there in this process: a process for each would cost seconds."""
+"""Write a page's programs into a folder and run Python there in this process, which is faster than new processes."""
 
 import ast
 import asyncio
@@ -16,7 +16,7 @@ from pages import BLOCK
 
 from reliq.cli.app import Commands
 
-#: pytest's plugins that the tests of pages use; the others belong to the suite around them.
+#: pytest plugins of the pages' tests; other plugins belong to the surrounding test suite.
 PLUGINS = ("pytest_asyncio.plugin", "reliq.testing.plugin")
 
 
@@ -45,13 +45,13 @@ def imported_from(folder: Path) -> Iterator[None]:
 
 
 def attribute(place: str) -> Any:
-    """Return what `module:name` names."""
+    """Return the object `module:name`."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def parse(words):
-    """Read a command's line as the shell's user would have it read, and do nothing."""
+    """Parse the arguments of a command without running it."""
     command = Commands.load(words.pop(0))
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
@@ -86,7 +86,7 @@ async def run_cells(cells: list[tuple[str, str | None]], times: int) -> list[lis
 
 
 async def _cell(text: str, names: dict[str, Any]) -> Any:
-    """Run a cell as a notebook does, in the running event loop; return the value of an expression in its last line."""
+    """Run a cell in the running event loop, as a notebook does; return the value of its last expression."""
     tree, value = ast.parse(text), None
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     await _run(compile(tree, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)

@@ -25,7 +25,7 @@ class Authority:
         )
 
     def vouch_for(self, name, *places):
-        """Return the key and the certificate of `name` at `places`, such as `IP:127.0.0.1`."""
+        """Return the key and the certificate of `name` for `places`, such as `IP:127.0.0.1`."""
         key, certificate = self._folder / f"{name}.key", self._folder / f"{name}.pem"
         extension = self._folder / f"{name}.ext"
         extension.write_text(f"subjectAltName={','.join(places)}\n")
@@ -49,7 +49,7 @@ def authority(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tls_server(authority):
-    """Start servers that speak TLS and nothing else; Debian's, for the embedded one is built without."""
+    """Start servers with TLS only, by Debian's redis-server: the embedded server has no TLS."""
     linked = subprocess.run(["ldd", str(DEBIAN)], capture_output=True, check=False).stdout if DEBIAN.exists() else b""
     if b"libssl" not in linked:
         must_run_in_ci("there is no redis-server that is built with TLS (Debian: apt-get install redis-server)")

@@ -1,4 +1,4 @@
-"""The private Redis is private, and starts wherever temporary files lie."""
+"""The embedded Redis is private, and starts with any folder for temporary files."""
 
 import os
 import stat

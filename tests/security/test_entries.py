@@ -1,4 +1,4 @@
-"""Each call refuses a bad argument before anything is sent, names the argument and shows no secret."""
+"""Each call rejects an invalid argument before it sends anything; the error contains its name and no secret."""
 
 import asyncio
 import math
@@ -43,7 +43,7 @@ def handler(**options):
     Consumer(NOBODY).handler(QUEUE, **options)
 
 
-#: Call -> the beginning of the error, and a function that makes the call. tests/unit has every bad value of each check.
+#: Call -> the beginning of the error, and a function that makes the call. tests/unit has all invalid values.
 BAD_CALLS = {
     "Queue name": ("queue name must be", lambda: Queue("a:b")),
     "Queue body": ("body type ", lambda: Queue("q", 5)),

@@ -15,7 +15,7 @@ from reliq.errors import UndecodableError
 
 SEED = 20_240_817
 MESSAGES = 200
-#: A count of retries beyond all measure: a message that does not decode ends with its body.
+#: A huge retry count: an undecodable message with it ends when its body expires.
 ENDLESS = b"9" * 30
 
 
@@ -66,7 +66,7 @@ def test_every_foreign_message_ends_and_the_worker_continues(url, client, undeco
     consumer.start(WorkerSettings(concurrency=4))
     try:
         eventually(lambda: queue.counts().alive <= len(endless), "every message has ended that has an end")
-        client.delete(*endless)  # as when their time is over
+        client.delete(*endless)  # as when they expire
         eventually(lambda: queue.counts().alive == 0, "every message has ended")
         queue.publish(Order(1, "the last one"))
         assert worked.wait(100)

@@ -1,4 +1,4 @@
-"""Whatever Redis answers and whatever a foreign publisher writes: an error that is ours, or an answer."""
+"""For any reply of Redis and any data of a foreign publisher, parsers return a result or raise a reliq error."""
 
 import re
 
@@ -82,7 +82,7 @@ atoms |= st.sampled_from(b" published 1700000000000-0 id value note suspect \xff
 replies = atoms | st.lists(atoms, max_size=12) | st.lists(atoms | st.lists(atoms, max_size=7), max_size=7)
 
 
-#: Requests and replies that are none of theirs.
+#: Requests with replies of other kinds.
 MALFORMED = [
     (moves.ack(KEYS, [(ONE, None)]), [1]),
     (moves.ack(KEYS, [(ONE, None)]), [b"b"]),
@@ -156,7 +156,7 @@ def test_any_url_is_parsed_by_redis_py_or_refused(text):
     except ConfigurationError as error:
         assert str(error).startswith("Redis URL ")
     except ValueError as error:
-        assert str(error).startswith("Invalid value for")  # of an option: pools hand it on by name
+        assert str(error).startswith("Invalid value for")  # an error about an option that pools pass on by name
     masked(text)
 
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 ROUNDS, LONG_ROUNDS = 20, 2000
 GOOD, EVIL = 200, 40
 PATIENCE_SECONDS = 60
-#: Rounds between two looks at the size of the process.
+#: Rounds between two measurements of the process.
 WEIGHED = 5
 #: Allowed growth of memory between the first fifth of the rounds and the last.
 GROWTH_BYTES = 64 * 2**20
@@ -39,7 +39,7 @@ class Order:
 
 
 class Worked:
-    """Which good messages were handled and acked, and how often."""
+    """Records which good messages were handled and acked, and how often."""
 
     def __init__(self):
         self.handled, self.acked = Counter(), Counter()
@@ -59,7 +59,7 @@ class Formatted(logging.Handler):
 
 @pytest.fixture
 def quiet_log(caplog, monkeypatch):
-    """Lines of reliq and of asyncio go to a handler of ours alone: a test that kept them all would grow."""
+    """Send the log lines of reliq and asyncio to one handler that keeps none: kept lines would look like a leak."""
     for name in ("reliq", "asyncio"):
         caplog.set_level(logging.DEBUG, name)
         monkeypatch.setattr(logging.getLogger(name), "handlers", [Formatted()])
@@ -73,7 +73,7 @@ def seed(request):
 
 
 def build(url, worked, chance):
-    """A worker of every kind of handler and layout; whatever is not good is answered by chance, evilly."""
+    """Build a worker with every kind of handler and layout; it gives random hostile answers to all other messages."""
     metrics, pulse = ProcessMetrics(), Pulse()
     observers = [worked, metrics, pulse, LogObserver(error_text=True), lambda event: evil_observer(chance)]
     consumer = Consumer(url, observers=observers)
@@ -112,13 +112,13 @@ def evil_observer(chance):
 
 
 def publish_good(queues, number):
-    """Publish this round's good messages, some of them for a moment later; return their ids."""
+    """Publish the good messages of this round, some with a short delay; return their ids."""
     published = set()
     for queue in queues:
         body = Order(number) if queue.name == "typed" else b"good"
         ids = [f"good-{number}-{queue.name}-{at}" for at in range(GOOD // len(queues))]
         messages = [OutgoingMessage(body=body, id=id, delay=0.0 if at % 5 else 0.02) for at, id in enumerate(ids)]
-        # However busy this machine is: again with the same ids is safe.
+        # For busy machines: repeating with the same ids is safe.
         Retrying(stop=stop_after_attempt(3), reraise=True)(queue.publish_many, messages)
         published.update(ids)
     return published
@@ -142,7 +142,7 @@ def test_whatever_others_hand_to_a_worker_good_messages_are_acked_once(url, clie
     engine = consumer._engine
     try:
         for number in range(rounds):
-            # Also of a process in which something holds the interpreter.
+            # Also in a process whose GIL is held.
             faulthandler.dump_traceback_later(3 * PATIENCE_SECONDS, exit=True)
             for _ in range(EVIL):
                 vandal.message(chance.choice(queues).keys)

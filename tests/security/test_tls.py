@@ -25,7 +25,7 @@ def server_elsewhere(tls_server, authority):
 
 @pytest.fixture
 def url(authority):
-    """The URL of a port, with the authority and with further options."""
+    """Return the URL of a port with the certificate authority and further options."""
     return lambda port, *options: (
         f"rediss://127.0.0.1:{port}/0?{'&'.join((f'ssl_ca_certs={authority.certificate}', *options))}"
     )

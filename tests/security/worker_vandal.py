@@ -34,7 +34,7 @@ HEADERS = ["{}", "null", "[]", '{"a":"b"}', '{"a":1}', '{"a":"\\ud83d"}', '{"tra
 
 
 class Evil:
-    """A thing that raises whatever it is asked."""
+    """An object that raises on any access."""
 
     def _refuse(self, *_):
         raise ValueError("an evil secret")
@@ -104,7 +104,7 @@ ANSWERS = [*(lambda value=value: value for value in RETURNED), *map(raising, RAI
 
 
 def put(pipe, keys, place, id, score):
-    """Write an id where messages of this state are."""
+    """Write an id into the state `place`."""
     if place in ("ready", "retry"):
         pipe.lpush(getattr(keys, place), id)
     elif place == "garbage":
@@ -132,7 +132,7 @@ class Vandal:
         return chance.choice(extremes) if chance.random() < 0.7 else chance.randbytes(chance.randint(0, 80))
 
     def value(self) -> bytes:
-        """Return a stored value: an envelope of chance around a body, or a body alone."""
+        """Return a stored value: a random envelope around a body, or a bare body."""
         chance, body = self._chance, self.blob(BODIES)
         if chance.random() < 0.3:
             return body
@@ -144,7 +144,7 @@ class Vandal:
         return b"RELIQ/1 {" + ",".join(parts).encode() + b"}\n" + body
 
     def message(self, keys) -> None:
-        """Write one message, or a part of one, anywhere."""
+        """Write one message, or a part of a message, into any state."""
         chance, pipe = self._chance, self._client.pipeline(transaction=False)
         id = self.blob(IDS) + b"~%d" % chance.getrandbits(40)
         if chance.random() < 0.9:

@@ -10,7 +10,7 @@ from tenacity import wait_fixed
 from reliq import Consumer, Job, Nack, Queue, Reject, Snooze
 from reliq.testing import isolated
 
-#: The tests' own fixtures use database 0.
+#: Other fixtures use database 0.
 DATABASE = 7
 
 

@@ -1,4 +1,4 @@
-"""Keys, limits and priorities in the testing kit."""
+"""Keys, limits and priorities in the test kit."""
 
 from typing import Any
 

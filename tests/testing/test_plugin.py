@@ -11,7 +11,7 @@ from reliq.testing.plugin import server_of
 
 pytest_plugins = ["pytester"]
 INSTALLED = {one.name: one.value for one in importlib.metadata.entry_points(group="pytest11")}
-#: Options by which a pytest in this process has the plugin, and no other that warns.
+#: Options for a pytest in this process: the plugin, without other plugins that warn.
 WITH = ("-p", "no:asyncio") if "reliq" in INSTALLED else ("-p", "no:asyncio", "-p", "reliq.testing.plugin")
 
 SHOP = """
@@ -35,7 +35,7 @@ ONE = """
 
 @pytest.fixture
 def suite(pytester):
-    """Write files of a suite, by their names, and run them by a pytest with the plugin; so many must pass or fail."""
+    """Write the files of a test suite and run them with the plugin; expect these numbers of passed and failed tests."""
 
     def run(*options, passed=0, failed=0, errors=0, process=False, **files):
         pytester.makepyfile(**{name: textwrap.dedent(text) for name, text in {"shop": SHOP, **files}.items()})
@@ -60,7 +60,7 @@ def test_tests_are_isolated_in_both_orders(suite):
 def test_xdist_processes_have_servers_of_their_own(suite, monkeypatch):
     same = ONE + "".join(ONE.split("ORDERS\n", 1)[1].replace("test_one", f"test_{at}") for at in range(5))
 
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # less to import, three times
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # fewer imports, three times
     suite("-p", "xdist", "-p", "reliq.testing.plugin", "-n", "2", passed=6, process=True, test_same=same)
 
 

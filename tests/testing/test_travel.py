@@ -1,4 +1,4 @@
-"""Time in a test: Redis goes by Python's clock, which a test moves or holds."""
+"""Time in a test: Redis uses Python's clock, which a test moves or holds."""
 
 import datetime as dt
 import sys

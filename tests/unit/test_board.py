@@ -14,7 +14,7 @@ from reliq.supervisor.status import ProcessStatus, ProcessStatusView
 
 @pytest.fixture
 def sides(tmp_path):
-    """A board of one handler, which nothing has claimed for yet, its supervisor's view, and a function that begins a call."""
+    """Return a status page of one handler, the supervisor's view of it, and a function that begins a call."""
     consumer, path = Consumer(), tmp_path / "board"
     consumer.handler(Queue("q", str))(lambda body: None)
     view = ProcessStatusView(path, ["q"], 1)
@@ -29,7 +29,7 @@ def sides(tmp_path):
 
 
 def test_board_that_is_made_anew_leaves_the_one_that_is_read_as_it_was(tmp_path):
-    """A process that could not be forked is started again under its number: the file must not shrink under its reader."""
+    """If a fork fails, the process is started again with the same number: the file must not shrink under its reader."""
     before = ProcessStatusView(tmp_path / "board", ["q"], 1)
     claimed_at = before.pulse._read().claimed_at
 
@@ -83,12 +83,12 @@ def test_board_of_very_many_queues_has_a_lane_for_each(tmp_path):
 
 
 def test_handler_that_begins_ends_the_silence_of_its_process(sides):
-    """Threads are compared from then on: what began after the first of two looks at them is not passed over."""
+    """From then on threads are compared, so a handler that begins between two checks is noticed."""
     board, view, begin = sides
     board.look()
     silence, before = HeartbeatMonitor(), view.beat
     silence.hear(before, before, os.getpid())
-    silence.hear(before, before + LOOK_CLOSER_SECONDS + 0.1, os.getpid())  # the thread that looks has to wait
+    silence.hear(before, before + LOOK_CLOSER_SECONDS + 0.1, os.getpid())  # the checking thread has to wait
     assert silence._before
 
     begin("begins")

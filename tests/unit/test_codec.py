@@ -235,7 +235,7 @@ def nested(depth):
     return body
 
 
-Scalar = type("int64", (), {"__module__": "numpy"})  # numpy itself is no dependency of the tests
+Scalar = type("int64", (), {"__module__": "numpy"})  # the tests do not depend on numpy
 
 REFUSED = [
     (Order, Line("a"), "body must be Order, not Line"),

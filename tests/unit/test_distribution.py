@@ -22,7 +22,7 @@ ALLOWED = re.compile(
 #: reliq-queue is on no index yet. Only the README has the command for the time after the first upload.
 AFTER_THE_UPLOAD = [("README.md", "pip install 'reliq-queue[embedded]'")]
 COMMAND = re.compile(r"pip install((?: +(?:'[^'\n]*'|[^\s'`&|;#,)\"]+))+)")
-#: The files in which a person reads what to install.
+#: Files with installation commands for users.
 TEXTS = [
     *(ROOT / "reliq").rglob("*.py"),
     *(path for folder in ("docs", "examples", "grafana", "benchmarks") for path in (ROOT / folder).rglob("*.*")),
@@ -32,7 +32,7 @@ TEXTS = [
 
 
 def offenders(text):
-    """Return the `pip install` commands of `text` in which pip would not find a package, or another project's reliq."""
+    """Return the `pip install` commands of `text` that install no package, or another project named reliq."""
     for found in COMMAND.finditer(text):
         for word in re.findall(r"-e +\S+|'[^']*'|\S+", found[1]):
             allowed = ALLOWED.fullmatch(word) or ALLOWED.fullmatch(word.rstrip(".:"))
@@ -48,7 +48,7 @@ def test_name_and_version_are_those_of_the_project():
 
 
 def test_every_pip_install_in_the_docs_works_from_a_checkout():
-    """Not from the index: `reliq-queue` is not there, and `reliq` is another project."""
+    """Not from PyPI: `reliq-queue` is not there, and `reliq` is another project."""
     for package in ("'reliq[web]'", "reliq", "httpx reliq-queue", "'.[weeb]'"):
         assert list(offenders(f"Run `pip install {package}` first.")), package
     readable = [path for path in TEXTS if path.suffix not in {".png", ".json", ".pyc"} and path.is_file()]

@@ -1,4 +1,4 @@
-"""The line before a body."""
+"""The header line before a body."""
 
 import contextlib
 import math
@@ -28,7 +28,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
 def sealed(body, **parts):
-    """A value as the publish script stores it."""
+    """Return a value as the publish script stores it."""
     return f"{ENVELOPE_START}{DUE}".encode() + envelope_rest(**parts) + body
 
 

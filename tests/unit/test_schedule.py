@@ -12,8 +12,8 @@ from reliq.schedule import Schedule
 from reliq.text import LAST_SECOND
 
 NOON = int(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp())
-#: The days on which clocks change, each from noon of the day before: by an hour; on Lord Howe by half of one, in Cairo at
-#: midnight. Of each expression the ticks from then on.
+#: Days with clock changes, each from noon of the day before: by an hour; on Lord Howe by half an hour, in Cairo at
+#: midnight. For each expression the ticks from then on.
 SPRING = {
     ("Europe/Berlin", "2026-03-28T12:00", "30 2 * * *"): "03-29T03:00+02:00 03-30T02:30+02:00 03-31T02:30+02:00",
     ("Europe/Berlin", "2026-03-28T12:00", "0,30 2 * * *"): "03-29T03:00+02:00 03-30T02:00+02:00 03-30T02:30+02:00",
@@ -51,7 +51,7 @@ def test_ticks_where_a_clock_changes_are_those_of_the_table(zone, begin, express
     ticks = [*islice(_after(schedule, after), len(wanted.split()))]
 
     assert " ".join(schedule.moment(tick).isoformat(timespec="minutes")[5:] for tick in ticks) == wanted
-    assert [schedule.next_after(tick - 1) for tick in ticks] == ticks  # from wherever one looks
+    assert [schedule.next_after(tick - 1) for tick in ticks] == ticks  # from any start
 
 
 def _after(schedule, unix):
@@ -111,7 +111,7 @@ def test_machine_without_time_zones_is_pointed_to_tzdata(monkeypatch):
     monkeypatch.setattr("zoneinfo._tzpath.TZPATH", ())
     monkeypatch.setattr("zoneinfo.TZPATH", ())
     for name in {"tzdata", *(one for one in sys.modules if one.startswith("tzdata."))}:
-        monkeypatch.setitem(sys.modules, name, None)  # it may be here all the same
+        monkeypatch.setitem(sys.modules, name, None)  # it may be installed
     ZoneInfo.clear_cache()
 
     with pytest.raises(ConfigurationError, match="this machine has no time zones: install the package tzdata"):

@@ -1,4 +1,4 @@
-"""Settings and options: the values that each check allows, and those that it refuses by name."""
+"""Settings and options: the valid values of each check, and the invalid values with their errors."""
 
 import dataclasses
 import math
@@ -146,5 +146,5 @@ def test_settings_are_frozen_and_passed_by_name(kind):
 
 @given(st.floats(0, 10**8))
 def test_milliseconds_are_rounded_up(value):
-    # Beside 1e8 the next float is 1.5e-8 away.
+    # The next float after 1e8 is 1.5e-8 away.
     assert value - 1e-7 <= milliseconds(value) / 1000 < value + 0.001001

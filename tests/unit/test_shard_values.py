@@ -1,4 +1,4 @@
-"""Values of sharded queues: keys, hash tags, ids, homes and the map."""
+"""Values of sharded queues: keys, hash tags, ids, shards of ids, and the map."""
 
 from collections import Counter
 

@@ -108,7 +108,7 @@ def test_generated_ids_are_unique_and_in_order_of_time():
     assert [id for id in ("order-42", "", "x" * 21, "x" * 23, "-" * 22) if made_at(id) is not None] == []
 
 
-#: Made by a program with one thread: where there are more, a fork by C may leave its child without the interpreter's lock.
+#: The child is forked by a program with one thread: with more threads, a fork by C may leave it without the GIL.
 FORKED = """
 import ctypes, os
 from reliq.keys import new_id, token

@@ -65,7 +65,7 @@ class Producer:
             try:
                 ids, durable = self._send(one, ids)
             except PublishFailed as failure:
-                # With several shards, a failure lists the messages of failed shards; chosen ids are published again together.
+                # With several shards, a failure lists the messages of failed shards; chosen ids are resent together.
                 ids = ids or failure.ids
                 outcome = "unknown" if failure.outcome == "unknown" else outcome
                 if time.monotonic() < until:
