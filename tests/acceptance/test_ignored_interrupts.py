@@ -4,11 +4,14 @@ A command started by `command &` in a script inherits an ignored SIGINT; under `
 Commands keep ignoring these signals, as other programs do: Ctrl-C is meant for the script. SIGTERM stops them.
 """
 
+import os
+import pty
 import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+import threading
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -45,13 +48,17 @@ def test_command_with_ignored_sigint_stops_on_sigterm(name, url, client, environ
         if name == "relay":
             make_outbox(f"{folder}/outbox.db")
         own = {"RELIQ_URL": ""} if name == "demo" else {}
+        controller, screen = pty.openpty()  # `watch` runs on a terminal alone
         process = subprocess.Popen(
             [*IGNORING, *(word.format(port=free_port()) for word in words)],
             cwd=folder,
             env=environment | own | {"TMPDIR": folder},
-            stdout=subprocess.DEVNULL,
+            stdout=screen if name == "watch" else subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        os.close(screen)
+        reader = threading.Thread(target=read_to_the_end, args=[controller])
+        reader.start()
         try:
             eventually(lambda: process.poll() is not None or works(name, process, client), f"{name} works")
             others = psutil.Process(process.pid).children(recursive=True)
@@ -67,6 +74,8 @@ def test_command_with_ignored_sigint_stops_on_sigterm(name, url, client, environ
         finally:
             process.kill()
             process.wait()
+            reader.join()
+            os.close(controller)
 
 
 @pytest.mark.parametrize("name", ["relay", "exporter", "web"])
@@ -88,6 +97,12 @@ def test_command_that_gets_further_signals_until_it_ends_exits_with_0(name, envi
 
         eventually(has_ended, f"{name} ends")
         assert command.process.returncode == 0
+
+
+def read_to_the_end(controller):
+    with suppress(OSError):  # EIO: no process has the terminal open any more
+        while os.read(controller, 65_536):
+            pass
 
 
 def works(name, process, client):
