@@ -13,7 +13,7 @@ from tests.waiting import with_patience
 
 
 def environment_for(folder: Path, url: str) -> dict[str, str]:
-    """Return the environment of a user whose jobs are in `folder` and whose Redis is at `url`."""
+    """Return a user's environment, with the jobs in `folder` and the Redis at `url`."""
     paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {**os.environ, "RELIQ_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 

@@ -1,4 +1,4 @@
-"""`reliq cron` and its `Admin` methods: list, run, pause, resume and forget periodic jobs."""
+"""`reliq cron` and its `Admin` methods: list, run, pause, resume and delete periodic jobs."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""`reliq delete` deletes unused queues, keeps queues with living messages, and lets a forgotten queue be used again."""
+"""`reliq delete` deletes unused queues, keeps queues with living messages, and allows a deleted queue's name again."""
 
 import time
 

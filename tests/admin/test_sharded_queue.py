@@ -91,7 +91,7 @@ ONE_FOR_ALL = {
     *("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch", "init"),  # independent programs
     *("outbox sql", "outbox clean", "outbox retry", "doctor", "acl"),
     *("keys", "limits"),  # a queue of several shards has no keys and limits
-    *("publish", "show", "delete"),  # the id determines the shard; a shard cannot be forgotten alone
+    *("publish", "show", "delete"),  # the id determines the shard; a shard cannot be deleted alone
 }
 
 

@@ -23,7 +23,7 @@ GRAFANA = HERE.parents[1] / "grafana"
 
 @pytest.fixture
 def environment(url, monkeypatch):
-    """Return the environment of a user whose jobs are in this folder and whose Redis is the test's."""
+    """Return a user's environment, with the jobs in this folder and the test's Redis."""
     monkeypatch.setenv("RELIQ_URL", url)
     monkeypatch.syspath_prepend(str(HERE))
     return environment_for(HERE, url)

@@ -56,11 +56,11 @@ class WordlessError(Exception):
 
 
 class NamelessError(Exception, metaclass=Nameless):
-    """An error whose class raises when its name is read."""
+    """An error with a class that raises when its name is read."""
 
 
 class TornError(Exception):
-    """An error whose attributes raise."""
+    """An error with attributes that raise."""
 
     def __getattribute__(self, name):
         raise KeyError("an evil secret")

@@ -87,7 +87,7 @@ def test_kit_supports_queues_in_the_go_layout(reliq):
 
 
 def test_no_url_leads_out_of_the_test(monkeypatch):
-    with isolated() as reliq, monkeypatch.context() as patch:  # an embedded server, on a Unix socket
+    with isolated() as reliq, monkeypatch.context() as patch:  # an embedded server on a Unix socket
         patch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a host was looked up"))
         connect = socket.socket.connect
         patch.setattr(
@@ -107,7 +107,7 @@ def test_no_url_leads_out_of_the_test(monkeypatch):
 
 
 def test_reliq_url_is_set_for_children_and_withheld_from_late_threads(url, client, monkeypatch):
-    monkeypatch.setenv("RELIQ_URL", url)  # of production
+    monkeypatch.setenv("RELIQ_URL", url)  # the production URL
     program = "from reliq import Queue; Queue('q', str).publish('from a child')"
     queue, over, failed = Queue("q", str), threading.Event(), []
 

@@ -31,14 +31,14 @@ def served(redis_server):
 
 @pytest.fixture
 def site(url, served):
-    """A site whose token gives all rights."""
+    """A site with a token that gives all rights."""
     served[0].app.last.forget()
     return served[0]
 
 
 @pytest.fixture
 def lookers(url, served):
-    """A site whose token gives read access without message bodies."""
+    """A site with a token that gives read access without message bodies."""
     served[1].app.last.forget()
     return served[1]
 

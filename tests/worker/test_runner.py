@@ -59,7 +59,7 @@ class Nameless(type):
 
 
 class MisnamedError(Exception, metaclass=Nameless):
-    """An error whose class raises when its name is read."""
+    """An error with a class that raises when its name is read."""
 
 
 def raising(error):
@@ -138,7 +138,7 @@ def test_a_batch_with_another_number_of_answers_or_none_is_not_acked(queue, cons
 
 
 class Fragile:
-    """A body whose decoding runs foreign code, which raises any exception."""
+    """A body with a decoder of foreign code, which raises any exception."""
 
     @classmethod
     def model_json_schema(cls):
