@@ -1,4 +1,4 @@
-"""`reliq publish`: one body and what became of it."""
+"""`reliq publish`: one body, and the printed outcome."""
 
 import io
 import sys

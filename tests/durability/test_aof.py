@@ -1,4 +1,4 @@
-"""`Durability.aof`: a publish waits until disks have the message. Redis has WAITAOF since 7.2."""
+"""`Durability.aof`: a publish waits until the message is on disk. Redis has WAITAOF since 7.2."""
 
 import os
 import signal

@@ -109,7 +109,7 @@ class Ledger:
         ]
 
     def _end(self, policy, row, ready, *, flush):
-        """Close the books of a version; return the number of ticks that the job has missed so far."""
+        """Record the end of a version; return the number of ticks that the job has missed so far."""
         [state] = cron_states(self._queues[policy].keys).read(row) or [None]
         if state is None or not self._version:  # a process may have started before the first version
             return 0 if state is None else state.missed

@@ -44,7 +44,7 @@ def test_message_delivered_again_has_its_effect_only_when_it_was_rolled_back(dat
 
 
 def test_later_message_with_the_same_chosen_id_has_its_own_effect_and_follow_up(database, tx, url):
-    """By its id alone the second would be passed over."""
+    """The id alone is not enough: the second message would be skipped."""
     reports, mails = Queue("reports", dict, url=url, dedup=0.001), Queue("mails", dict, url=url)
     for _ in range(2):
         eventually(lambda: reports.publish({}, id="daily"), "the id is free")
@@ -72,7 +72,7 @@ def test_redriven_letter_has_its_effect_once(database, tx, orders):
 
 
 def test_moved_message_has_its_effect_and_follow_up_once(database, tx, url, orders):
-    """It is moved while it waits for its next try, and its dead letter is redriven to a third queue."""
+    """The message is moved during its backoff, and its dead letter is redriven to a third queue."""
     other, third, mails = (Queue(name, dict, url=url) for name in ("other", "third", "mails"))
     for known in (other, third):
         known.publish({}, id="x")
@@ -103,7 +103,7 @@ def collect(queue):
 
 
 def test_concurrent_deliveries_have_the_effect_once(postgresql, url):
-    """The second waits for the end of the first: when that is rolled back, the effect is its own."""
+    """The second delivery waits for the first; if the first rolls back, the second makes the effect."""
     queue = Queue("orders", dict, url=url)
     for first_end, expected in (("commit", False), ("rollback", True)):
         queue.publish({})
@@ -144,7 +144,7 @@ def test_async_code_uses_the_inbox(database, orders):
 
 
 def test_inbox_refuses_wrong_calls_and_connections_without_a_transaction(postgresql, orders):
-    """`aonce` without `await` would count as True: every delivery would make the effects again."""
+    """`aonce` without `await` would be true: every delivery would repeat the effects."""
     import psycopg
 
     orders.publish({})
@@ -176,7 +176,7 @@ def test_inbox_row_stays_while_its_message_can_be_delivered(database, tx, url, m
         return mover().store.clean(0)[1]
 
     assert [cleaned(0), cleaned(61_000), cleaned(kept - 121_000)] == [0, 1, 0]
-    assert not one.once(tx, keep=1)  # it is delivered again, so that it may die and be redriven again
+    assert not one.once(tx, keep=1)  # as for a second delivery, which may become a dead letter and be redriven
     assert not one.once(tx)
     tx.commit()
     assert [cleaned(kept - 60_000), cleaned(61_000)] == [0, 1]

@@ -52,7 +52,7 @@ def test_wait_that_lacks_a_shard_ends_and_loses_no_token(tokens, expect, client)
     assert tokens.came(SECONDS) == ([], [])
     assert not tokens.standing
     expect(one, other)
-    tokens.expect(*tokens.standing, [one])  # it no longer waits for this shard only
+    tokens.expect(*tokens.standing, [one])  # the wait is for more shards
     client.lpush(other.wake, "")
     assert tokens.came(SECONDS) == ([other], [])
 

@@ -24,7 +24,7 @@ delays = st.sampled_from([0, 0, 1, 500, LEASE_MS, 60_000])
 limits = st.sampled_from([1, 2, 4, 500])
 tombstones = st.sampled_from([None, None, 1, 60_000, 3_600_000])
 a_few = st.sampled_from([0, 1, 4])
-#: A process without suspects, a process with room for more suspects, and a process with room for a single suspect.
+#: Random processes: their slots, the suspects that they hold, and the smallest number that a suspect may run among.
 some_suspects = st.builds(
     lambda slots, held: t.Suspects(slots, held, max(1, slots // 2) if held else slots),
     st.sampled_from([1, 2, 4, 8]),
