@@ -1,4 +1,4 @@
-"""The Lua scripts of the queue: one file per transition, read once and checked against its own header."""
+"""The Lua scripts of the queue: one file for each transition, loaded once and checked against its own header."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-#: A command and the name of the key it is run on, empty for a command without one.
+#: A command and the name of its key, empty for a command without a key.
 Use = tuple[str, str]
 
 _HEADER = re.compile(
@@ -25,10 +25,10 @@ _HEADER = re.compile(
 _FUNCTION = re.compile(r"^(local function (\w+)\((?:[^\n]* end|[\s\S]*?\nend)\n)", re.MULTILINE)
 _NAME = re.compile(r"'[^'\n]*'|\b[A-Za-z_]\w*\b")
 
-# The command that reads a key of each type without changing it. The loader has it run before a script writes anything,
-# unless the header marks the key with `?`: then the script reads it itself, if it needs it. `totals`, `ends` and
-# `history` are missing: an end that cannot be counted or noted must not stop a transition. So is `watch`: it is
-# written anew whatever its type.
+# For each type, a command that reads a key. The loader runs it before a script writes anything, unless the header marks
+# the key with `?`; then the script reads the key itself if it needs it. `totals`, `ends` and `history` are missing,
+# because a failure to count or record an end must not stop a transition. `watch` is missing, because it is always
+# overwritten.
 _READ = {
     "lane": "STRLEN",
     "pending": "ZCARD",
@@ -51,10 +51,10 @@ _READ = {
     "arrived": "HLEN",
 }
 
-#: A script that knows one of these has the functions of keyed/prelude.lua.
+#: A script with one of these keys gets the functions of keyed/prelude.lua.
 _KEYED = frozenset({"limits", "ring", "held", "asleep", "rates", "line"})
 
-#: How a header names the commands that are run on a key.
+#: The format in which a header names the commands for a key.
 _RUNS = re.compile(r"(\w+):([A-Z]+(?:,[A-Z]+)*)")
 
 
@@ -64,16 +64,16 @@ class Script:
     One transition as Redis runs it.
 
     Attributes:
-        name: of the file and of the function in `transitions`.
-        keys: names of the leading KEYS, as `Keys` spells them.
-        tail_keys: names of the KEYS that come once for each message.
+        name: the name of the file and of the function in `transitions`.
+        keys: names of the leading KEYS, as attributes of `Keys`.
+        tail_keys: names of the KEYS that are repeated for each message.
         args: names of the leading ARGV.
-        tail_args: names of the ARGV that come once for each message; the last one, `key`, only when `keyed` is 1.
-        uses: every command that it may run, each with the name of its key, empty for one without.
-        text: what EVAL runs.
-        sha: what EVALSHA names.
-        keyed_keys: the last of its `keys`, those that it needs in a queue with keys alone.
-        lead: returns its leading KEYS of a queue, given its `Keys`; a lane, which a call names, comes before them.
+        tail_args: names of the ARGV that are repeated for each message; the last name, `key`, only if `keyed` is 1.
+        uses: every command that it may run, each with the name of its key, empty for a command without a key.
+        text: the script for EVAL.
+        sha: the digest for EVALSHA.
+        keyed_keys: the last of its `keys`, which are needed only in a queue with keys.
+        lead: returns the leading KEYS from a queue's `Keys`; a call's lane comes before them.
     """
 
     name: str
@@ -92,10 +92,11 @@ class Script:
 @cache
 def script(name: str, package: str = __name__) -> Script:
     """
-    Return the script `name` of a package, ready to run; raise ValueError when its header is not in the form.
+    Return the script `name` of a package, ready to run; raise ValueError for an invalid header.
 
-    A script whose header has a line `-- Keyed` has two branches, and Redis takes one at each call: the file itself, and
-    for a queue with keys the file with the lines after `-- keyed: `, and the keys and commands of that line besides.
+    A script with a header line `-- Keyed` has two branches, and each call runs one of them. The first branch is the
+    file itself. The second branch, for a queue with keys, also has the lines after `-- keyed: ` and the keys and
+    commands of the header line.
     """
     source = files(package).joinpath(f"{name}.lua").read_text("utf-8")
     header = _HEADER.match(source)
@@ -134,24 +135,24 @@ def _lead_of(names: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
 
 
 def _keyed_source(source: str) -> str:
-    """Return the text of a script's branch for a queue with keys as it is written."""
+    """Return the source of a script's branch for a queue with keys."""
     return re.sub(r"^( *)-- keyed: ", r"\1", source, flags=re.MULTILINE)
 
 
 def script_names() -> list[str]:
-    """Return the name of every transition's script, sorted."""
+    """Return the names of all scripts, sorted."""
     found = (entry.name for entry in files(__name__).iterdir() if entry.name.endswith(".lua"))
     return sorted(name.removesuffix(".lua") for name in found if name != "prelude.lua")
 
 
 def _uses(runs: str, keys: tuple[str, ...]) -> frozenset[Use]:
-    """Return the commands that a header names, each with its key, and those that check the types of the keys."""
+    """Return the commands in a header, each with its key, and the commands that check the types of the keys."""
     checks = {(_READ[key], key) for key in keys if key in _READ}
     return frozenset(checks | {(one, key) for key, some in _RUNS.findall(runs) for one in some.split(",")})
 
 
 def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, ...]) -> str:
-    """Return the lines that give KEYS and ARGV the names of the header."""
+    """Return the lines that define the header's names for KEYS and ARGV."""
     lines = [f"local {key} = KEYS[{index}]" for index, key in enumerate(keys, 1)]
     lines += [f"local {arg} = ARGV[{index}]" for index, arg in enumerate(args, 1)]
     lines += [f"local {arg.upper()} = {index}" for index, arg in enumerate(tail_args, 1)]
@@ -162,12 +163,12 @@ def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, 
 
 
 def _type_checks(keys: tuple[str, ...]) -> str:
-    """Return the lines that refuse a key of the wrong type, by name, before anything is written."""
+    """Return the lines that fail with the key's name for a key of the wrong type, before anything is written."""
     return "".join(f"read('{_READ[key]}', {key})\n" for key in keys if key in _READ)
 
 
 def _branch(keys: tuple[str, ...], source: str, *, with_keys: bool) -> str:
-    """Return a branch of a script, with the functions of the preludes that it needs: Lua makes each one at every call."""
+    """Return a branch of a script with only the prelude functions that it needs: each call defines them again."""
     work = _type_checks(keys) + _without_comments(source)
     opening, functions = "", _prelude("prelude.lua")[1]
     if with_keys:
@@ -178,13 +179,13 @@ def _branch(keys: tuple[str, ...], source: str, *, with_keys: bool) -> str:
 
 
 def _prelude(path: str) -> tuple[str, dict[str, str]]:
-    """Return what a prelude opens with, and its functions by name."""
+    """Return the opening lines of a prelude, and its functions by name."""
     pieces = _FUNCTION.split(_without_comments(files(__name__).joinpath(path).read_text("utf-8")))
     return pieces[0], dict(zip(pieces[2::3], pieces[1::3], strict=True))
 
 
 def _in_order(functions: dict[str, str]) -> dict[str, str]:
-    """Return functions in an order in which each comes after those that it calls."""
+    """Return functions in an order in which each function comes after those that it calls."""
     ordered: dict[str, str] = {}
 
     def place(name: str) -> None:
@@ -199,7 +200,7 @@ def _in_order(functions: dict[str, str]) -> dict[str, str]:
 
 
 def _needed(functions: dict[str, str], text: str) -> set[str]:
-    """Return the names of the functions that a text calls, and those that they call."""
+    """Return the names of the functions that a text calls, directly or indirectly."""
     needed: set[str] = set()
     names = set(_NAME.findall(text))
     while met := (functions.keys() & names) - needed:
@@ -209,6 +210,6 @@ def _needed(functions: dict[str, str], text: str) -> set[str]:
 
 
 def _without_comments(text: str) -> str:
-    """Drop comment lines: each server keeps the text of every script in memory."""
+    """Remove comment lines, because each server keeps the text of every script in memory."""
     kept = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--"))
     return "".join(f"{line}\n" for line in kept)

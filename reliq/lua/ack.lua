@@ -6,18 +6,18 @@
 --       windows:HDEL,HMGET msg:UNLINK dedup:SET
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZREM,ZSCORE
 --       rates:ZADD,ZSCORE wake:LLEN,LPUSH ready:EXISTS retry:EXISTS line:EXISTS
--- Returns  the ids whose receipt no longer holds
--- Nothing to do: a receipt that does not hold changes nothing.
+-- Returns  the ids with an invalid receipt
+-- Nothing to do: an invalid receipt changes nothing.
 --
--- `kind` is how the messages end: `acked`, or `expired` when their bodies were gone at the claim (a cancelled
--- one then ends as `cancelled`). There are dedup keys when an id may be a chosen one: it stays taken then,
--- for as long as its publish said, or for `window` when nothing says so any more.
--- The last `history_max` acked ones are remembered, each with how long it ran, if `took_ms` says it. Of an expired
--- message `took_ms` is the token of its claim: it never started, so a queue with keys gives its start back to the rates.
+-- `kind` is `acked`, or `expired` for messages without a body at the claim (cancelled messages then end as
+-- `cancelled`). The call has dedup keys if an id may be a chosen id. Such an id stays blocked for the time given by its
+-- publish, else for `window` ms. Of the acked messages, the last `history_max` are kept with their run time `took_ms`.
+-- For an expired message `took_ms` is the token of its claim. It never started, so a queue with keys returns its start
+-- to the rates.
 
 local ids, held, stopped, lost, _, receipt_of = receipts(kind == 'acked')
 local done, bodies, spans, took = {}, {}, {}, {}
--- keyed: know(receipt_of)
+-- keyed: note_keys(receipt_of)
 for j, i in ipairs(held) do done[j], bodies[j], spans[j], took[j] = ids[i], body(i), arg(i, WINDOW), arg(i, TOOK_MS) end
 
 begin(unack)

@@ -5,10 +5,10 @@
 -- Runs  pending:ZADD,ZRANGE ready:LPUSH retry:LPUSH unack:ZADD,ZRANGE retries_left:HEXISTS,HSET lease:HDEL,HSET
 --       errors:HSET garbage:SISMEMBER dead:XADD totals:HINCRBY wake:LLEN,LPUSH watch:DEL windows:HSET
 --       arrived:HGET,HSET msg:SET
--- Returns  `arrived` or `alive` for each; `late` for each of a departure that was over before
--- Nothing to do: a departure that comes again gets its first answer.
+-- Returns  `arrived` or `alive` for each message; `late` for each if the departure was over before
+-- Nothing to do: a repeated departure gets its first answer.
 --
--- `from` is the shard that they leave. One that is `alive` here stays there: a message of its id is here.
+-- `from` is the shard that the messages leave. `alive` means that a message with this id is already in this shard.
 
 local last, told = (redis.call('HGET', arrived, from) or ''):match('^(%d+) (%a*)$')
 local is_late, answers, code = last and tonumber(last) > tonumber(number), {}, ''
@@ -49,7 +49,7 @@ put(pending, dues.pending, places.pending)
 put(unack, dues.unack, places.unack)
 line_up(places.ready)
 redeliver(places.retry)
--- When it is cut off before, it is made again in full; after, nobody is asked to have it again.
+-- If the script is interrupted before this write, the whole call is repeated. Afterwards it need not be repeated.
 redis.call('HSET', arrived, from, number .. ' ' .. code)
 run('HSET', retries_left, lefts)
 add('arrived', #fresh)

@@ -1,13 +1,13 @@
--- ask: at the shard that chosen ids had for a home -> nowhere: whether the home that they have now may publish them
+-- ask: no move; whether the new home shard of chosen ids may publish them, asked at their old home shard
 --
 -- KEYS  epoch unack? retries_left? lease? garbage? | dedup
 -- ARGV  clock known closing replace | id
 -- Runs  epoch:GET,SET unack:ZSCORE retries_left:HEXISTS lease:HGET garbage:SISMEMBER dedup:GET
--- Returns  `free`, `duplicate` or `tombstoned` for each id; `stale` for each when the shard knows a later epoch
--- Nothing to do: without ids the fence is raised alone.
+-- Returns  `free`, `duplicate` or `tombstoned` for each id; `stale` for each if the shard has a later epoch
+-- Nothing to do: a call without ids only raises the fence.
 --
--- The fence is raised with the answer: whoever knows an earlier map publishes no chosen id here any more, so that what
--- is free stays free. With `closing` the shard takes no message at all until a later epoch.
+-- The answer raises the fence: publishers with an earlier map cannot publish chosen ids here any more, so free ids stay
+-- free. With `closing` the shard accepts no messages until a later epoch.
 
 local answers, text = {}, read('GET', epoch) or ''
 local least, mine = epoch_of(text), epoch_of(known)

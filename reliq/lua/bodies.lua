@@ -1,13 +1,13 @@
--- bodies: no move; the values of messages, or their sizes where they are large
+-- bodies: no move; the values of messages, or the sizes of large values
 --
 -- KEYS   | msg
 -- ARGV  clock most inline
 -- Runs  msg:GETRANGE,MGET,STRLEN
--- Returns  the values; where they have more than `inline` bytes together, the size of each instead; of a value of more
---          than `most` bytes its size and its first 16 KiB
--- Nothing to do: a message without a value is nil, or has the size 0.
+-- Returns  the values; if their total size is more than `inline` bytes, their sizes instead; for a value of more than
+--          `most` bytes its size and its first 16 KiB
+-- Nothing to do: a message without a value gets nil or the size 0.
 --
--- Values pass through Lua, which is dear but saves a round trip: only small ones do.
+-- Only small values pass through Lua: copying is expensive, but it saves a round trip.
 
 local sizes, total = {}, 0
 for i = 1, ITEMS do

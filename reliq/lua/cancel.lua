@@ -1,4 +1,4 @@
--- cancel: pending -> gone, a nacked one -> gone; in a list or in a worker it is marked and ends where it is met
+-- cancel: pending -> gone, a nacked message -> gone; in a list or in flight it is marked and ends later
 --
 -- KEYS  pending ready retry unack retries_left lease errors totals ends windows wake limits ring held asleep rates line | msg dedup
 -- ARGV  clock bare tombstone_ms | id
@@ -7,15 +7,15 @@
 --       wake:LLEN,LPUSH limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE
 --       rates:ZSCORE line:EXISTS
 -- Returns  `cancelled`, `running` or `not_found` for each id
--- Nothing to do: `not_found`, and where a tombstone is asked for one that a publish still on its way will meet.
+-- Nothing to do: `not_found`; a requested tombstone is still written, for a publish that is on its way.
 --
--- With `tombstone_ms` the ids are taken for so long; without, they are free at once, and `freed` is what a repeated
--- cancel is told by. The id of a bare body leaves its list, if it is found among 100,000 from either end: an id
--- without a body would hold a place of a Go consumer for good.
+-- With `tombstone_ms` the ids are blocked for that time. Without it they are free immediately, and the marker `freed`
+-- identifies a repeated cancel. The id of a bare body is removed from its list if it is among the 100,000 ids at either
+-- end, because an id without a body would block a Go consumer's slot forever.
 
 local answers, gone, words, marks, bodies, listed = {}, {}, {}, {}, {}, {}
 
--- Find an id of a bare body in a list, from either end.
+-- Find the id of a bare body in a list, from both ends.
 local function is_in(list, id)
   local reach = math.ceil(100000 / ITEMS)
   local last = bare ~= '' and redis.call('LPOS', list, id, 'RANK', -1, 'MAXLEN', reach)
@@ -41,7 +41,7 @@ for i = 1, ITEMS do
     end
   end
   local mark_of = answers[i] == 'not_found' and 'unknown' or 'cancelled'
-  -- A marker that lasts longer stays: the id is taken until then.
+  -- A marker that lasts longer is kept, because it blocks the id longer.
   if tombstone_ms ~= '' then
     local is_longer = redis.call('PTTL', mark(i)) < tonumber(tombstone_ms)
     if is_longer or (mark_of == 'cancelled' and before ~= mark_of) then pair(marks, mark(i), mark_of) end

@@ -9,23 +9,24 @@
 --       held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZADD,ZMSCORE,ZRANGE,ZSCORE rates:ZADD,ZRANGEBYSCORE,ZREM,ZSCORE
 --       line:EXISTS,LPUSH,LRANGE,LTRIM
 -- Returns  ms until pending and until unack are due (-1: none, -2: another process watches), how many ids
---          (and keys) are left to be served, the token of the claim (0 of one without ids), the key of each claimed (nil
---          where the queue has no keys), then id, retries left, deaths in a row for each claimed
--- Nothing to do: no ids. A repeated number gets those of its ids that still carry its nonce, with a new deadline.
+--          (and keys) are left, the token of the claim (0 without ids), the key of each claimed message (nil in a
+--          queue without keys), then id, retries left and deaths in a row for each claimed message
+-- Nothing to do: no ids. A repeated number gets its ids that still have its nonce, with a new deadline.
 --
--- `first` is the list to begin with. At most `direct` messages are taken that must not wait in a buffer: suspects,
--- and those with no retry left. Suspects are narrowed: of the `slots` of a process half run one that was in one death,
--- a quarter those of two; then, and on its last delivery, one runs with no other suspect beside it. `suspects` are held
--- there already, and `narrowest` is the least room of one of them. The others go to the far end of their list.
+-- `first` is the list to begin with. At most `direct` of the messages may be suspects or messages without retries left,
+-- which must not be prefetched. Suspects run with few others: of the `slots` of a process, half for a suspect with one
+-- death, a quarter for two deaths. With more deaths, or at its last delivery, a suspect runs with no other suspect. The
+-- process already has `suspects` suspects; `narrowest` is the lowest of their limits. Skipped suspects go to the far
+-- end.
 --
--- In a queue with keys the lists take turns, ready and retry as one of them, beginning with `first`; a line stops at a
--- message that must wait. At most `spread` keys have a turn, and `keyed_limit` messages start. Nothing starts above the
--- limits; the times at which they permit more count as due times of pending: who makes them sooner watches for them,
--- whoever watched before.
+-- In a queue with keys, ready, retry and the key queues take turns, ready and retry together as one list, beginning
+-- with `first`. A key queue stops at a message that must wait. At most `spread` keys get a turn, and at most
+-- `keyed_limit` messages start, within the limits. The times at which the limits allow more starts count as due times
+-- of pending. The process that makes such a time earlier becomes the watcher.
 
 limit, direct = tonumber(limit), tonumber(direct)
 -- keyed: limit, spread = tonumber(keyed_limit), tonumber(spread)
--- `taken` is what is answered and kept: the token, the keys, then three values for each claimed.
+-- `taken` is the answer, which is also stored: the token, the keys, then three values for each claimed message.
 local claimed, taken, deadlines, words, deadline = {}, { 0, false }, {}, {}, score(now_up + lease_ms)
 local dropped, moved, dues, misplaced = {}, {}, {}, {}
 local lengths = { [ready] = read('LLEN', ready), [retry] = read('LLEN', retry) }
@@ -41,7 +42,7 @@ local function keep(id, left, died, key)
   -- keyed: pair(places, 0, place(key, id))
 end
 
--- Decide on a message before anything is written, and say whether it starts.
+-- Decide on a message before anything is written, and return whether it starts.
 local function meet(row, id, word, text)
   local left, died, due, key = count(text), 0, nil, nil
   if word then died, due = deaths(word), word:match('^@(%d+)') end
@@ -54,7 +55,7 @@ local function meet(row, id, word, text)
   -- keyed: elseif key ~= row.key then
     -- keyed: misplaced[#misplaced + 1], key_of[id] = id, key
   elseif is_direct and (direct == 0 or not may_run(died, left)) then
-    -- A message with a key must wait where it is.
+    -- A message with a key must wait in its key queue.
     -- keyed: row.stops = key ~= ''
     if not row.stops then row.back[#row.back + 1] = id end
   else
@@ -83,7 +84,7 @@ if known then redis.call('DEL', lane) end
 -- keyed: run('ZADD', held, places)
 run('ZADD', unack, deadlines)
 run('HSET', lease, words)
--- A claim of nothing leaves no lane behind.
+-- A claim without messages leaves no lane.
 if #claimed > 0 or known then remember(#claimed > 0 and cmsgpack.pack(taken) or '', lease_ms) end
 put(pending, dues, moved)
 -- keyed: line_up(misplaced)
@@ -99,7 +100,7 @@ for _, row in ipairs(rows) do behind = behind - row.at + #row.back end
 local promote_in, reclaim_in = watch_for_due()
 -- keyed: promote_in = until_more(promote_in)
 if behind > 0 and #claimed + #dropped + #moved + #misplaced > 0 then push_token() end
--- Many tokens, of whomever, would wake somebody for nothing as often.
+-- Several tokens would only wake several processes without work.
 if #claimed == 0 and redis.call('LLEN', wake) > 1 then redis.call('LTRIM', wake, 0, 0) end
 if not again then add('claimed', #claimed) end
 -- keyed: if is_limited and limit > 0 and not again then add('limited', 1) end

@@ -5,13 +5,13 @@
 -- Runs  pending:ZREM,ZSCORE ready:LRANGE,LTRIM retry:LRANGE,LTRIM unack:ZADD,ZREM,ZSCORE retries_left:HDEL,HGET
 --       lease:HDEL,HGET,HSET errors:HDEL,HGET,HMGET garbage:SADD dead:XDEL,XRANGE totals:HINCRBY ends:XADD
 --       windows:HGET leaving:HGETALL,HSET msg:GET,PTTL
--- Returns  pairs: the empty text with the number and the state of the departure, then a name and a record of each that
---          leaves: a message goes by its id, a letter by its own name, a space and its id
--- Nothing to do: while a departure is not over it is returned, whatever is asked for.
+-- Returns  pairs: an empty text with the number and the state of the departure, then name and record of each message or
+--          letter; a message's name is its id, a letter's name is the letter id, a space and the message id
+-- Nothing to do: while a departure is not over, that departure is returned for every call.
 --
--- What leaves is in unack, held by nobody who lives and for longer than anybody waits, until `leave` has it gone. From
--- a list only its oldest ids go, in order. Of `dead` the ids are the names of letters. What has no body any more goes
--- to garbage, and ends there as expired; what is cancelled ends here. One call takes 8 MiB of bodies, or one larger.
+-- Leaving messages are in unack with a distant deadline and without a worker, until `leave` removes them. From a list
+-- only its oldest ids leave, in order. For `dead` the ids are letter ids. A message without a body goes to garbage and
+-- ends as expired; a cancelled message ends here. One call moves 8 MiB of bodies, or one larger body.
 
 local under_way = redis.call('HGETALL', leaving)
 if #under_way > 2 then return under_way end

@@ -3,10 +3,10 @@
 -- KEYS  unack lease
 -- ARGV  clock lease_ms | id nonce
 -- Runs  unack:ZADD,ZMSCORE,ZREM lease:HMGET,HSET
--- Returns  the ids whose receipt no longer holds, then those whose message was cancelled
--- Nothing to do: a receipt that does not hold changes nothing.
+-- Returns  the ids with an invalid receipt, then the ids of cancelled messages
+-- Nothing to do: an invalid receipt changes nothing.
 --
--- A lease that is longer than any before is noted in the state word: `tidy` pulls back what lies behind it.
+-- The state word stores the longest lease; `tidy` shortens deadlines that are further away.
 
 local ids, held, _, lost, words = receipts(true)
 local stopped, deadlines, longer = {}, {}, {}

@@ -6,13 +6,13 @@
 --       lease:HLEN,UNLINK errors:HLEN,UNLINK totals:UNLINK ends:UNLINK history:UNLINK minutes:UNLINK cron:UNLINK wake:LLEN,UNLINK
 --       watch:UNLINK paused:UNLINK windows:UNLINK map:UNLINK epoch:UNLINK token:UNLINK
 --       leaving:UNLINK arrived:UNLINK limits:UNLINK ring:UNLINK held:UNLINK asleep:UNLINK rates:UNLINK
--- Returns  how many messages and how many dead letters there are: it goes without messages, and either without
---   letters or when `letters` is 1; with `look` 1 it stays
+-- Returns  how many messages and how many dead letters there are. The queue is removed if it has no messages, and no
+--   letters or `letters` is 1; `look` 1 only counts
 -- Nothing to do: 0 and 0.
 
 local waiting = redis.call('ZCARD', pending) + redis.call('LLEN', ready) + redis.call('LLEN', retry)
 local placed = waiting + redis.call('ZCARD', unack) + redis.call('SCARD', garbage)
--- A message with a retry count and no place is lost, and can be mended.
+-- A message with a retry count but in no state is lost, and can be repaired.
 local alive, kept = math.max(placed, redis.call('HLEN', retries_left)), redis.call('XLEN', dead)
 if look == '0' and alive == 0 and (kept == 0 or letters == '1') then
   redis.call('UNLINK', dead, lease, errors, totals, ends, history, minutes, cron, wake, watch, paused, windows, map, epoch, token, leaving, arrived)

@@ -1,10 +1,10 @@
--- held_up: the first messages of keys that wait and have no turn: they sleep, or their places are taken
+-- held_up: no move; the first message of each key that waits without a turn, because the key sleeps or is saturated
 --
 -- KEYS  ring held asleep line
 -- ARGV  clock most | key
 -- Runs  ring:ZSCORE held:ZRANDMEMBER asleep:ZRANGE line:LINDEX
--- Returns  for each such key its name, and the id of its first message: of the keys that are named, of `most` that sleep
---   longest, and of those that have `most` of the places, drawn at random
+-- Returns  name and first message id of such keys: of the given keys, of the `most` keys that sleep longest, and of the
+--   keys of `most` random places that are taken
 -- Nothing to do: nothing.
 
 local met, answer = {}, {}

@@ -1,15 +1,15 @@
--- key_queues: how many messages of which key wait, and why
+-- key_queues: no move; how many messages of each key wait, and why
 --
 -- KEYS  limits ring held asleep rates retries_left line
 -- ARGV  clock most | key
 -- Runs  limits:HGET,HMGET ring:ZCARD,ZRANDMEMBER,ZRANGE,ZSCORE held:ZCARD,ZLEXCOUNT,ZRANDMEMBER
 --       asleep:ZCARD,ZRANDMEMBER,ZSCORE rates:ZSCORE retries_left:HRANDFIELD line:LINDEX,LLEN
--- Returns  how many keys are in the ring, how many sleep, how many messages run, 1 when none may start now, until when the
---   queue sleeps in unix seconds ('' not), the id whose turn is next ('' none); then for each key: its name, how many wait,
---   how many have a place, the most that may (0: any number), until when it sleeps, its weight, and 1 when it is in the ring
+-- Returns  how many keys are in the ring, how many sleep, how many messages run, 1 if none may start now, until when
+--   the queue sleeps in unix seconds ('': it does not), the next id ('': none); then for each key: name, waiting
+--   messages, taken places, allowed places (0: no limit), until when it sleeps, weight, and 1 if it is in the ring
 -- Nothing to do: zeros.
 --
--- Without keys: the `most` largest of those that a bounded look meets.
+-- Without keys in the call: the `most` largest keys of a limited sample.
 
 local asked, met, rows = {}, {}, {}
 local function meet(key)

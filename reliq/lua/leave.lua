@@ -1,13 +1,13 @@
--- leave: leaving -> gone, or back where it was
+-- leave: leaving -> gone, or back to its former state
 --
 -- KEYS  pending ready retry unack retries_left lease errors totals ends wake watch windows leaving | msg
 -- ARGV  clock number | id stays
 -- Runs  pending:ZADD,ZRANGE ready:LPUSH retry:LPUSH unack:ZADD,ZRANGE,ZREM,ZSCORE retries_left:HDEL lease:HDEL,HGET,HSET
 --       errors:HDEL,HMGET totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL windows:HDEL leaving:HDEL,HGET msg:DEL
--- Returns  the ids that were cancelled meanwhile, and that the other shard has
--- Nothing to do: no ids, of a departure that is over, or was never begun.
+-- Returns  the ids that were cancelled meanwhile and that the other shard has
+-- Nothing to do: no ids, if the departure is over or never began.
 --
--- Only what this departure holds goes or comes back: when it was cut off, some may be where they were, and stay there.
+-- Only messages that this departure holds are moved. After an interruption, some may be back already and stay there.
 
 if (redis.call('HGET', leaving, '') or ''):match('^%d+') ~= number then return {} end
 local gone, bodies, over, cancels, ended, words, calm = {}, {}, {}, {}, {}, {}, {}

@@ -1,15 +1,15 @@
--- limit: the limits of a queue -> other limits; keys that may be served by them -> ring
+-- limit: the limits of a queue -> other limits; keys that may now be served -> ring
 --
 -- KEYS  wake watch limits ring held asleep rates line
 -- ARGV  clock declared | field value
 -- Runs  wake:LLEN,LPUSH watch:DEL limits:HDEL,HGET,HKEYS,HMGET,HSET ring:ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZSCAN asleep:ZADD,ZMSCORE,ZREM,ZSCAN,ZSCORE rates:ZADD,ZSCORE
 --       line:EXISTS
--- Returns  1 when they were written, else 0
--- Nothing to do: 0, when they are those of a declaration that was written before.
+-- Returns  1 if the limits were written, else 0
+-- Nothing to do: 0, if the last declaration had the same limits.
 --
--- With `declared` they take the place of all others, unless the last ones written so were the same; else those alone
--- are written that are named. An empty value removes one. Of some 1,000 keys it finds out whether they may be
--- served again; promotes go on with the others at once.
+-- With `declared`, the limits replace all others, unless the last declaration was the same. Otherwise only the given
+-- limits are written; an empty value removes a limit. The call checks some 1,000 keys for whether they may be served
+-- again. Following promotes check the others.
 
 if declared ~= '' and redis.call('HGET', limits, 'declared') == declared then return 0 end
 

@@ -1,4 +1,4 @@
--- nack: unack -> unack at the redelivery time, or garbage when no retry is left or it is rejected
+-- nack: unack -> unack until the redelivery time, or garbage if no retry is left or the message is rejected
 --
 -- KEYS  unack garbage retries_left lease errors totals ends wake watch | msg
 -- ARGV  clock bare keyed | id nonce delay_ms note value key
@@ -6,16 +6,16 @@
 --       totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PERSIST,PEXPIRE,PTTL,SET,SETRANGE
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
 --       ready:EXISTS retry:EXISTS line:EXISTS
--- Returns  the ids whose receipt no longer holds, then those that ended as cancelled
--- Nothing to do: a receipt that does not hold changes nothing.
+-- Returns  the ids with an invalid receipt, then the ids that ended as cancelled
+-- Nothing to do: an invalid receipt changes nothing.
 --
--- `note` goes before those of earlier failures. The retry is spent when the redelivery time comes: by reclaim. A message
--- that must not run again brings its `value`, so that its letter has a body whatever its TTL. Without one it says so by
--- a `delay_ms` of -1: its body is empty; or of -2: its body was too large to be read, and stays as it is.
+-- `note` is stored before the notes of earlier failures. The retry is spent at the redelivery time, by reclaim. A
+-- message that must not run again is given with its `value`, so that its letter has a body even after its TTL. Without
+-- a value, `delay_ms` is -1 for an empty body, or -2 for a body that was too large to read and stays as it is.
 
 local ids, held, stopped, lost, _, receipt_of = receipts()
 local waiting, dues, words, buried, notes = {}, {}, {}, {}, {}
--- keyed: know(receipt_of)
+-- keyed: note_keys(receipt_of)
 local known = run('HMGET', errors, ids)
 
 begin(unack)

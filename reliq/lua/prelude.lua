@@ -1,23 +1,23 @@
--- Scripts share this text. The loader writes a script's KEYS and ARGV as locals from its header, then the functions
--- that it uses from here, then a read of every key's type, then the script itself, which reads first, then adds, then
--- removes: a script that is cut off half-way delivers something twice, and loses nothing.
--- A message's place in the tails: `arg(i, NAME)` and `body(i)`; `mark(j)` is the j-th dedup key.
+-- Shared by all scripts. A loaded script consists of: locals for KEYS and ARGV from its header, the functions of this
+-- file that it uses, a read of every key to check its type, and the script itself. A script reads first, then adds,
+-- then removes. So a script that is interrupted may deliver a message twice, but loses none.
+-- Values of the i-th message: `arg(i, NAME)` and `body(i)`; `mark(j)` is the j-th dedup key.
 --
--- The state word of a message is its field in `lease`. Without one the message waits, or was leased by a foreign
+-- The state word of a message is its field in `lease`. A message without a state word waits, or was leased by a foreign
 -- consumer. D is a number of 1 to 99, times are in ms.
 --
 --   word             where the id is   meaning
---   LANE.NUMBER:MS   unack             held since that call of that lane; MS is the longest lease it was given
---   D~LANE.NUMBER:MS unack             the same, after D deliveries in a row that ended by their lease
---   HELD!            unack             held, by either word, and cancelled: ends with the delivery
---   !                ready, retry      cancelled: the claim that meets it drops it; in unack of what no word held
+--   LANE.NUMBER:MS   unack             leased by that call of that lane; MS is the longest lease it was given
+--   D~LANE.NUMBER:MS unack             the same, after D deliveries in a row that ended by an expired lease
+--   HELD!            unack             one of the two words above, and cancelled: ends with the delivery
+--   !                ready, retry      cancelled: dropped by the next claim; in unack: cancelled without a state word
 --   nacked           unack             waits for its redelivery
---   suspect          unack, a list     waits after a delivery that ended by its lease
+--   suspect          unack, a list     waits after a delivery that ended by an expired lease
 --   suspectD         unack, a list     the same, after D deliveries in a row
---   @MS              ready, retry      the claim that meets it moves it to pending, due at MS; once also `@MS?`
+--   @MS              ready, retry      the next claim moves it to pending, due at MS; formerly also `@MS?`
 
--- Now, in ms. Rounded up where it makes a due time or a deadline, down where it decides
--- whether one has passed: nothing is ever early.
+-- The current time in ms: rounded up to compute due times and deadlines, rounded down to check whether they have
+-- passed, so that nothing happens too early.
 local time = clock == '' and redis.call('TIME') or { 0, clock }
 local us = time[1] * 1000000 + time[2]
 local now_up, now_down = math.ceil(us / 1000), math.floor(us / 1000)
@@ -27,7 +27,7 @@ local function body(i) return KEYS[HEAD_KEYS + i] end
 local function all_bodies() return unpack(KEYS, HEAD_KEYS + 1, HEAD_KEYS + ITEMS) end
 local function mark(j) return KEYS[#KEYS - ITEMS + j] end
 
--- Read a key; one of another type ends the script, by name, before it has written anything.
+-- Read a key. If it has the wrong type, the script fails with the key's name before it writes anything.
 local function read(command, key, ...)
   local answer = redis.pcall(command, key, ...)
   local why = type(answer) == 'table' and answer.err
@@ -35,7 +35,7 @@ local function read(command, key, ...)
   error(why .. (why:find('WRONGTYPE') and ' RELIQ_KEY ' .. key .. ' ' or ' (' .. command .. ' ' .. key .. ')'), 0)
 end
 
--- Run a command on a key and a list of arguments; none runs nothing and is false.
+-- Run a command on a key with a list of arguments; an empty list runs nothing and returns false.
 local function run(command, key, list) return #list > 0 and redis.call(command, key, unpack(list)) end
 local function pair(list, one, other)
   local n = #list
@@ -45,14 +45,14 @@ end
 local function score(ms) return string.format('%.3f', ms / 1000) end
 local function ms_of(text) return math.floor(text * 1000 + 0.5) end
 
--- A message's count of retries, behind which its key may stand. One that is missing or no number is 0, as one below it is.
+-- The retries left of a message, stored before its key; an invalid, missing or negative number counts as 0.
 local function count(text)
   local left = text and (text:match('^%d+$') or text:match('^(%d+) .'))
   return left and math.min(tonumber(left), 1000000) or 0
 end
 local function cancelled(word) return word and word:sub(-1) == '!' end
 
--- How many deliveries in a row a message has not survived, by its state word.
+-- How many deliveries in a row the message has not survived, from its state word.
 local function deaths(word)
   local waiting = word:match('^suspect(%d*)$')
   return waiting == '' and 1 or math.min(tonumber(waiting or word:match('^(%d+)~') or 0), 99)
@@ -60,7 +60,7 @@ end
 local function word_of(died) return died > 0 and string.format('%.0f~', died) .. nonce or nonce end
 local function suspect(died) return 'suspect' .. (died > 1 and string.format('%.0f', died) or '') end
 
--- Whether a message that died so often may run beside the suspects that its process holds.
+-- Whether a message with so many deaths may run beside the suspects of its process.
 local function may_run(died, left)
   if died == 0 then return true end
   local room = (died > 2 or left == 0) and 1 or math.max(1, math.floor(slots / 2 ^ died))
@@ -69,14 +69,14 @@ local function may_run(died, left)
   return true
 end
 
--- Whether a message in unack is held by nobody: it waits there until it is delivered again.
+-- Whether a message in unack is not leased but waits for its next delivery.
 local function waits(word) return word == 'nacked' or (word or ''):find('^suspect') end
 
--- Totals come last and never fail: an account off by one beats a message lost.
+-- Totals are written last and never fail: a wrong total is better than a lost message.
 local function add(kind, n) return n > 0 and redis.pcall('HINCRBY', totals, kind, n) end
 
--- A number above all that claims were given before: the time, unless the clock went back, or a replica was promoted
--- whose clock is behind. A key of another type is refused here, by name; a number that no claim writes is none.
+-- A number above those of all earlier claims. It is the time, unless the clock went back or a promoted replica's clock
+-- is behind. A key of the wrong type fails here; an invalid number is ignored.
 local function new_token()
   local last = tonumber(read('GET', token) or 0)
   local next = last and last >= us and last < 2 ^ 53 and last + 1 or us
@@ -93,14 +93,14 @@ local function head(zset)
   return first[2] and ms_of(first[2])
 end
 
--- ms until the head of `zset` is due, at most a day, -1 when it is empty.
+-- ms until the first id of `zset` is due, at most a day; -1 if it is empty.
 local function wait_for(zset)
   local due = head(zset)
   return due and math.max(0, math.min(due - now_down, 86400000)) or -1
 end
 
--- Watch for the next times of pending and unack unless another process does: ms until each, or -2. A watch that would last
--- for longer than its two seconds, or for ever, is nobody's.
+-- Become the watcher of the next times of pending and unack, unless another process is: ms until each, or -2. A watch
+-- that would last longer than two seconds, or has no end, is ignored.
 local function watch_for_due()
   local left = watcher ~= '' and redis.call('PTTL', watch)
   if not left or (left >= 0 and left <= 2000 and redis.pcall('GET', watch) ~= watcher) then return -2, -2 end
@@ -109,12 +109,13 @@ local function watch_for_due()
   return wait_for(pending), wait_for(unack)
 end
 
--- The first write of what drains: the removal that it ends with, of nothing. Redis refuses a script at `maxmemory`
--- its first write alone, so that all others pass; and who may not remove is refused before anything is added.
+-- The first write of a script that removes messages: it removes an id that does not exist. At `maxmemory` Redis checks
+-- only the first write of a script, so all others pass. A user without permission to remove fails before anything is
+-- added.
 local function begin(zset) redis.call('ZREM', zset, 'no message is called so') end
 
--- Put ids into a sorted set, all at one time or each at its own; when that makes its head sooner, whoever watches
--- knows too late a time: the next claim watches instead.
+-- Add ids to a sorted set, with one time for all or one for each. If the first time becomes earlier, the watcher waits
+-- too long, so the next claim takes over the watch.
 local function put(zset, dues, ids)
   if #ids == 0 then return end
   local first, rows, one_score = head(zset), {}, type(dues) == 'number' and score(dues)
@@ -126,14 +127,14 @@ local function put(zset, dues, ids)
   end
 end
 
--- The fields of an entry of a stream by their names.
+-- The fields of a stream entry by name.
 local function fields_of(entry)
   local fields = {}
   for f = 1, entry and #entry[2] or 0, 2 do fields[entry[2][f]] = entry[2][f + 1] end
   return fields
 end
 
--- Why a message failed, the newest first: a note, when it failed, and at most nine of those `known`, in 2 KiB.
+-- The failures of a message, newest first: a note with its time, then up to nine `known` failures, up to 2 KiB.
 local function failures(note, known)
   local all, n, most = note .. string.format('\29%.0f', now_down), 1, #note + 2048
   for one in (known or ''):gmatch('[^\30]+') do
@@ -142,15 +143,15 @@ local function failures(note, known)
   return all
 end
 
--- Wake somebody for messages that may be claimed.
+-- Wake a process for messages that may be claimed.
 local function offer() push_token() end
 
--- Messages that are due come to ready.
+-- Add due messages to ready.
 local function line_up(ids)
   if run('LPUSH', ready, ids) then push_token() end
 end
 
--- Messages that nobody holds come in: into ready, or into pending when they are due later.
+-- Add new messages: to ready, or to pending if they are due later.
 local function enter(ids, due)
   if due > now_down then return put(pending, due, ids) end
   if run('LPUSH', ready, ids) then push_token() end
@@ -162,16 +163,16 @@ local function reversed(list)
   return turned
 end
 
--- Messages come back to the heads of the lines of their keys, the first of `ids` foremost; return those without a key.
+-- Return messages to the heads of their key queues, the first of `ids` foremost; return the ids without a key.
 local function come_back(ids) return ids end
 
--- Messages are to be delivered again.
+-- Queue messages for redelivery.
 local function redeliver(ids)
   if run('LPUSH', retry, ids) then push_token() end
 end
 
--- Have `meet` decide on the oldest ids of the lists, which are so long, until `room` messages have started; return the
--- lists, each with how many of its ids were met, and those of them that go to its far end.
+-- Call `meet` for the oldest ids of the lists until `room` messages have started. Return the lists, each with how many
+-- ids were met, and which of them go to its far end.
 local function serve(lengths, room, meet)
   local rows = {}
   for _, list in ipairs(first == 'retry' and { retry, ready } or { ready, retry }) do
@@ -188,7 +189,7 @@ local function serve(lengths, room, meet)
   return rows
 end
 
--- The ids that were met leave the heads of their lists.
+-- Remove the met ids from the heads of their lists.
 local function leave_rows(rows)
   for _, row in ipairs(rows) do
     run('LPUSH', row.list, row.back)
@@ -200,7 +201,7 @@ local function forget(ids)
   for _, key in ipairs({ retries_left, lease, errors }) do run('HDEL', key, ids) end
 end
 
--- How messages ended, the last `most` of them. As totals: late, and never in the way.
+-- Store how the last `most` messages ended. Written last and never fails, like totals.
 local function note_ends(stream, most, kind, ids, notes, letters)
   for i = math.max(1, #ids - most + 1), #ids do
     local note, letter = (notes[i] or ''):match('^[^\29\30]*'), letters[i] or ''
@@ -208,7 +209,7 @@ local function note_ends(stream, most, kind, ids, notes, letters)
   end
 end
 
--- End messages in any way but by an ack; what last went wrong with them is kept with their end.
+-- End messages without an ack; their last failure is stored with the end.
 local function finish(kind, ids)
   local notes = run('HMGET', errors, ids)
   forget(ids)
@@ -216,14 +217,14 @@ local function finish(kind, ids)
   note_ends(ends, 1000, kind, ids, notes, {})
 end
 
--- For how long each chosen id stays taken after its end: as its publish said, or else as `spans` says.
+-- For how long each chosen id stays blocked after its end: as given by its publish, else by `spans`.
 local function known_spans(ids, spans)
   local known = #ids > 0 and redis.pcall('HMGET', windows, unpack(ids)) or {}
   for j in ipairs(ids) do spans[j] = tonumber(known[j] or spans[j] or 0) or 0 end
   return spans
 end
 
--- Chosen ids that end, the `at[j]`-th messages of the tail, stay taken. That it cannot be noted stops nothing.
+-- Block chosen ids that end, the `at[j]`-th messages of the call. A failure of this write is ignored.
 local function take(ids, at, spans)
   if #ids == 0 or #KEYS <= HEAD_KEYS + ITEMS then return end
   for j, ms in ipairs(known_spans(ids, spans)) do
@@ -232,7 +233,7 @@ local function take(ids, at, spans)
   redis.pcall('HDEL', windows, unpack(ids))
 end
 
--- Move a body's expiry and write the new due time into its header, if it has one of 13 digits; a bare body never has.
+-- Extend a body's expiry and write the new due time into its header; only over a due time with 13 digits.
 local function postpone(key, by_ms, due)
   local left = by_ms ~= 0 and redis.call('PTTL', key) or 0
   if left > 0 then
@@ -244,7 +245,7 @@ local function postpone(key, by_ms, due)
   end
 end
 
--- A lane's answer to this call number (nil when it is new, 'stale' when a later one ran), and its value before.
+-- The stored answer to this call number (nil for a new number, 'stale' after a later call), and the lane's old value.
 local function recall()
   local kept = read('GET', lane)
   local last, answer = (kept or ''):match('^(%d+) (.*)$')
@@ -253,7 +254,7 @@ local function recall()
 end
 local function remember(answer, ttl_ms) redis.call('SET', lane, number .. ' ' .. answer, 'PX', ttl_ms) end
 
--- Why a chosen id is not published, the i-th of the tail; `revive` when it is cancelled and still in a list.
+-- Why the i-th message's chosen id is not published; `revive` if the old message is cancelled but still in a list.
 local function standing(i, id)
   local ended = replace == '' and read('GET', mark(i))
   if ended and ended ~= 'freed' then return ended == 'ended' and 'duplicate' or 'tombstoned' end
@@ -263,15 +264,15 @@ local function standing(i, id)
   return in_list and 'revive' or 'duplicate'
 end
 
--- The epoch of a fence, `EPOCH N WAS`; 0 of what no reliq writes, which holds nobody up.
+-- The epoch of a fence `EPOCH N WAS`; 0 for a value that reliq did not write, which is ignored.
 local function epoch_of(text)
   local found = tonumber(text:match('^(%d+) %d+ %d+') or 0)
   return found <= 1000000000 and found or 0
 end
 
--- What a shard answers who knows too early a map (when that `binds`) or would fill a closed shard, else nil; and
--- whether the shard has yet to hear of this epoch. Who says none has nothing to ask: shard 0 is never closed. A call
--- that says `never` is refused, also by a shard without a fence.
+-- The answer to a publisher with an outdated map (if that `binds`) or to a publish into a closed shard, else nil; and
+-- whether the fence must be raised. An empty `known` needs no check, because shard 0 is never closed. A call with
+-- `never` is always refused.
 local function fence(binds)
   if known == '' then return nil, false end
   local text = read('GET', epoch) or ''
@@ -281,9 +282,9 @@ local function fence(binds)
   return refuses and 'epoch ' .. text or nil, false
 end
 
--- The ids of the tail; the indexes of receipts that hold; the ids whose message was cancelled (unless they count as
--- any other), and those whose receipt no longer holds; the state words; and for each id the index of the receipt that
--- holds, cancelled or not. A receipt is LANE.NUMBER, and a place in unack.
+-- The ids; the indexes of valid receipts; the ids of cancelled messages (unless they count as valid), and the ids with
+-- an invalid receipt; the state words; and for each id the index of its valid receipt, cancelled or not. A receipt is
+-- valid if the id is in unack with the state word LANE.NUMBER.
 local function receipts(with_cancelled)
   local ids, held, stopped, lost, seen = {}, {}, {}, {}, {}
   for i = 1, ITEMS do ids[i] = arg(i, ID) end
@@ -297,7 +298,7 @@ local function receipts(with_cancelled)
   return ids, held, stopped, lost, words, seen
 end
 
--- End what was cancelled while it was held.
+-- End messages that were cancelled in flight.
 local function stop(ids)
   run('ZREM', unack, ids)
   finish('cancelled', ids)

@@ -6,12 +6,12 @@
 -- Keyed  ready:EXISTS retry:EXISTS retries_left:HMGET limits:HDEL,HGET,HMGET,HSET ring:EXISTS,ZADD,ZRANGE
 --       held:ZCARD,ZLEXCOUNT,ZREM,ZSCAN,ZSCORE asleep:ZADD,ZMSCORE,ZRANGE,ZRANGEBYSCORE,ZREM,ZSCAN,ZSCORE
 --       rates:ZADD,ZSCORE line:EXISTS,LPUSH,RPUSH
--- Returns  how many moved, and the ms until the next is due (-1: none)
--- Nothing to do: 0 and that wait.
+-- Returns  how many messages moved, and the ms until the next is due (-1: none)
+-- Nothing to do: 0 and that time.
 --
--- In a queue with keys a message goes to the line of its key, and keys that sleep wake. The wait is for the next message
--- that is due, key that wakes, or start that the queue's rate permits. The score of a message with a key lies up to half a
--- ms after its due time: by its place among those of one due time.
+-- In a queue with keys, a message moves to its key queue, and keys wake up. The returned time is then the earliest of:
+-- the next due message, the next key that wakes, and the next start that the queue's rate allows. The score of a
+-- message with a key is up to half a ms later than its due time, to keep the order of messages with the same due time.
 
 local last = score(now_down)
 -- keyed: last = last .. '5'

@@ -1,4 +1,4 @@
--- publish: new -> ready, or pending when it is due later
+-- publish: new -> ready, or pending if it is due later
 --
 -- KEYS  lane? pending? ready? unack? retries_left lease? garbage? totals ends wake watch windows epoch | msg dedup
 -- ARGV  clock number at delay_ms ttl_ms retries prefix window replace remember_ms known keyed | id value key
@@ -7,25 +7,26 @@
 --       epoch:GET,SET msg:SET dedup:DEL,GET
 -- Keyed  limits:HGET,HMGET,HSETNX ring:ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT asleep:ZMSCORE,ZSCORE rates:ZSCORE
 --       ready:EXISTS,LPOS,LREM retries_left:HGET line:EXISTS,LPOS,LPUSH,LREM map:GET
--- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published; `epoch`
---          and the fence when the fence has published nothing
--- Nothing to do: a repeated call number gets its first answer, a lower one `stale`.
+-- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for each message that was not published;
+--          `epoch` and the fence if the fence refused the call
+-- Nothing to do: a repeated call number gets its first answer, a lower number `stale`.
 --
--- `window` is set when the ids were chosen by the caller; only then are there dedup keys. `prefix` starts the
--- header, which ends in `value`; it is empty for a bare body. The first write is a SET: at maxmemory it is refused.
--- `known` is the fence of the publisher's map; it is empty for generated ids in shard 0, which go there under any map.
--- `keyed` is 1 when a message has a key: then each brings one, if only ``. No map of several shards may be there.
+-- `window` is set if the ids were chosen by the caller; only then are there dedup keys. `prefix` is the start of the
+-- header, whose end is in `value`; empty for a bare body. The first write is a SET, which Redis refuses at maxmemory.
+-- `known` is the fence of the publisher's map; empty for generated ids in shard 0, which are valid with any map.
+-- `keyed` is 1 if a message has a key; then every message has a key argument, maybe empty. The queue must have one
+-- shard.
 
 local answer = recall()
 if answer then
-  -- A write: from 7.2 on WAIT looks at what its own connection has written, here nothing yet.
+  -- This write is needed because from 7.2 on WAIT covers only the writes of its own connection.
   redis.call('PEXPIRE', lane, remember_ms)
   return answer
 end
 
 local refused, is_new = fence(window ~= '')
 -- keyed: if keyed == '1' and is_sharded() then refused = 'epoch ' end
--- The refusal is remembered too: the same call, sent earlier, may still be on its way.
+-- The refusal is stored too: an earlier try of the same call may still be on its way.
 if refused then remember(refused, remember_ms) return refused end
 
 local due = tonumber(at) and math.max(tonumber(at), 1e12) or (tonumber(delay_ms) > 0 and now_up + delay_ms or now_down)
@@ -64,7 +65,7 @@ for i = 1, ITEMS do
   end
 end
 -- keyed: redis.call('HSETNX', limits, 'on', '1')
--- The state word of an earlier life goes before the message has a place, the mark of that life afterwards.
+-- Remove the old state word before the message has a place, and the old message's mark afterwards.
 if chosen then run('HDEL', lease, fresh) end
 enter(fresh, due)
 for _, id in ipairs(later and revived or {}) do redis.call('HSET', lease, id, '@' .. due_text) end

@@ -6,20 +6,20 @@
 --       lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET totals:HINCRBY ends:XADD wake:LLEN,LPUSH msg:PERSIST
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
 --       ready:EXISTS retry:EXISTS line:EXISTS,RPUSH
--- Returns  ms until the next deadline (-1: none), the ids whose lease ran out (suspects, if it was one of reliq's),
---          the ids that have waited and are due again, the ids with no delivery left, the ids that were cancelled,
---          and those whose count was missing or no number
--- Nothing to do: that wait and empty lists.
+-- Returns  ms until the next deadline (-1: none), the ids with an expired lease (suspects, if reliq leased them),
+--          the ids that are due again after a wait, the ids without retries left, the cancelled ids,
+--          and the ids with an invalid or missing retry count
+-- Nothing to do: that time and empty lists.
 --
--- A message that had not ended when its lease ran out may be what killed its worker. After its first death it goes on
--- at once; after the next ones it waits in unack, longer each time; the death number `most` in a row buries it. One
--- without a state word was leased by a consumer that writes none: it goes on at once, and is no suspect.
+-- A message with an expired lease may have killed its worker. After its first death it is redelivered immediately.
+-- After the next deaths it waits in unack, longer each time. After `most` deaths in a row it goes to garbage. A message
+-- without a state word was leased by a foreign consumer: it is redelivered immediately and does not become a suspect.
 --
--- With `spare` set none of reliq's leases ends that is over: it may be about to be renewed. What is behind such leases
--- is found among the first ten times `limit` ids.
+-- With `spare`, expired leases of reliq are skipped, because they may be about to be renewed. Messages behind them are
+-- searched among the first ten times `limit` ids.
 --
--- The caller cannot know which messages this script buries, so `msg` is the prefix of the keys of bodies. A body in
--- garbage has no TTL: it stays until the dead letter is written.
+-- The caller cannot name the messages that go to garbage in advance, so `msg` is the prefix of the bodies' keys. A body
+-- in garbage has no TTL: it is kept until the dead letter is written.
 
 local reach = spare == '' and limit or 10 * limit
 local part = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', 0, reach)
@@ -41,7 +41,7 @@ for i, id in ipairs(ids) do
   local word, left, waited = words[i], count(lefts[i]), waits(words[i])
   local died = word and deaths(word) + (waited and 0 or 1) or 0
   local is_last, note = left == 0 or died >= tonumber(most), known[i] or ''
-  -- A death is noted at once.
+  -- A death is stored immediately.
   local is_new = (not waited and word) or (is_last and word ~= 'nacked' and not note:find('^lease '))
   if is_new and not cancelled(word) then
     pair(notes, id, failures('lease - ' .. (note:match('^%S+ %S+ ([^\29-\31]*)') or ''), note))

@@ -3,12 +3,12 @@
 -- KEYS  cron
 -- ARGV  clock newest | entry schedule
 -- Runs  cron:HLEN,HMGET,HSET
--- Returns  the time in ms, then of each entry the tick up to which all is done and when a run was asked for; `` for
---   none, and twice where another schedule is in force
+-- Returns  the time in ms, then for each entry the last settled tick and when a run was requested, `` for none; both
+--   are empty if another schedule is in force
 -- Nothing to do: the same.
 --
--- A process calls it when it starts, as the `newest`, and then every few seconds. A schedule that no process has
--- called for in half a minute gives way to the next that does: its processes are gone.
+-- A process calls this with `newest` at its start, and then every few seconds. If no process has called with a schedule
+-- for half a minute, the next caller's schedule replaces it.
 
 local now, answer = math.floor(now_down / 1000), { now_down }
 for i = 1, ITEMS do
@@ -25,8 +25,8 @@ for i = 1, ITEMS do
     local is_change = known and known ~= wanted
     local ran_meanwhile = newest ~= '1' or former == wanted and silent(former_seen) <= 30
     if not (is_change and is_sound and ran_meanwhile) then
-      -- What was due before it was in force is not made up for, but this second's tick, which the former schedule may
-      -- have too; and no tick comes twice by a clock that was set back.
+      -- Ticks before this moment are not made up for, except the tick of this second, which the former schedule may
+      -- share. And a clock that was set back repeats no tick.
       last = string.format('%.0f', math.max(is_change and now - 1 or now, math.min(tonumber(before or 0), 1e11)))
     end
     redis.call('HSET', cron, names[1], wanted, names[2], last, names[3], now)

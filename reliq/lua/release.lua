@@ -6,17 +6,17 @@
 --       ends:XADD wake:LLEN,LPUSH
 -- Keyed  ready:EXISTS retry:EXISTS watch:DEL limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT,ZREM
 --       asleep:ZADD,ZMSCORE,ZRANGE,ZSCORE rates:ZSCORE line:EXISTS,RPUSH
--- Returns  the ids whose receipt no longer holds
--- Nothing to do: a receipt that does not hold changes nothing.
+-- Returns  the ids with an invalid receipt
+-- Nothing to do: an invalid receipt changes nothing.
 --
--- A suspect stays one. The first in the tail is the first to be claimed again.
+-- A suspect stays a suspect. The first message of the call is the first to be claimed again.
 --
--- With `sleep_ms` the messages' keys sleep for so long from now on, those that sleep for longer as long as before; of a
--- message without a key the queue sleeps.
+-- With `sleep_ms` the messages' keys sleep for that time, unless they already sleep longer. For a message without a key
+-- the whole queue sleeps.
 
 local ids, held, stopped, lost, _, receipt_of = receipts()
 local freed, suspects, calm = {}, {}, {}
--- keyed: know(receipt_of)
+-- keyed: note_keys(receipt_of)
 for j, i in ipairs(held) do
   local id, died = ids[i], deaths(arg(i, NONCE))
   freed[j] = id

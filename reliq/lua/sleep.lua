@@ -4,10 +4,10 @@
 -- ARGV  clock key for_ms
 -- Runs  limits:HGET,HMGET ring:ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT asleep:ZADD,ZMSCORE,ZRANGE,ZREM,ZSCORE rates:ZSCORE
 --       line:EXISTS wake:LLEN,LPUSH watch:DEL
--- Returns  1 when the key slept before, else 0
+-- Returns  1 if the key was asleep before, else 0
 -- Nothing to do: 0.
 --
--- `for_ms` empty: until it is woken; 0 wakes it. What runs goes on.
+-- An empty `for_ms` has no end; 0 wakes the key. Running messages continue.
 
 local slept = redis.call('ZSCORE', asleep, key)
 if for_ms == '0' then

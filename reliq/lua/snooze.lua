@@ -6,12 +6,12 @@
 --       ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PEXPIRE,PTTL,SETRANGE
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
 --       ready:EXISTS retry:EXISTS line:EXISTS
--- Returns  the ids whose receipt no longer holds, then those that ended as cancelled
--- Nothing to do: a receipt that does not hold changes nothing.
+-- Returns  the ids with an invalid receipt, then the ids that ended as cancelled
+-- Nothing to do: an invalid receipt changes nothing.
 
 local ids, held, stopped, lost, _, receipt_of = receipts()
 local put_off, dues = {}, {}
--- keyed: know(receipt_of)
+-- keyed: note_keys(receipt_of)
 
 begin(unack)
 for j, i in ipairs(held) do

@@ -1,16 +1,16 @@
--- tick: a periodic entry's next tick -> ready, or pending when it is due later
+-- tick: a periodic entry's next tick -> ready, or pending if it is due later
 --
 -- KEYS  cron pending ready retries_left lease garbage totals wake watch | msg
 -- ARGV  clock entry schedule since tick asked overlap missed at ttl_ms retries prefix | id value
 -- Runs  cron:HDEL,HLEN,HMGET,HSET pending:ZADD,ZCARD,ZRANGE ready:LLEN,LPUSH retries_left:HEXISTS,HLEN,HSET
 --       lease:HDEL,HLEN garbage:SCARD,SISMEMBER totals:HINCRBY wake:LLEN,LPUSH watch:DEL msg:SET
--- Returns  `published`; `paused`, which counts the missed ticks as skipped too; `overlap`, when it is skipped;
---   `missed`, when the call has no message
--- Nothing to do: `done`, when all is done up to another tick than `since`, or nobody asked for this run;
+-- Returns  `published`; `paused`, then the missed ticks count as skipped too; `overlap` if the tick is skipped;
+--   `missed` if the call has no message
+-- Nothing to do: `done` if the last settled tick is not `since`, or this run was not requested;
 --   `superseded` by another schedule; `unknown`.
 --
--- It guards, publishes, then advances: cut off before its end, the tick comes again. The first write is a SET, or the
--- HSET of a tick that is not published: at maxmemory it is refused.
+-- The order is: check, publish, advance. So after an interruption the tick is repeated. The first write is a SET, or an
+-- HSET for a tick that is not published; Redis refuses it at maxmemory.
 
 local function of(what) return entry .. ' ' .. what end
 local names = { of('schedule'), of('last'), of('asked'), of('pause'), of('id'), of('missed'), of('paused'), of('overlap') }
@@ -24,7 +24,7 @@ local id, due = ITEMS > 0 and arg(1, ID), math.max(tonumber(at), now_down)
 local blocked = overlap == 'skip' and before and alive(before)
 local answer = asked == '' and pause and 'paused' or not id and 'missed' or asked == '' and blocked and 'overlap' or 'published'
 
--- One that is there came by this call when it was cut off.
+-- A message with this id was published by this call before an interruption.
 if answer == 'published' and not alive(id) and redis.call('SISMEMBER', garbage, id) == 0 then
   local start = prefix == '' and '' or prefix .. string.format('%.0f', due)
   redis.call('SET', body(1), start .. arg(1, VALUE), 'PX', string.format('%.0f', due - now_down + ttl_ms))

@@ -1,8 +1,8 @@
 """
-Every transition that a message can make, as a `Call` that is not made yet.
+Every transition of a message, as a function that returns a `Call` to be made by a client.
 
-One function for each script, by the same name. `clock` is Redis' own unless a test gives unix
-microseconds. A receipt is a `Claimed`; one that no longer holds changes nothing.
+There is one function for each script, with the same name. `clock` is unix microseconds for tests; None means Redis' own
+clock. A receipt is a `Claimed`; an invalid receipt changes nothing.
 """
 
 import os
@@ -37,29 +37,29 @@ RedriveStatus = Literal["redriven", "alive", "not_found", "stale"]
 TickStatus = Literal["published", "paused", "overlap", "missed", "done", "superseded", "unknown"]
 KeyState = Literal["in turn", "asleep", "paused", "saturated", "standing", "empty"]
 
-#: A lease, a tombstone or any other span in ms: a hundred years.
+#: The longest lease, tombstone or other duration, in ms: a hundred years.
 LONGEST_SPAN_MS = 100 * 366 * 86_400_000
-#: September 2001: a due time has 13 digits, so that another can be written over it. What is due earlier is due now too.
+#: September 2001: due times have 13 digits, so that a script can overwrite them. Earlier times are due now too.
 EARLIEST_MS = 10**12
-#: For how long Redis remembers the last call of a publisher's lane.
+#: For how long Redis remembers the last call of a publisher's lane, in ms.
 REMEMBER_MS = 600_000
-#: A message that has not survived this many deliveries in a row is a dead letter: one beside others, one in half of a
-#: process's slots, one in a quarter, two with no other suspect beside it.
+#: A message that has not survived this many deliveries in a row becomes a dead letter. After each death it runs beside
+#: fewer other suspects: in half of a process' slots, then in a quarter, then alone.
 LEASE_DEATHS = 5
-#: A claim's wait: nothing is due.
+#: The wait in a claim's answer if no message is due.
 NOTHING_DUE = -1
-#: A claim's wait: another process watches for the next due time.
+#: The wait in a claim's answer if another process watches for the next due time.
 NOT_WATCHING = -2
-#: The kinds of `Counts.totals`; other fields of the hash are ignored, and may be many.
+#: The kinds of `Counts.totals`; other fields of the hash are ignored, and there may be many.
 TOTAL_KINDS = (
     *("published", "redriven", "acked", "dead", "expired", "cancelled", "purged", "promoted", "claimed", "nacked"),
     *("retried_lease", "retried_nack", "released", "snoozed", "letters_dropped", "arrived", "left", "limited"),
 )
-#: The answer of `remap` for a queue that has keys or limits, and is to have several shards.
+#: The answer of `remap` if a queue with keys or limits would get several shards.
 REMAP_KEYED = b"keyed"
-#: Values in a reply of `lines` before the values of keys.
+#: Values in a reply of `key_queues` before the values of keys.
 _LINES_HEAD = 6
-#: Values of each key in a reply of `lines`.
+#: Values of each key in a reply of `key_queues`.
 _LINES_WIDTH = 7
 
 
@@ -67,7 +67,7 @@ _LINES_WIDTH = 7
 
 
 def clock_arg(clock: int | None) -> Arg:
-    """Return the unix microseconds that a script takes for the time; empty text has it ask Redis."""
+    """Return the time for a script in unix microseconds; an empty text means Redis' own clock."""
     return "" if clock is None else clock
 
 
@@ -77,38 +77,38 @@ def bare_arg(keys: Keys) -> Arg:
 
 
 def bounded(name: str, items: Sequence[T]) -> Sequence[T]:
-    """Return the items of a call; raise ConfigurationError for more than one call takes."""
+    """Return the items of a call; raise ConfigurationError if they are too many for one call."""
     if len(items) > BATCH_LIMIT:
         check_int(f"number of {name}", len(items), most=BATCH_LIMIT)
     return items
 
 
 def once(ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids without repetitions: a script takes each for another message."""
+    """Return the ids without repetitions, because a script would treat each as another message."""
     return tuple(dict.fromkeys(ids))
 
 
 def limit_arg(limit: int, *, least: int = 0) -> int:
-    """Return how many messages a call is for at most; raise ConfigurationError when it is more than one call takes."""
+    """Return the largest number of messages for a call; raise ConfigurationError if one call cannot take so many."""
     if type(limit) is int and least <= limit <= BATCH_LIMIT:
         return limit
     return check_int("limit", limit, least=least, most=BATCH_LIMIT)
 
 
 def span(name: str, ms: int) -> int:
-    """Return a time in ms; raise ConfigurationError for one below 1 or over a hundred years."""
+    """Return a duration in ms; raise ConfigurationError if it is below 1 or above a hundred years."""
     if type(ms) is int and 0 < ms <= LONGEST_SPAN_MS:
         return ms
     return check_int(name, ms, least=1, most=LONGEST_SPAN_MS)
 
 
 def texts(reply: Iterable[bytes]) -> tuple[str, ...]:
-    """Return the ids of a reply."""
+    """Return the ids in a reply."""
     return tuple(map(id_text, reply))
 
 
 def words(reply: Sequence[bytes], asked: Sequence[Any], known: Sequence[str]) -> list[Any]:
-    """Return one word for each that was asked for; raise ValueError when there are more, fewer, or others."""
+    """Return one word for each item in `asked`; raise ValueError for a wrong number of words or an unknown word."""
     answers = [word.decode() for word in reply]
     if len(answers) != len(asked) or not set(answers) <= set(known):
         raise ValueError
@@ -116,7 +116,7 @@ def words(reply: Sequence[bytes], asked: Sequence[Any], known: Sequence[str]) ->
 
 
 def words_of(asked: Sequence[str], ids: Sequence[str], reply: Sequence[bytes], known: Sequence[str]) -> list[Any]:
-    """Return the word for each id that was `asked` for, where the script was given `ids`, each of them once."""
+    """Return the word for each id in `asked`; the script got `ids`, in which each id appears once."""
     by_id = dict(zip(ids, words(reply, ids, known), strict=True))
     return [by_id[id] for id in asked]
 
@@ -132,7 +132,7 @@ def _call(
     ids: Iterable[str] = (),
     chosen_ids: Iterable[str] = (),
 ) -> Call[T]:
-    """Return the call of a script on a queue, with the bodies of `ids`, and the marks of ids that may be chosen."""
+    """Return the call of a script for a queue, with the bodies of `ids` and the marks of possibly chosen ids."""
     lua = script(name)
     named = (*lua.lead(keys), *keys.msgs(ids), *map(keys.dedup, chosen_ids))
     return Call(lua, named, (clock_arg(clock), *args), read, happened)
@@ -144,11 +144,11 @@ def _call(
 @dataclass(frozen=True, slots=True)
 class CallNumber:
     """
-    One call of a lane: made again under its number, it gets its first answer and changes nothing.
+    One call of a lane; if it is repeated with the same number, it gets its first answer and changes nothing.
 
     Attributes:
-        lane: names whoever makes one call at a time; Redis keeps the last number and answer of each.
-        number: above that of the lane's last call, or the same to make that call again.
+        lane: the name of a sequence of calls, one at a time; Redis stores the number and answer of its last call.
+        number: higher than the number of the lane's last call, or the same number to repeat that call.
     """
 
     lane: str
@@ -162,10 +162,10 @@ class CallNumber:
 @dataclass(frozen=True, slots=True)
 class PublishAnswer:
     """
-    The due time in ms, and the index of each message that was not published, with why.
+    The due time in ms, and the index and reason of each message that was not published.
 
     Attributes:
-        is_stale: nothing was published, for the shard knows a later map, or is closed.
+        is_stale: whether nothing was published because the shard has a later map or is closed.
     """
 
     due_ms: int
@@ -191,17 +191,17 @@ def publish(
     clock: int | None = None,
 ) -> Call[PublishAnswer]:
     """
-    Put messages into ready, or into pending when they are due later.
+    Add messages to ready, or to pending if they are due later.
 
     Args:
         items: ids and values; a value is the envelope from its due time on, or a bare body.
-        call_number: a call that is made again under its number gets its first answer.
-        window_ms: for how long each id stays taken after its end, when the caller chose the ids; else None.
-        replace: whether an id may be published that is still taken after its end.
-        fence: of the map by which the publisher has found the shard.
-        message_keys: the key of each message, empty for none; None when no message has one. A queue with several shards
-            takes no message with a key: the answer is that the publisher's map is stale.
-        remember_ms: for how long Redis remembers number and answer of the call.
+        call_number: a repeated call with this number gets its first answer.
+        window_ms: for how long chosen ids are blocked after their end; None for generated ids.
+        replace: whether to publish an id that is still blocked after its end.
+        fence: the fence of the map by which the publisher selected the shard.
+        message_keys: the key of each message, empty for none; None if no message has a key. A queue with several shards
+            does not accept keys; the answer is then that the publisher's map is stale.
+        remember_ms: for how long Redis stores number and answer of the call.
     """
     if len(items) > BATCH_LIMIT:
         bounded("items", items)
@@ -245,9 +245,9 @@ def cancel(
     keys: Keys, ids: Sequence[str], *, tombstone_ms: int | None = None, clock: int | None = None
 ) -> Call[list[CancelStatus]]:
     """
-    Cancel messages; the worker of a running message reads of it at the next renewal.
+    Cancel messages; the worker of a running message gets the information with the next lease renewal.
 
-    A cancelled id is free at once; with `tombstone_ms` a publish of it is refused for that time.
+    A cancelled id is free immediately; with `tombstone_ms` its publishes are refused for that time.
     """
     unique = once(bounded("ids", ids))
     tombstone: Arg = "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms)
@@ -264,7 +264,7 @@ def cancel(
 def reschedule(
     keys: Keys, ids: Sequence[str], *, at_ms: int | None = None, delay_ms: int = 0, clock: int | None = None
 ) -> Call[list[RescheduleStatus]]:
-    """Give waiting messages another due time: `at_ms`, or `delay_ms` from now."""
+    """Change the due time of waiting messages: to `at_ms`, or to `delay_ms` from now."""
     unique = once(bounded("ids", ids))
     args = (bare_arg(keys), "" if at_ms is None else at_ms, delay_ms, *unique)
 
@@ -278,12 +278,12 @@ def reschedule(
 @dataclass(frozen=True, slots=True)
 class Suspects:
     """
-    The suspects of a queue that one process holds when it claims.
+    The suspects of a queue that a process has when it claims.
 
     Attributes:
-        slots: messages of the queue that may run at once there.
-        held: suspects that are held or run there.
-        narrowest: the least number of suspects that one of those may run among.
+        slots: how many messages of the queue may run at the same time in the process.
+        held: how many suspects are prefetched or running.
+        narrowest: the lowest number of suspects allowed beside any of them, see `room`.
     """
 
     slots: int
@@ -292,7 +292,7 @@ class Suspects:
 
     @staticmethod
     def room(one: Claimed, slots: int) -> int:
-        """Return among how many suspects one may run, itself included, where `slots` run at once; as in claim.lua."""
+        """Return how many suspects may run together with this suspect, itself included, in a process with `slots`."""
         return 1 if one.deaths > 2 or one.left <= 0 else max(1, slots >> one.deaths)  # noqa: PLR2004  see LEASE_DEATHS
 
 
@@ -302,9 +302,9 @@ class ClaimAnswer:
     The answer of a claim.
 
     Attributes:
-        promote_in_ms, reclaim_in_ms: until there is something to promote or reclaim; NOTHING_DUE or NOT_WATCHING.
+        promote_in_ms, reclaim_in_ms: ms until the next promote or reclaim; or NOTHING_DUE or NOT_WATCHING.
         behind: how many ids are left in ready and retry.
-        keyed: whether the queue has keys or limits: what was claimed counts as started there.
+        keyed: whether the queue has keys or limits, so that the claimed messages count as started.
     """
 
     promote_in_ms: int
@@ -315,19 +315,19 @@ class ClaimAnswer:
 
 
 class Oversized(NamedTuple):
-    """The size of a value that is too large to be read, and its first bytes, which hold its header."""
+    """The size of a value that is too large to read, and its first bytes with its header."""
 
     size: int
     start: bytes
 
 
-#: A message's value; None when it has none; its size when it is to be read by `commands.bodies`.
+#: A message's value; None if it has none; its size if `commands.bodies` must read it.
 FoundBody = bytes | int | Oversized | None
 
 
 @dataclass(frozen=True, slots=True)
 class ReclaimAnswer:
-    """Ids by what became of them, and the ms until the next deadline (NOTHING_DUE: none)."""
+    """Ids by their new state, and the ms until the next deadline (NOTHING_DUE: none)."""
 
     next_in_ms: int
     overdue: tuple[str, ...]
@@ -344,10 +344,10 @@ class ReclaimAnswer:
 
 def promote(keys: Keys, *, limit: int = 500, clock: int | None = None) -> Call[tuple[int, int]]:
     """
-    Move what is due from pending to ready; return how many moved and the ms until the next is due.
+    Move due messages from pending to ready; return how many moved and the ms until the next is due.
 
-    In a queue with keys messages with a key move to their key queues, keys that slept are served again, and the wait is
-    for the next message that is due, key that wakes or start that the queue's rate permits.
+    In a queue with keys, messages with a key move to their key queues, and keys wake up. The returned time is then the
+    earliest of the next due message, the next key that wakes, and the next start that the queue's rate allows.
     """
 
     def happened(answer: tuple[int, int]) -> Iterable[Event]:
@@ -375,17 +375,17 @@ def claim(
     """
     Lease up to `limit` messages from ready and retry for `lease_ms`, beginning with `first`.
 
-    In a queue with keys the lines of keys take turns with those, nothing starts above the queue's limits, and
-    `promote_in_ms` is the wait for the next key that wakes or start that a rate permits, if that is sooner.
+    In a queue with keys, key queues take turns with these lists, within the queue's limits. `promote_in_ms` then
+    includes the next key that wakes and the next start that a rate allows.
 
     Args:
-        call_number: a call that is made again under its number gets its first answer.
+        call_number: a repeated call with this number gets its first answer.
         limit: at most 500.
-        keyed_limit: the same for a queue with keys, where what is claimed counts as started; None: `limit`.
-        direct: how many of them may be suspects or messages with no retry left, which wait in no buffer; None: all.
-        suspects: how many suspects this process holds; None: none, and `limit` messages run at once.
-        watcher: the process that waits for the next due time when no other does; empty: none.
-        spread: of how many keys the messages may be in a queue with keys, where none counts as one; None: any number.
+        keyed_limit: the limit for a queue with keys, where claimed messages count as started; None: `limit`.
+        direct: how many of the messages may be suspects or have no retry left, which must not be prefetched; None: all.
+        suspects: the suspects of this process; None: none, and `limit` messages run at the same time.
+        watcher: the process that waits for the next due time if no other process does; empty: none.
+        spread: in a queue with keys, from how many keys to claim, where no key counts as one key; None: any number.
 
     Raises:
         ConfigurationError: `limit` or `lease_ms` is out of range.
@@ -411,9 +411,10 @@ def reclaim(
     keys: Keys, *, limit: int = 500, spare_leases: bool = False, clock: int | None = None
 ) -> Call[ReclaimAnswer]:
     """
-    Take back up to `limit` messages that are over their deadline: to retry while retries are left, else to garbage.
+    Move up to `limit` messages with an expired deadline to retry, or to garbage if no retries are left.
 
-    Messages with a key come to the heads of their key queues. With `spare_leases` it takes only nacked and cancelled messages: a worker may be about to renew the others.
+    Messages with a key return to the heads of their key queues. With `spare_leases` it takes only nacked and cancelled
+    messages: a worker may be about to renew the others.
     """
     args = (limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS)
 
@@ -432,7 +433,7 @@ def reclaim(
 
 
 def bodies(keys: Keys, ids: Sequence[str], *, max_body: int, clock: int | None = None) -> Call[list[FoundBody]]:
-    """Read the values of messages: small ones at once, of others their sizes; none that no body of `max_body` bytes has."""
+    """Read the values of messages: small values directly, of others the sizes; none larger than `max_body` allows."""
     return Call(
         script("bodies"),
         keys.msgs(ids),
@@ -442,7 +443,7 @@ def bodies(keys: Keys, ids: Sequence[str], *, max_body: int, clock: int | None =
 
 
 def delivery(claimed: Claimed, found: bytes | Oversized, *, max_body: int, bare: bool) -> Delivery:
-    """Return the delivery of a message by what was found of its value; no handler gets a body of more than `max_body` bytes."""
+    """Return a message's delivery from its value; no handler gets a body of more than `max_body` bytes."""
     if isinstance(found, bytes):
         header, payload = open_envelope(found, bare=bare)
         refusal = "" if len(payload) <= max_body else _too_large(len(payload), max_body)
@@ -477,7 +478,7 @@ def _claim_answer(reply: list[Any], nonce: str) -> ClaimAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Ids whose receipt no longer held, and ids whose message was cancelled meanwhile."""
+    """Ids with an invalid receipt, and ids of messages that were cancelled meanwhile."""
 
     lost: tuple[str, ...]
     cancelled: tuple[str, ...] = ()
@@ -496,16 +497,16 @@ def ack(
     End messages.
 
     Args:
-        receipts: each with the ms for which its chosen id stays taken, or None.
-        kind: `expired` ends messages whose bodies were gone at their claim.
+        receipts: receipts, each with the ms for which its chosen id is blocked after the end, or None.
+        kind: `acked`, or `expired` for messages without a body at the claim.
         history: how many of the last acked messages Redis keeps.
-        took_ms: for how long each ran, as the history has it.
+        took_ms: how long each message ran, in ms, for that history.
     """
     claims = [claimed for claimed, _ in bounded("receipts", receipts)]
     ids = [claimed.id for claimed in claims]
     windows: list[Arg] = [window or "" for _, window in receipts]
     tail_keys = [*keys.msgs(ids)]
-    # Nothing says here whether the id of a bare body, or of one that is gone, was chosen: Redis knows.
+    # For a bare or missing body, only Redis has stored whether the id was chosen.
     if keys.bare or kind == "expired" or any(windows):
         tail_keys += map(keys.dedup, ids)
     times: Iterable[Arg] = took_ms or repeat("")
@@ -520,12 +521,12 @@ def ack(
 
 def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clock: int | None = None) -> Call[Settled]:
     """
-    Answer that messages failed.
+    Report failed messages.
 
     Args:
-        failures: of each the receipt, the ms until its redelivery, the text of its `FailureNote`, and its value. With a
-            value the message becomes garbage: it must be given when no retry is left, and else be empty. Without one a
-            wait of -1 makes garbage of an empty body, and -2 of one that stays as Redis has it.
+        failures: for each message its receipt, the ms until its redelivery, the text of its `FailureNote`, and its
+            value. A value makes the message garbage: it is required if no retry is left, and otherwise empty. Without a
+            value, a wait of -1 makes garbage of an empty body, and -2 of a body that stays in Redis unchanged.
     """
     ids = [failure[0].id for failure in bounded("failures", failures)]
     claims = [failure[0] for failure in failures]
@@ -547,10 +548,10 @@ def failure(
     took_ms: int | None = None,
 ) -> tuple[Claimed, int, str, bytes]:
     """
-    Return what `nack` takes: with the value when the message must not run again, by its retries or as `final`.
+    Return an item for `nack`, with the value if the message must not run again: without retries, or if `final`.
 
     Args:
-        reason, error, raised, by, took_ms: as a `FailureNote` has them; of `error` its text.
+        reason, error, raised, by, took_ms: the fields of a `FailureNote`; for `error` its text.
     """
     last = final or delivery.claimed.left <= 0
     if last and not delivery.value:
@@ -560,7 +561,7 @@ def failure(
 
 
 def extend(keys: Keys, receipts: Sequence[Claimed], *, lease_ms: int, clock: int | None = None) -> Call[Settled]:
-    """Move deadlines to `lease_ms` from now; answer with the ids whose message was cancelled meanwhile."""
+    """Move deadlines to `lease_ms` from now; the answer includes the ids of messages that were cancelled meanwhile."""
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     args: list[Arg] = [clock_arg(clock), span("lease_ms", lease_ms)]
     for claimed in receipts:
@@ -572,10 +573,10 @@ def release(
     keys: Keys, receipts: Sequence[Claimed], *, sleep_ms: int | None = None, clock: int | None = None
 ) -> Call[Settled]:
     """
-    Give unstarted messages back to the head of ready, or of their key queue, the first of `receipts` foremost.
+    Return unstarted messages to the head of ready, or of their key queue, the first of `receipts` foremost.
 
-    No retry is spent. With `sleep_ms` no message of their keys is claimed in that time; of a message without a key, none
-    of the queue. It is for messages that were claimed from a queue with keys.
+    No retry is spent. With `sleep_ms`, their keys sleep for that time; for a message without a key the whole queue
+    sleeps. Only for messages that were claimed from a queue with keys.
     """
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     sleep: Arg = "" if sleep_ms is None else span("sleep_ms", sleep_ms)
@@ -593,7 +594,7 @@ def release(
 
 
 def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | None = None) -> Call[Settled]:
-    """Put each message off by its ms; spend no retry."""
+    """Postpone each message by its ms, without spending a retry."""
     ids = [claimed.id for claimed, _ in bounded("receipts", receipts)]
     claims = [claimed for claimed, _ in receipts]
     args = _settle_args((clock_arg(clock), bare_arg(keys)), claims, [(delay_ms,) for _, delay_ms in receipts])
@@ -604,7 +605,7 @@ def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | 
 
 
 def _settle_args(head: Sequence[Arg], receipts: Sequence[Claimed], rows: Iterable[Sequence[Arg]]) -> list[Arg]:
-    """Return the arguments `head`, then of each receipt id, nonce, a row of `rows`, and its key when one has a key."""
+    """Return the arguments `head`, then for each receipt its id, nonce, a row of `rows`, and its key if it has one."""
     keyed = any(map(attrgetter("key"), receipts))
     args: list[Arg] = [*head, "1" if keyed else ""]
     for claimed, row in zip(receipts, rows, strict=True):
@@ -619,7 +620,7 @@ def _lost_cancelled(ids: Sequence[str], reply: Sequence[Any]) -> Settled:
 
 
 def _of(ids: Sequence[str], reply: Sequence[bytes]) -> tuple[str, ...]:
-    """Return the ids of a reply; raise ValueError for one that was not in the call."""
+    """Return the ids in a reply; raise ValueError for an id that was not in the call."""
     if reply == []:
         return ()
     answered = texts(reply)
@@ -632,7 +633,7 @@ def _settled(
     keys: Keys, ids: Sequence[str], verb: str, happened: Callable[[str, tuple[str, ...]], Event], answer: Settled
 ) -> Iterable[Event]:
     done: Sequence[str] = ids
-    if answer.lost or answer.cancelled:  # one for one: a late receipt and the valid one of a message can be in one call
+    if answer.lost or answer.cancelled:  # a late and a valid receipt of a message can be in one call
         gone = Counter((*answer.lost, *answer.cancelled))
         done = list((Counter(ids) - gone).elements())
     if done:
@@ -649,7 +650,7 @@ def _settled(
 def collect(
     keys: Keys, ids: Sequence[str], *, dead_letter_limit: int, letters_ms: int, clock: int | None = None
 ) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Turn garbage into dead letters; return their ids, and those whose body was gone. One call takes 8 MiB."""
+    """Turn garbage into dead letters, at most 8 MiB a call; return their ids, and the ids without a body."""
     bounded("ids", ids)
     args: list[Arg] = [dead_letter_limit, letters_ms, *ids]
 
@@ -676,9 +677,9 @@ def redrive(
     clock: int | None = None,
 ) -> Call[list[RedriveStatus]]:
     """
-    Publish dead letters again, each by the name of its letter, its id and its retries.
+    Publish dead letters again; each is given by its letter id, message id and retries.
 
-    All are `stale` when the shard knows a later map than that of `fence`, or is closed.
+    All answers are `stale` if the shard has a later map than `fence`, or is closed.
     """
     ids = [id for _, id, _ in bounded("letters", letters)]
     args: list[Arg] = [bare_arg(keys), delay_ms, ttl_ms, "" if keys.bare else fence]
@@ -702,9 +703,9 @@ def purge(
     clock: int | None = None,
 ) -> Call[int]:
     """
-    Delete messages; from a list, or the key queue of the key `line`, only its oldest, given in order. Return how many.
+    Delete messages, and return how many were deleted; from a list or the key queue `line` only its oldest, in order.
 
-    A chosen id stays taken for its `dedup`, as after any end, unless `free_ids`.
+    A chosen id stays blocked for its `dedup`, as after any end, unless `free_ids`.
     """
     ids = once(bounded("ids", ids))
 
@@ -717,15 +718,15 @@ def purge(
 
 def forget(keys: Keys, *, letters: bool, look: bool = False, clock: int | None = None) -> Call[tuple[int, int]]:
     """
-    Remove an empty queue, its dead letters too with `letters`; return how many messages and letters there are.
+    Remove an empty queue, with `letters` also its dead letters; return how many messages and letters it had.
 
-    With `look` it is not removed.
+    With `look` it is only counted and not removed.
     """
     return _call("forget", keys, clock, (int(letters), int(look)), lambda reply: (int(reply[0]), int(reply[1])))
 
 
 def counts(keys: Keys, *, clock: int | None = None) -> Call[Counts]:
-    """Count the queue's messages by place, and every total, at one moment."""
+    """Count the queue's messages by state, and read every total, at one moment."""
     return _call("counts", keys, clock, TOTAL_KINDS, _counts)
 
 
@@ -747,7 +748,7 @@ def _counts(reply: list[Any]) -> Counts:
 def tidy(
     keys: Keys, *, cursor: int = 0, lease_cursor: int = 0, clock: int | None = None
 ) -> Call[tuple[int, int, int, int]]:
-    """Check a piece of unack and lease; return the next cursors, deadlines pulled back, words removed."""
+    """Check a part of unack and lease; return the next cursors, shortened deadlines and removed state words."""
 
     def read(reply: Sequence[Any]) -> tuple[int, int, int, int]:
         return int(reply[0]), int(reply[1]), int(reply[2]), int(reply[3])
@@ -760,35 +761,36 @@ def tidy(
 
 def limit(keys: Keys, fields: Mapping[str, str], *, declared: str = "", clock: int | None = None) -> Call[bool]:
     """
-    Write limits, and have the keys served again that may be by them; say whether they were written.
+    Write limits, and let keys be served again if the limits allow it; return whether the limits were written.
 
     Args:
-        fields: as `reliq.settings` names them; an empty value removes one.
-        declared: the text of a declaration: its fields take the place of all others, unless the declaration that was
-            written last is the same. Empty: the fields alone are written.
+        fields: the limits, with the field names of `reliq.settings`; an empty value removes a limit.
+        declared: the fingerprint of a declaration. Its fields replace all others, unless the last declaration was the
+            same. Empty: only the given fields are written.
     """
     return _call("limit", keys, clock, (declared, *chain.from_iterable(fields.items())), bool)
 
 
 def sleep(keys: Keys, key: str, *, for_ms: int | None, clock: int | None = None) -> Call[bool]:
-    """Have one key not served for so many ms, None until it is woken; 0 wakes it. Return whether it slept before."""
+    """Put a key to sleep for `for_ms`, or without end for None; 0 wakes it. Return whether it was asleep before."""
     return _call("sleep", keys, clock, (key, "" if for_ms is None else for_ms), bool)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyQueue:
     """
-    The messages of one key that are due, or run.
+    The messages of one key that are due or run.
 
     Attributes:
-        key: of a priority the name of its key queue.
-        waiting: how many are due and wait in the key queue.
-        in_flight: how many hold a place of the key: they run, or an ordered one waits for its redelivery.
-        weight: how many have their turn when others have one.
-        state: why they wait. `in turn`: for a worker; `asleep`: for `asleep_until`; `paused`: for a resume; `saturated`:
-            until a message that has a place ends; `standing`: unknown, and `reliq check --repair` mends it; `empty`:
-            none waits.
-        asleep_until: unix seconds by Redis' clock; None when the key does not sleep, or is paused without an end.
+        key: the key, or the name of a priority's key queue.
+        waiting: how many messages are due and wait in the key queue.
+        in_flight: how many places of the key are taken: by running messages, or by an ordered message before
+            redelivery.
+        weight: how many messages the key gets in each turn; other keys get 1.
+        state: why the messages wait. `in turn`: for a worker; `asleep`: until `asleep_until`; `paused`: for a resume;
+            `saturated`: until a message of the key ends; `standing`: for an unknown reason, which `reliq check
+            --repair` fixes; `empty`: no message waits.
+        asleep_until: in unix seconds by Redis' clock; None if the key does not sleep, or is paused without an end.
     """
 
     key: str
@@ -805,14 +807,14 @@ class KeyQueues:
     The key queues of a queue.
 
     Attributes:
-        largest: the most that were asked for, those with most waiting messages first; or those that were named.
+        largest: the requested number of key queues, those with most waiting messages first; or the named key queues.
         in_turn: how many keys wait for a worker.
-        asleep: how many keys sleep, or are paused.
+        asleep: how many keys sleep or are paused.
         running: how many messages run, over all processes.
-        is_full: whether none may start now: the queue's rate or concurrency is used up, or it sleeps.
-        asleep_until: until when the whole queue sleeps, in unix seconds by Redis' clock; None when it does not.
-        next: the id of the message whose turn comes next; empty when none waits for a worker.
-        waiting: how many messages wait in all key queues, where `Admin.keys` has counted them.
+        is_full: whether no message may start now: the queue's rate or concurrency is used up, or the queue sleeps.
+        asleep_until: until when the whole queue sleeps, in unix seconds by Redis' clock; None if it does not.
+        next: the id of the message with the next turn; empty if no message waits for a worker.
+        waiting: how many messages wait in all key queues, if `Admin.keys` has counted them.
     """
 
     largest: Sequence[KeyQueue]
@@ -827,11 +829,11 @@ class KeyQueues:
 
 def key_queues(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int | None = None) -> Call[KeyQueues]:
     """
-    Read the key queues of the keys `of`, or the largest ones.
+    Read the key queues of the keys `of`, or the largest key queues.
 
-    The largest are found among up to a hundred keys in turn, a hundred asleep, those of a hundred messages that hold a
-    place, and those of 200 messages that are alive, drawn at random: all keys of a queue that has few, and of one that
-    has many those with a share of what waits.
+    The largest are searched in a sample: a hundred keys in turn, a hundred sleeping keys, the keys of a hundred taken
+    places, and the keys of 200 random living messages. For a queue with few keys that is all keys; for a queue with
+    many keys, those with a large share of the waiting messages.
     """
     return _call("key_queues", keys, clock, (most, *bounded("keys", of)), _key_queues)
 
@@ -866,16 +868,16 @@ def _key_queue(
 
 
 def _until(text: bytes) -> float | None:
-    """Return until when something sleeps; None when it does not, or has no end."""
+    """Return the end of a sleep; None for no sleep or no end."""
     at = float(text) if text else inf
     return None if at == inf else clamp_time(at)
 
 
 def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None = None) -> Call[dict[str, str]]:
     """
-    Return the first message of each key that waits and has no turn: of the keys `of`, and of some others.
+    Return the first message of each key that waits without a turn: of the keys `of`, and of a sample of other keys.
 
-    The others are the `most` that sleep longest, and the keys of `most` places that are taken, drawn at random.
+    The sample has the `most` keys that sleep longest, and the keys of `most` random taken places.
     """
 
     def read(reply: list[bytes]) -> dict[str, str]:
@@ -890,11 +892,11 @@ def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None 
 @dataclass(frozen=True, slots=True)
 class InForce:
     """
-    A periodic entry whose schedule is in force.
+    A periodic entry with a schedule in force.
 
     Attributes:
-        last: the tick up to which all is done, in unix seconds.
-        asked: when somebody asked for a run at once, in unix ms; None when nobody did.
+        last: the tick up to which every tick is settled, in unix seconds.
+        asked: when an immediate run was requested, in unix ms; None without a request.
     """
 
     last: int
@@ -904,17 +906,17 @@ class InForce:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """
-    A tick of a periodic entry, or a run that somebody asked for.
+    A tick of a periodic entry, or a requested run.
 
     Attributes:
-        entry, schedule: its name, and its schedule as text.
+        entry, schedule: the entry's name, and its schedule as text.
         at: the tick, in unix seconds.
-        since: the tick up to which all was done before it.
+        since: the last tick that was settled before it.
         missed: how many ticks between the two are counted as missed.
-        message: id and value, as `publish` takes them; None for a tick that is missed itself and among `missed`.
-        due_ms: when the message is due; what is past is due now.
-        asked: which run was asked for, in unix ms; None for a tick.
-        overlap: whether a tick is published while the entry's last message is alive.
+        message: id and value, as for `publish`; None if this tick itself is missed, which `missed` includes.
+        due_ms: when the message is due, in unix ms; a time in the past means now.
+        asked: when the run was requested, in unix ms; None for a tick.
+        overlap: whether to publish the tick while the entry's last message has not ended.
     """
 
     entry: str
@@ -932,11 +934,12 @@ def register(
     keys: Keys, entries: Sequence[tuple[str, str]], *, newest: bool = False, clock: int | None = None
 ) -> Call[tuple[int, list[InForce | None]]]:
     """
-    Put periodic entries in force, each by its name and schedule; return Redis' clock in ms, and how far each is.
+    Put periodic entries in force, each by name and schedule; return Redis' clock in ms and the progress of each.
 
     Args:
-        newest: whether they take the place of other schedules, as those of a process that starts do; else only of a
-            schedule that no process has registered for half a minute. An entry that is None in the answer has another.
+        newest: whether to replace other schedules, as a starting process does. Otherwise only a schedule is replaced
+            that no process has registered for half a minute. The answer for an entry with another schedule in force is
+            None.
     """
     args = ("1" if newest else "", *chain.from_iterable(bounded("entries", entries)))
 
@@ -944,7 +947,7 @@ def register(
         in_force: list[InForce | None] = []
         for at in range(1, 1 + 2 * len(entries), 2):
             last, asked = reply[at : at + 2]
-            moment = whole_number(asked)  # what is no moment was written by something else
+            moment = whole_number(asked)  # another program wrote an invalid time
             asked_ms = moment if moment and 0 < moment < LAST_SECOND * 1000 else None
             in_force.append(InForce(int(last), asked_ms) if last else None)
         return int(reply[0]), in_force
@@ -954,12 +957,12 @@ def register(
 
 def tick(keys: Keys, tick: Tick, *, ttl_ms: int, retries: int, clock: int | None = None) -> Call[TickStatus]:
     """
-    Publish the message of a tick and go on to the next, unless that was done.
+    Publish the message of a tick and continue with the next, unless another process has done so.
 
     Returns:
-        `published`; `paused`, also for the missed ones before it, or `overlap` for one that is skipped; `missed` for one
-        without a message; `done` when another process was first; `superseded` when another schedule is in force,
-        `unknown` when none is.
+        `published`; `paused` or `overlap` if the tick is skipped (with `paused` also the missed ticks before it);
+        `missed` without a message; `done` if another process was first; `superseded` if another schedule is in force,
+        `unknown` if none is.
     """
     asked: Arg = "" if tick.asked is None else tick.asked
     args: list[Arg] = [tick.entry, tick.schedule, tick.since, tick.at, asked, tick.overlap]
@@ -986,12 +989,12 @@ def tick(keys: Keys, tick: Tick, *, ttl_ms: int, retries: int, clock: int | None
 @dataclass(frozen=True, slots=True)
 class MigrationBatch:
     """
-    Messages or letters on their way from one shard to others.
+    Messages or dead letters on their way from one shard to others.
 
     Attributes:
-        number: of this departure; each has a higher one than those of its shard before it.
-        records: the name of each -> all that the other shard needs.
-        letters: whether they are dead letters, no messages.
+        number: the number of this departure, higher than all earlier numbers of its shard.
+        records: name -> all data that the other shard needs.
+        letters: whether these are dead letters instead of messages.
     """
 
     number: int
@@ -999,7 +1002,7 @@ class MigrationBatch:
     letters: bool
 
     def id_of(self, name: str) -> str:
-        """Return the id of a message: its name, or behind that of the letter."""
+        """Return the message id in a name: the name of a message, or the second part of a letter's name."""
         return name.partition(" ")[2] if self.letters else name
 
 
@@ -1013,14 +1016,14 @@ def ask(
     clock: int | None = None,
 ) -> Call[list[AskStatus]]:
     """
-    Ask the shard that had been the home of chosen ids whether they may be published at their new one.
+    Ask the old home shard of chosen ids whether they may be published at their new home.
 
-    From then on the shard takes no chosen id by an earlier map than that of `fence`.
+    From then on, the shard accepts no chosen id by a map older than `fence`.
 
     Args:
-        ids: none raises the fence alone.
-        closing: whether the shard takes no message at all from now on.
-        replace: whether an id is free that is still taken after its end.
+        ids: the ids; without ids the call only raises the fence.
+        closing: whether the shard accepts no messages at all from now on.
+        replace: whether an id counts as free if it is blocked after its end.
     """
     args = (fence, "1" if closing else "", "1" if replace else "", *bounded("ids", ids))
 
@@ -1030,18 +1033,18 @@ def ask(
 
 def remap(keys: Keys, before: bytes, after: bytes, *, clock: int | None = None) -> Call[bytes]:
     """
-    Write the next map of a queue's shards over the map `before`; return the map that is there then.
+    Write the next map of a queue's shards if the map is `before`; return the map in Redis after that.
 
-    It is REMAP_KEYED, and nothing is written, when a queue with keys or limits would have several shards.
+    If a queue with keys or limits would get several shards, the answer is REMAP_KEYED and nothing is written.
     """
     return _call("remap", keys.of_shard(0), clock, (before, after), read_bytes)
 
 
 def depart(keys: Keys, ids: Sequence[str], *, state: LeavingState, clock: int | None = None) -> Call[MigrationBatch]:
     """
-    Hold messages of a state, or letters, that are to be in other shards; return those of the departure that is under way.
+    Hold messages of a state, or dead letters, for a move to other shards; return the shard's current departure.
 
-    While one is, nothing else is held: first it must be over. From a list only the oldest ids go, in order.
+    While a departure is not over, no other messages are held. From a list only the oldest ids leave, in order.
     """
     ids = once(bounded("ids", ids))
     return _call("depart", keys, clock, (state, *ids), _departure, ids=ids)
@@ -1057,7 +1060,7 @@ def _departure(reply: Sequence[Any]) -> MigrationBatch:
 def arrive(
     keys: Keys, departure: MigrationBatch, names: Sequence[str], *, origin: int, clock: int | None = None
 ) -> Call[list[ArriveStatus]]:
-    """Have those of a departure from the shard `origin` in this one; made again, it answers the same."""
+    """Add the messages of a departure from the shard `origin` to this shard; a repeated call gets the same answer."""
     args: list[Arg] = [origin, departure.number]
     for name in names:
         args += (name, departure.records[name])
@@ -1070,10 +1073,10 @@ def leave(
     keys: Keys, departure: MigrationBatch, staying: Collection[str] = (), *, clock: int | None = None
 ) -> Call[tuple[str, ...]]:
     """
-    Remove what has arrived elsewhere, and put back what is `staying`; the departure is over.
+    Remove the messages that have arrived elsewhere, put the `staying` messages back, and end the departure.
 
     Returns:
-        The ids that were cancelled meanwhile: the other shard has them.
+        The ids that were cancelled meanwhile; the other shard has them.
     """
     args: list[Arg] = [departure.number]
     for name in departure.records:
@@ -1084,14 +1087,14 @@ def leave(
 # ---- call numbers
 
 
-#: The lanes of at most this many calls with an unknown outcome are kept: publishing the same ids again is safe.
+#: Lanes are kept for at most this many calls with an unknown outcome: a repeated publish of their ids is safe.
 PARKED_LIMIT = 1000
-#: A lane is kept for half of the time for which Redis remembers it, so that Redis still knows a call made again.
+#: A lane is kept for half the time of Redis, so that Redis still remembers a call when it is repeated.
 PARKED_SECONDS = 300.0
 
 
 class Message(NamedTuple):
-    """A message as it is known when it is published again: its id, and a hash of its body and all its terms."""
+    """The identity of a message that is published again: its id, and a hash of its body and all options."""
 
     id: str
     rest: int
@@ -1102,10 +1105,10 @@ Messages = tuple[Message, ...]
 
 class CallSequences:
     """
-    The lanes of one client in this process; a fork starts with none.
+    The lanes of one client in this process; a fork starts without lanes.
 
     Attributes:
-        parked: the calls whose outcome is unknown; while there is none, nobody need say what is published.
+        parked: the calls with an unknown outcome; while there are none, the messages of a publish need not be hashed.
     """
 
     def __init__(self) -> None:
@@ -1113,9 +1116,9 @@ class CallSequences:
 
     def take(self, messages: Messages = ()) -> CallNumber:
         """
-        Return the call number for publishing `messages`: the old one if that call's outcome is unknown.
+        Return the call number for publishing `messages`: the old number if that call's outcome is unknown.
 
-        Any other call with one of their ids ends the old one: what is published from now on is something else.
+        Any other call with one of the ids ends the old call: a later publish of the id is a new message.
         """
         if self._pid != os.getpid():
             self._start_over()
@@ -1133,12 +1136,12 @@ class CallSequences:
             return CallNumber(f"{self._client}{self._made}", 1)
 
     def give_back(self, call_number: CallNumber) -> None:
-        """Note that the call has its answer: its lane is free."""
+        """Note that the call has its answer and its lane is free."""
         with self._lock:
             self._free.append(call_number)
 
     def park(self, call_number: CallNumber, messages: Messages) -> None:
-        """Note that the call's outcome is unknown: its number is kept for when `messages` are published again."""
+        """Note that the call's outcome is unknown, and keep its number for another publish of `messages`."""
         with self._lock:
             self._end(message.id for message in messages)
             self.parked[messages] = call_number, time.monotonic()
@@ -1147,7 +1150,7 @@ class CallSequences:
                 self._forget(next(iter(self.parked)))
 
     def end(self, id: str) -> None:
-        """Note that a publish of `id` from now on is a new one: the message was cancelled."""
+        """Note that a later publish of `id` is a new message, because the old message was cancelled."""
         if self.parked:
             with self._lock:
                 self._end([id])
@@ -1164,7 +1167,7 @@ class CallSequences:
             self._by_id.pop(message.id, None)
 
     def _start_over(self) -> None:
-        self._lock = threading.Lock()  # the parent may have held the old one at the fork
+        self._lock = threading.Lock()  # the parent may have held the old lock during the fork
         self._pid = os.getpid()
         self._client = token()
         self._made = 0

@@ -1,15 +1,16 @@
--- What the scripts of a queue with keys share besides the prelude; functions here replace those of the same name there.
--- A message's key stands behind its retries: `12 tenant-7`; a message without one has the key ``. Keys of ours begin
--- with a control character, which no publisher's does: \1high and \1low are the lines of priorities.
+-- Shared by the scripts of queues with keys, in addition to the prelude. Functions here replace those with the same
+-- name there. A message's key is stored after its retries: `12 tenant-7`; a message without a key has the key ``. The
+-- reserved keys \1high and \1low are the key queues of priorities; publishers' keys contain no control characters.
 --
--- What waits under a key is in its line, oldest right. The ring has the keys that may be served, each with its pass: the
--- least is served next, and goes up by 1 / weight for each message; the pass of `` is that of ready and retry. `held`
--- has KEY\0ID of each message that has a place of its key, and \2\0ID of those that keep it while they wait (in order,
--- after a nack or a snooze). A place is taken before the lease, and given back after it.
+-- A key queue has the waiting messages of a key, the oldest at the right. The ring has the keys that may be served,
+-- each with a pass. The key with the lowest pass is served next; each message raises the pass by 1 / weight. The pass
+-- of `` is for ready and retry. `held` has KEY\0ID for each message with a place of its key, and \2\0ID for messages
+-- that keep their place while they wait (in order, after a nack or a snooze). A place is taken before the lease, and
+-- freed after it.
 
 local key_of, priorities, limits_read = {}, { ['\1high'] = 4, ['\1low'] = 0.25 }, nil
 
--- A count and a key as Redis has them, apart and together.
+-- Combine and split the retry count and the key of a message, as stored in Redis.
 local function key_in(text) return text and text:match('^%-?%d+ (.+)$') or '' end
 local function left_in(text) return text and text:match('^%-?%d+ .') and text:match('^%-?%d+') or text end
 local function counted(left, key) return key == '' and left or left .. ' ' .. key end
@@ -37,7 +38,7 @@ local function limits_now()
   return limits_read
 end
 
--- How many messages of a key may run at once; nil: any number.
+-- How many messages of a key may run at the same time; nil for any number.
 local function places_of(key) return key ~= '' and not priorities[key] and limits_now().per_key or nil end
 local function places_free(key)
   local most = places_of(key)
@@ -48,15 +49,15 @@ local function weight_of(key)
   return weight and weight > 0 and weight or priorities[key] or 1
 end
 
--- The rate of a key, or that of the queue for ``: the us between two starts, and how many may start at once.
+-- The rate of a key, or of the queue for ``: the us between two starts, and how many may start at the same time.
 local function rate_of(key)
   local conf = limits_now()
   if key == '' then return conf.rate_us, conf.burst end
   if not priorities[key] then return conf.key_rate_us, conf.key_burst end
 end
 
--- The bucket of a rate: how many may start now, any number without a rate, and when it is full again, in us. That lies a
--- whole bucket ahead at most, unless the clock went back since.
+-- The bucket of a rate: how many messages may start now (any number without a rate), and when the bucket is full again,
+-- in us. That is at most a whole bucket ahead, unless the clock went back.
 local function bucket(key)
   local every, burst = rate_of(key)
   if not every then return math.huge end
@@ -64,20 +65,20 @@ local function bucket(key)
   return math.max(0, math.floor(burst - (full - us) / every + 1e-6)), full
 end
 
--- When a bucket that is full at `full` permits the next start.
+-- When a bucket that is full at `full` allows the next start.
 local function next_start(key, full)
   local every, burst = rate_of(key)
   return math.ceil((full - (burst - 1) * every) / 1000)
 end
 
--- A key that sleeps for its rate has a fifth of a ms behind its time; a key that was told to sleep has none.
+-- A key that sleeps for its rate has a fifth of a ms after its time; a key that an operator put to sleep has none.
 local function is_throttled(until_then) return until_then and until_then * 10000 - ms_of(until_then) * 10 > 1 end
 local function throttle(sleeps, buckets, key, full)
   pair(sleeps, score(next_start(key, full)) .. '2', key)
   pair(buckets, string.format('%.0f', full), key)
 end
 
--- How many messages run, and how many more of the queue may start now. A queue that sleeps starts none.
+-- How many messages run, and how many more of the queue may start now; none while the queue sleeps.
 local function running() return redis.call('ZCARD', held) - 2 * in_flight('\2') end
 local function queue_room()
   local room, concurrency, sleeps = bucket(''), limits_now().concurrency, redis.call('ZSCORE', asleep, '')
@@ -85,14 +86,14 @@ local function queue_room()
   return sleeps and ms_of(sleeps) > now_down and 0 or room
 end
 
--- Wake somebody, unless nothing may start now.
+-- Wake a process, unless no message may start now.
 local function offer()
   if queue_room() > 0 then push_token() end
 end
 
 local function keys_in_ring() return redis.call('ZCARD', ring) - (redis.call('ZSCORE', ring, '') and 1 or 0) end
 
--- Have keys served again that may be: something waits under them, a place of theirs is free, and they do not sleep.
+-- Add keys to the ring that may be served: they have waiting messages and a free place, and do not sleep.
 local function ring_in(keys)
   if #keys == 0 then return end
   local sleeps, new = redis.call('ZMSCORE', asleep, unpack(keys)), {}
@@ -105,7 +106,7 @@ local function ring_in(keys)
   if #new > 0 and redis.call('ZADD', ring, 'NX', unpack(new)) > 0 then offer() end
 end
 
--- Ids by their keys, and the keys but for none, each once.
+-- Group ids by key; also return the keys without ``, each once.
 local function by_key(ids)
   local keys, some = {}, { [''] = {} }
   for _, id in ipairs(ids) do
@@ -116,7 +117,7 @@ local function by_key(ids)
   return keys, some
 end
 
--- Messages come to the tails of their lines.
+-- Add messages to the tails of their key queues.
 local function line_up(ids)
   local keys, some = by_key(ids)
   local woken = {}
@@ -127,9 +128,9 @@ local function line_up(ids)
   ring_in(woken)
 end
 
--- Messages that nobody holds come in: each to its line, or into pending when they are due later. Messages of a key that
--- have one due time stay in the order of their publishes: the score of each is half a us or more above the one before.
--- A call takes up to 500 such steps, a ms has 1,000: when 500 are taken, the next ms gives room, for 20 ms at most.
+-- Add new messages: each to its key queue, or to pending if it is due later. Messages of a key with the same due time
+-- stay in publish order: each score is at least half a us above the previous score. A call needs up to 500 such steps,
+-- and a ms has 1,000. When 500 steps are used, the scores continue in the next ms, for at most 20 ms.
 local function enter(ids, due)
   if due <= now_down then return line_up(ids) end
   local ms, rows, last, base, before, first = due, {}, {}, nil, nil, nil
@@ -151,14 +152,14 @@ local function enter(ids, due)
   end
 end
 
--- The list in which a cancelled message still is, and the key of that; nil for one that is far from the head.
+-- The list that still has a cancelled message, and its key; nil if the message is far from the head.
 local function old_place(id)
   local key = key_in(redis.call('HGET', retries_left, id))
   local list = key == '' and ready or line .. key
   return read('LPOS', list, id, 'RANK', -1, 'MAXLEN', math.ceil(100000 / ITEMS)) and { list, key } or nil
 end
 
--- Cancelled messages have come in anew, at the end of their keys: they leave their old places.
+-- Remove cancelled messages from their old places after they were published again at the tails of their key queues.
 local function leave_old(places, ids)
   for id, from in pairs(places) do
     redis.call('LREM', from[1], -1, id)
@@ -167,14 +168,14 @@ local function leave_old(places, ids)
   end
 end
 
--- Messages come back to the heads of their lines, the first of `ids` foremost; return those without a key.
+-- Return messages to the heads of their key queues, the first of `ids` foremost; return the ids without a key.
 local function come_back(ids)
   local keys, some = by_key(ids)
   for _, key in ipairs(keys) do run('RPUSH', line .. key, reversed(some[key])) end
   return some['']
 end
 
--- Messages are to be delivered again, those with a key before all others of their key.
+-- Queue messages for redelivery; messages with a key come before all others of their key.
 local function redeliver(ids)
   if run('LPUSH', retry, come_back(ids)) then offer() end
 end
@@ -184,15 +185,15 @@ local function offer_places()
   if limits_now().concurrency and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
 end
 
--- Take the key of each message from the receipt that holds. A late receipt may belong to an earlier message with the same
--- id and another key.
-local function know(receipt_of)
+-- Store the key of each message from its valid receipt. An invalid receipt may belong to an earlier message with the
+-- same id and another key.
+local function note_keys(receipt_of)
   for id, i in pairs(receipt_of) do
     if i then key_of[id] = key_arg(i) end
   end
 end
 
--- Messages give up their places: others of their keys may have them.
+-- Free the places of messages, so that others of their keys may start.
 local function free_places(ids)
   if #ids == 0 then return end
   local away = {}
@@ -202,7 +203,7 @@ local function free_places(ids)
   offer_places()
 end
 
--- Messages wait for another delivery: they give up their places, but in order they keep them, and their key waits.
+-- Free the places of messages that wait for redelivery; ordered messages keep them, and their key waits.
 local function stand_by(ids)
   local free, kept, is_ordered = {}, {}, limits_now().ordered == 1
   for _, id in ipairs(ids) do
@@ -212,7 +213,7 @@ local function stand_by(ids)
   free_places(free)
 end
 
--- The lists that are served next, `spread` keys of the ring at most, each with how many of its messages may start.
+-- The lists that are served next, at most `spread` keys of the ring, each with how many of its messages may start.
 local function rows_of(lengths, room)
   local rows, own, at = {}, nil, 1
   local found = redis.call('ZRANGE', ring, 0, math.min(room, spread), 'WITHSCORES')
@@ -222,7 +223,7 @@ local function rows_of(lengths, room)
   end
   own = own or tonumber(redis.call('ZSCORE', ring, '') or rows[1] and rows[1].pass or 0)
   while rows[at] and rows[at].pass < own do at = at + 1 end
-  -- Ready and retry are one of the lists that take turns.
+  -- Ready and retry count together as one list in the turns.
   local most = spread
   for _, list in ipairs(first == 'retry' and { ready, retry } or { retry, ready }) do
     if lengths[list] > 0 then table.insert(rows, at, { key = '', list = list, pass = own }) end
@@ -232,14 +233,14 @@ local function rows_of(lengths, room)
   return rows
 end
 
--- Whether a map gives several shards to the queue, or did so until now.
+-- Whether the map gives the queue several shards, or did so before the current change.
 local function is_sharded()
   local text = redis.pcall('GET', map)
   local n, was = (type(text) == 'string' and text or ''):match('"n":(%d+),"was":(%d+)')
   return n and (n ~= '1' or was ~= '1')
 end
 
--- Read the heads of the lists, some 2,000 ids at most, and what is known of each id there.
+-- Read the heads of the lists, about 2,000 ids at most, and the state of each id.
 local function read_rows(rows, room)
   local all = {}
   local all_weights, more = 0, math.max(1, math.floor(2 * room / #rows))
@@ -251,7 +252,7 @@ local function read_rows(rows, room)
     row.at, row.started, row.back, row.may = 0, 0, {}, math.huge
     if row.key ~= '' then row.may, row.full = bucket(row.key) end
     row.most = math.min(places_free(row.key), row.may)
-    -- More than it may start: what is cancelled or put off at the head is passed over at once.
+    -- Read more ids than may start, so that cancelled or postponed ids at the head are skipped in the same call.
     row.reach = math.min(math.ceil(room * row.weight / all_weights), row.most) + (row.key == '' and 0 or more)
     row.ids, row.first = row.most > 0 and read('LRANGE', row.list, -row.reach, -1) or {}, #all
     for _, id in ipairs(row.ids) do all[#all + 1] = id end
@@ -259,8 +260,8 @@ local function read_rows(rows, room)
   return #all > 0 and read('HMGET', lease, unpack(all)), #all > 0 and read('HMGET', retries_left, unpack(all))
 end
 
--- Have the rows take turns by their passes until `room` messages have started; `meet` decides on a message, and says
--- whether it has started.
+-- Serve the rows in the order of their passes until `room` messages have started. `meet` decides on a message and
+-- returns whether it has started.
 local function take_turns(rows, room, meet, words, counts)
   local heaviest = 1
   for _, row in ipairs(rows) do heaviest = math.max(heaviest, row.weight) end
@@ -281,8 +282,8 @@ local function take_turns(rows, room, meet, words, counts)
   end
 end
 
--- What has been taken from the lists leaves them: keys that have nothing more or may start nothing more leave the ring.
--- A list of which all that was read is gone has nothing more, unless a message that was `misplaced` has come to it.
+-- Remove the handled messages from their lists. Keys without more messages, or without allowed starts, leave the ring.
+-- If all ids that were read are gone, the list counts as empty, unless a `misplaced` message was added to it.
 local function leave_rows(rows, misplaced)
   local passes, out, own = {}, {}, nil
   for _, row in ipairs(rows) do
@@ -300,7 +301,7 @@ local function leave_rows(rows, misplaced)
   end
   run('ZADD', ring, passes)
   run('ZREM', ring, out)
-  -- Also after a purge: new keys begin at the least pass of the ring.
+  -- Also after a purge: new keys start with the lowest pass of the ring.
   if redis.call('EXISTS', ready, retry) == 0 then
     redis.call('ZREM', ring, '')
   elseif own then
@@ -308,7 +309,7 @@ local function leave_rows(rows, misplaced)
   end
 end
 
--- Look again at keys that sleep for a rate: a key wakes if the rate permits a start by now, else it sleeps until then.
+-- Check keys that sleep for a rate: wake a key if the rate allows a start now, otherwise update the end of its sleep.
 local function review(keys)
   local awake, sleeps, buckets = {}, {}, {}
   for _, key in ipairs(keys) do
@@ -321,15 +322,15 @@ local function review(keys)
   ring_in(awake)
 end
 
--- The next part of a sorted set, and where the part after it begins (`-`: the set is over).
+-- The next part of a sorted set, and the cursor of the following part (`-`: no more).
 local function part_of(zset, cursor)
   if cursor == '-' then return {}, cursor end
   local part = redis.call('ZSCAN', zset, cursor, 'COUNT', 1000)
   return part[2], part[1] == '0' and '-' or part[1]
 end
 
--- Look at some of the keys that had no place under earlier limits, and of those that sleep for an earlier rate. `walk`
--- is how far that has come in `held` and in `asleep`.
+-- Check some of the keys that were saturated under earlier limits or sleep for an earlier rate. `walk` has the cursors
+-- in `held` and in `asleep`.
 local function walk_on()
   local conf, keys, is_met, throttled = limits_now(), {}, {}, {}
   local held_at, asleep_at = (conf.walk or ''):match('^(%S+) (%S+)')
@@ -349,14 +350,14 @@ local function walk_on()
   if conf.walk then redis.call('HSET', limits, 'walk', conf.walk) else redis.call('HDEL', limits, 'walk') end
 end
 
--- Forget some buckets that are full: they are as good as none.
+-- Delete some full buckets: they have the same effect as missing buckets.
 local function forget_buckets(most)
   run('ZREM', rates, redis.call('ZRANGEBYSCORE', rates, '-inf', '(' .. string.format('%.0f', us), 'LIMIT', 0, most))
 end
 
--- Note in the buckets what has started, and put to sleep the keys that have used up their rate; say whether more may
--- start at a time that is sooner than those before, and whether a rate is used up. A bucket that was cut because the
--- clock went back is stored too.
+-- Store the starts in the buckets, and put keys to sleep that have used up their rate. Return whether more messages may
+-- start earlier than the known times, and whether a rate is used up. A bucket that was cut because the clock went back
+-- is stored too.
 local function spend(rows, n)
   local buckets, sleeps, first, may, full = {}, {}, head(asleep), bucket('')
   local is_limited = may == n
@@ -371,15 +372,15 @@ local function spend(rows, n)
       pair(buckets, string.format('%.0f', full_at), row.key)
     end
   end
-  -- Twice as many go as come: keys that come once and never again leave no more than a moment's buckets.
+  -- Twice as many are deleted as added, so keys that are used only once leave buckets only for a short time.
   if limits_now().key_rate_us and #buckets > 0 then forget_buckets(#buckets) end
   run('ZADD', rates, buckets)
   run('ZADD', asleep, sleeps)
   return is_sooner, is_limited
 end
 
--- Give the starts of messages that never ran back to the rates, and wake the keys that sleep for them. A bucket that
--- was full in the meantime has got some back already: at most what has filled up since the oldest claim.
+-- Return the starts of messages that never ran to the rates, and wake the keys that sleep for them. A bucket that was
+-- full in the meantime gets less: at most the amount that has refilled since the oldest claim.
 local function give_back(ids, more)
   local buckets, throttled, since = {}, {}, 0
   for _, id in ipairs(more) do ids[#ids + 1] = id end
@@ -398,7 +399,7 @@ local function give_back(ids, more)
     end
   end
   run('ZADD', rates, buckets)
-  -- The next claim has those sleep again of which the rate permits none, and watches for that sooner time.
+  -- The next claim puts keys to sleep again if their rate allows no start, and watches for the earlier time.
   run('ZREM', asleep, throttled)
   ring_in(throttled)
   if #buckets > 0 and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
@@ -410,7 +411,7 @@ local function waiting_now()
   return redis.call('LLEN', ready) + redis.call('LLEN', retry) + keys_in_ring()
 end
 
--- The least of the ms until a message is due, until a key wakes, and until the queue's rate permits a start.
+-- The lowest of: ms until a message is due, until a key wakes, and until the queue's rate allows a start.
 local function until_more(wait)
   if wait == -2 then return wait end
   if limits_now().walk then return 0 end
@@ -420,7 +421,7 @@ local function until_more(wait)
   return wait < 0 and more or math.min(wait, more)
 end
 
--- Serve the lists until `room` messages have started; return what was met.
+-- Serve the lists until `room` messages have started; return the rows.
 local function serve(lengths, room, meet)
   room = math.min(room, queue_room())
   local rows = room > 0 and rows_of(lengths, room) or {}
@@ -428,7 +429,7 @@ local function serve(lengths, room, meet)
   return rows
 end
 
--- Apart: due messages that come in, and those that have kept their places while they waited.
+-- Split ids: due messages to be added, and messages that kept their places while they waited.
 local function by_place(ids)
   local texts, fresh, kept = run('HMGET', retries_left, ids), {}, {}
   for i, id in ipairs(ids) do
@@ -440,7 +441,7 @@ local function by_place(ids)
   return fresh, kept
 end
 
--- The keys that have slept long enough, and those that sleep for longer than their rate can have them sleep: the clock
+-- The keys that have slept long enough, and the keys that sleep for longer than their rate requires because the clock
 -- went back.
 local function keys_to_wake()
   local awake = redis.call('ZRANGEBYSCORE', asleep, '-inf', score(now_down) .. '5', 'LIMIT', 0, limit)
@@ -453,7 +454,7 @@ local function keys_to_wake()
   return awake, throttled
 end
 
--- Have the keys of messages sleep until a time, unless they sleep for longer; of a message without a key the queue sleeps.
+-- Let the keys of messages sleep until a time, unless they sleep longer; for a message without a key the queue sleeps.
 local function put_to_sleep(ids, until_then)
   local keys = {}
   for _, id in ipairs(ids) do
@@ -464,7 +465,7 @@ local function put_to_sleep(ids, until_then)
   run('ZREM', ring, keys)
 end
 
--- Whether ID has no right to a place of KEY: it is not leased, and keeps none while it waits.
+-- Whether ID has no right to a place of KEY: it is not leased and keeps no place while it waits.
 local function is_stray(key, id)
   local text, word, deadline = redis.call('HGET', retries_left, id), redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id)
   local own, is_waiting = place(key_in(text), id), redis.call('ZSCORE', pending, id) or (deadline and waits(word))
