@@ -226,7 +226,7 @@ def test_a_sooner_due_time_of_a_claim_is_not_overruled_by_an_older_answer(queue,
 
 
 def test_a_token_says_which_queue_has_work_and_many_are_taken_together(serve, consumer, fetcher_of, ran, clock):
-    """Taking tokens one by one made the last queue late: when a wait ends immediately, the worker takes all other tokens."""
+    """Taking tokens one by one made the last queue late: when a wait ends immediately, the worker takes all tokens."""
     queues = [serve(f"q{number}") for number in range(20)]
     fetcher = fetcher_of(consumer, concurrency=100)
     fetcher.step()
