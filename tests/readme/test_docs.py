@@ -69,7 +69,7 @@ def for_keys(_client, url):
     return holds
 
 
-def for_tuning(_client, url):
+def for_scaling(_client, url):
     """There is a queue with a message, and no worker."""
     Queue("orders", dict[str, int], url=url).publish({"number": 1})
     return lambda said: "orders" in said
@@ -88,7 +88,7 @@ BEFORE = {
     "guides/dead-letters.md": for_dead_letters,
     "production/operations.md": for_operations,
     "production/web.md": for_web,
-    "production/tuning.md": for_tuning,
+    "production/scaling.md": for_scaling,
 }
 #: Page -> further text in the output of its commands.
 SAID = {
