@@ -48,13 +48,32 @@ SCRIPTS: dict[Role, str] = {
     ),
     "exporter": "counts held_up key_queues",
 }
-#: Every key of a queue but its lanes.
-_QUEUE = f"{' '.join(TYPES)} asleep dedup ends held history limits line msg rates ring"
+#: Each key of a queue, but its lanes, with its type.
+_QUEUE = TYPES | {
+    **dict.fromkeys(("asleep", "held", "rates", "ring"), "zset"),
+    **dict.fromkeys(("ends", "history"), "stream"),
+    **dict.fromkeys(("dedup", "msg"), "string"),
+    "limits": "hash",
+    "line": "list",
+}
 _READS = (
     "EXISTS GET GETRANGE HEXISTS HGET HGETALL HKEYS HLEN HMGET HRANDFIELD HSCAN LINDEX LLEN LPOS LRANGE PTTL SCARD "
     "SISMEMBER SMISMEMBER SSCAN STRLEN TYPE XLEN XRANGE XREVRANGE ZCARD ZCOUNT ZLEXCOUNT ZMSCORE ZRANDMEMBER ZRANGE "
     "ZRANK ZREVRANGE ZSCAN ZSCORE"
 )
+#: The first letter of a command -> the type of its keys; other commands are for keys of any type.
+_OF_TYPE = {"G": "string", "M": "string", "H": "hash", "L": "list", "S": "set", "X": "stream", "Z": "zset"}
+
+
+def _reads(commands: str) -> list[tuple[str, str]]:
+    """Return reads of a queue as rows of `ALONE`, each command with the keys of its type."""
+    rows = []
+    for command in commands.split():
+        wanted = "string" if command == "STRLEN" else _OF_TYPE.get(command[0])
+        rows.append((command, " ".join(name for name, kind in _QUEUE.items() if wanted in (None, kind))))
+    return rows
+
+
 #: The commands that each role runs outside scripts, and the keys of each: names in `Keys`, or patterns of whole keys.
 ALONE: dict[Role, list[tuple[str, str]]] = {
     "producer": [("GETRANGE", "epoch map"), ("HSET", QUEUES_KEY)],
@@ -70,8 +89,10 @@ ALONE: dict[Role, list[tuple[str, str]]] = {
         ("HSET", "minutes"),
         ("DEL SET", "dedup"),
         ("DEL", "watch"),
-        ("GETRANGE HGET HGETALL HLEN HMGET HSCAN LINDEX LRANGE MGET PTTL SRANDMEMBER SSCAN STRLEN", _QUEUE),
-        ("XRANGE XREVRANGE ZCARD ZCOUNT ZRANDMEMBER ZRANGE ZSCAN", _QUEUE),
+        *_reads(
+            "GETRANGE HGET HGETALL HLEN HMGET HSCAN LINDEX LRANGE MGET PTTL SRANDMEMBER SSCAN STRLEN XRANGE XREVRANGE"
+        ),
+        *_reads("ZCARD ZCOUNT ZRANDMEMBER ZRANGE ZSCAN"),
     ],
     "operator": [
         ("INFO SCAN WAIT", ""),
@@ -86,7 +107,7 @@ ALONE: dict[Role, list[tuple[str, str]]] = {
         ("ZREM", "asleep"),
         ("XDEL", "dead"),
         ("RENAMENX", f"{' '.join(TYPES)} aside"),
-        (_READS, _QUEUE),
+        *_reads(_READS),
     ],
     "exporter": [
         ("INFO", ""),

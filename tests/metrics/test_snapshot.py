@@ -87,7 +87,7 @@ def test_dead_letters_are_no_messages_and_a_lost_message_is_missing(url, client,
 
 
 # 200 of many ids are sampled: with a standard deviation of 350 this fails once in ten million runs.
-@pytest.mark.parametrize(("number", "misfire_grace_time"), [(UNACK_SAMPLE, 0), (10_000, 1900)], ids=["few", "many"])
+@pytest.mark.parametrize(("number", "within"), [(UNACK_SAMPLE, 0), (10_000, 1900)], ids=["few", "many"])
 def test_unack_is_split_into_leases_and_backoffs(url, client, look, number, within):
     queue = Queue("q", int, url=url)
     client.zadd(queue.keys.unack, {f"m{at}": 2e9 for at in range(number)})
