@@ -109,7 +109,7 @@ class JsonBodies:
         try:
             self.decode = msgspec.json.Decoder(kind, dec_hook=_into_pydantic).decode
             is_custom = isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
-            why = "it says nothing of its fields" if is_custom else ""
+            why = "its fields are not annotated" if is_custom else ""
         except (TypeError, NameError, ValueError) as error:
             why = str(error)
         if why:
@@ -301,8 +301,8 @@ class Codec(Generic[B]):
             name = type(body).__name__
             if self._class and name == self._class.__name__:
                 name = (
-                    f"a {name} of another definition (a class that was defined again, as in a notebook, wants its queue "
-                    "made again)"
+                    f"a {name} of another definition (after you define a class again, as in a notebook, create its "
+                    "queue again)"
                 )
             raise BodyError(f"body must be {type_name(self.kind)}, not {name}")
         try:

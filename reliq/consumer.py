@@ -124,10 +124,12 @@ class Consumer(Registration):
             other = source if isinstance(source, Consumer) else load_consumer(source)
             if other.lifespan is not None:
                 raise ConfigurationError(
-                    "an included consumer's lifespan is not entered; give it to the one that includes"
+                    "an included consumer cannot have a lifespan; give the lifespan to the consumer that includes it"
                 )
             if other.target is not None and self.target not in (None, other.target):
-                raise ConfigurationError("the consumer and an included one name different Redis servers; name one")
+                raise ConfigurationError(
+                    "the consumer and an included consumer name different Redis servers; use one server"
+                )
             for handler in other.handlers:
                 self._check_is_new(handler)
             self._add(*other.periodic)

@@ -46,7 +46,7 @@ def lazy_names(
 
 
 def missing(who: str, what: str, extra: str) -> str:
-    """Return a message that `who` needs `what`, with the command that installs it."""
+    """Return the message about a missing package `what`, with the command that installs it."""
     return f"{who} needs {what}: {install(extra)} brings it"
 
 

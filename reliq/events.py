@@ -14,34 +14,50 @@ TickOutcome = Literal["published", "paused", "overlap", "missed"]
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Something happened to messages of `queue`."""
+    """
+    The base class of all events.
+
+    Attributes:
+        queue: the queue's name; empty for events of a whole process.
+    """
 
     queue: str
 
 
 class OfMessages(Event, frozen=True, gc=False):
-    """Something happened to the messages of these ids."""
+    """
+    The base class of events about single messages.
+
+    Attributes:
+        ids: the ids of the messages.
+    """
 
     ids: tuple[str, ...]
 
 
 class Published(OfMessages, frozen=True, gc=False):
-    """Messages were accepted."""
+    """Messages were published."""
 
 
 class Unconfirmed(OfMessages, frozen=True, gc=False):
-    """Messages were published, and the confirmations that their `durability` asks for did not come in time."""
+    """
+    Messages were published, but the confirmations required by their `durability` did not come in time.
+
+    Attributes:
+        why: the missing confirmations, as text.
+    """
 
     why: str
 
 
 class PublishEnded(Event, frozen=True, gc=False):
     """
-    A call that publishes messages ended after `seconds`.
+    A call that publishes messages ended.
 
     Attributes:
+        seconds: the duration of the call.
         outcomes: outcome -> number of messages: `published`, `duplicate` or `tombstoned`; for a failed call `refused`,
-            or `unknown` when Redis may have the messages.
+            or `unknown` if Redis may have the messages.
     """
 
     seconds: float
@@ -49,7 +65,12 @@ class PublishEnded(Event, frozen=True, gc=False):
 
 
 class Promoted(Event, frozen=True, gc=False):
-    """Messages came due."""
+    """
+    Scheduled messages are due now.
+
+    Attributes:
+        count: the number of messages.
+    """
 
     count: int
 
@@ -59,7 +80,14 @@ class Claimed(OfMessages, frozen=True, gc=False):
 
 
 class Reclaimed(Event, frozen=True, gc=False):
-    """Leases expired (`overdue`), nacked messages came due again (`again`), or had no retry left (`buried`)."""
+    """
+    Messages are to be delivered again, or have no retries left.
+
+    Attributes:
+        overdue: ids of messages with an expired lease.
+        again: ids of nacked messages that are due again.
+        buried: ids of messages without retries left, which become dead letters.
+    """
 
     overdue: tuple[str, ...]
     again: tuple[str, ...]
@@ -67,15 +95,15 @@ class Reclaimed(Event, frozen=True, gc=False):
 
 
 class Inconsistent(OfMessages, frozen=True, gc=False):
-    """The retry count of these messages was missing or no number, so it was read as 0."""
+    """The retry count of these messages was missing or not a number, so it counts as 0."""
 
 
 class Acked(OfMessages, frozen=True, gc=False):
-    """Messages ended well."""
+    """Messages ended successfully."""
 
 
 class Expired(OfMessages, frozen=True, gc=False):
-    """Messages were gone before their delivery could start: their TTL passed, or they were evicted."""
+    """Messages disappeared before their delivery: their TTL expired, or Redis evicted them."""
 
 
 class Nacked(OfMessages, frozen=True, gc=False):
@@ -88,10 +116,11 @@ class Snoozed(OfMessages, frozen=True, gc=False):
 
 class Throttled(OfMessages, frozen=True, gc=False):
     """
-    Messages were returned because their handler was rate limited, and their keys sleep for `seconds`.
+    A handler raised or returned `RateLimited`, so its messages were returned and their keys sleep.
 
     Attributes:
-        keys: the keys that sleep; an empty text for the whole queue.
+        keys: the keys that sleep; an empty text means the whole queue.
+        seconds: how long they sleep.
     """
 
     keys: tuple[str, ...]
@@ -103,7 +132,12 @@ class Released(OfMessages, frozen=True, gc=False):
 
 
 class LeaseLost(OfMessages, frozen=True, gc=False):
-    """The lease had expired before `verb` (ack, nack, extend, …), so the call changed nothing for these messages."""
+    """
+    The leases of these messages had expired before a call, which changed nothing.
+
+    Attributes:
+        verb: the call: ack, nack, extend, …
+    """
 
     verb: str
 
@@ -121,17 +155,24 @@ class Redriven(OfMessages, frozen=True, gc=False):
 
 
 class Purged(Event, frozen=True, gc=False):
-    """Messages were deleted by an operator."""
+    """
+    An operator deleted messages.
+
+    Attributes:
+        count: the number of messages.
+    """
 
     count: int
 
 
 class Ticked(Event, frozen=True, gc=False):
     """
-    The tick `at`, in unix seconds, of a periodic job is done, or an operator ran the job.
+    A tick of a periodic job is settled, or an operator ran the job.
 
     Attributes:
-        outcome: `published`; `paused` or `overlap` when the tick was skipped; `missed` when no process published it in
+        entry: the name of the periodic job.
+        at: the tick, in unix seconds.
+        outcome: `published`; `paused` or `overlap` if the tick was skipped; `missed` if no process published it in
             time.
         missed: how many ticks were missed, this tick included.
     """
@@ -143,13 +184,25 @@ class Ticked(Event, frozen=True, gc=False):
 
 
 class ScheduleReplaced(Event, frozen=True, gc=False):
-    """A newer process has another schedule for a periodic job, so this process no longer publishes the job."""
+    """
+    A newer process has another schedule for a periodic job, so this process no longer publishes the job.
+
+    Attributes:
+        entry: the name of the periodic job.
+    """
 
     entry: str
 
 
 class Started(Event, frozen=True, gc=False):
-    """A handler starts message `id`, `lag` seconds after its due time by this machine's clock; None when unknown."""
+    """
+    A handler starts a message.
+
+    Attributes:
+        id: the message id.
+        attempt: 1 for the first delivery; None for a bare body.
+        lag: seconds since the due time, by this machine's clock; None if unknown.
+    """
 
     id: str
     attempt: int | None
@@ -158,14 +211,16 @@ class Started(Event, frozen=True, gc=False):
 
 class Handled(Event, frozen=True, gc=False):
     """
-    A handler ended with `outcome` after `seconds`.
+    A handler ended.
 
     Attributes:
+        id: the message id.
         attempt: 1 for the first delivery; None for a bare body.
-        seconds: how long the handler ran; for a batch the share of one message.
-        error: the reason; for an exception its class and text, which may hold a part of the body.
-        raised: class and place of an exception, which never hold a part of the body; empty without an exception.
-        failed: an exception, a timeout, a body that does not decode, or a `Nack` with no retry left.
+        outcome: `ack`, `nack`, `reject`, `snooze`, `rate_limited` or `timeout`.
+        seconds: how long the handler ran; for a batch divided by the number of messages.
+        error: the reason; for an exception its class and text, which may contain parts of the body.
+        raised: class and place of an exception, which never contain parts of the body; empty without an exception.
+        failed: whether it was an exception, a timeout, a body that does not decode, or a `Nack` without retries left.
         trace_id: the trace of the delivery, as in `Job.trace_id`; empty without a trace.
     """
 
@@ -181,11 +236,12 @@ class Handled(Event, frozen=True, gc=False):
 
 class RenewalLate(Event, frozen=True, gc=False):
     """
-    A lease was renewed `seconds` later than planned.
+    A lease was renewed later than planned.
 
     Attributes:
-        cause: `redis` when Redis took most of the time to answer the previous renewal; otherwise `process`: something
-            delayed this process.
+        seconds: the delay.
+        cause: `redis` if most of the delay was the reply to the previous renewal; otherwise `process`, which means that
+            this process was delayed.
     """
 
     seconds: float
@@ -194,9 +250,13 @@ class RenewalLate(Event, frozen=True, gc=False):
 
 class CountersRegressed(Event, frozen=True, gc=False):
     """
-    The queue's count of claims decreased from `before` to `after`, so Redis has other data.
+    The queue's count of claims decreased, so Redis has lost data.
 
-    Redis was flushed, restarted without its data, or a replica that lagged behind was promoted.
+    Redis was flushed or restarted without its data, or a replica without the newest data was promoted.
+
+    Attributes:
+        before: the last known count of claims.
+        after: the count of claims now.
     """
 
     before: int
@@ -205,10 +265,15 @@ class CountersRegressed(Event, frozen=True, gc=False):
 
 class RedisUnavailable(Event, frozen=True, gc=False):
     """
-    A part of the worker could not reach Redis; it tries again.
+    A part of the worker could not reach Redis and retries.
 
-    `queue` is empty when no server answered. It names a queue when a server of the queue is away and others answer.
-    `refusal` is the code of a temporary refusal by Redis, for example READONLY.
+    `queue` is empty if no server answered. If only some servers are unavailable, `queue` names a queue on such a
+    server.
+
+    Attributes:
+        part: the part of the worker.
+        error: the error, as text.
+        refusal: the code of a temporary error reply, for example READONLY; empty without a reply.
     """
 
     part: str
@@ -217,13 +282,24 @@ class RedisUnavailable(Event, frozen=True, gc=False):
 
 
 class RedisRecovered(Event, frozen=True, gc=False):
-    """A part of the worker reached Redis again; `queue` is the same as in its `RedisUnavailable`."""
+    """
+    A part of the worker reached Redis again; `queue` is the same as in its `RedisUnavailable`.
+
+    Attributes:
+        part: the part of the worker.
+    """
 
     part: str
 
 
 class RedisRefused(Event, frozen=True, gc=False):
-    """Redis refused a command of a part of the worker, which tries again; `queue` may be empty."""
+    """
+    Redis refused a command of a part of the worker, which retries; `queue` may be empty.
+
+    Attributes:
+        part: the part of the worker.
+        error: the error, as text.
+    """
 
     part: str
     error: str
@@ -231,9 +307,13 @@ class RedisRefused(Event, frozen=True, gc=False):
 
 class OutboxSeen(Event, frozen=True, gc=False):
     """
-    A relay counted the waiting rows, up to 100,000, and read the age of the oldest. `queue` is empty.
+    A relay counted the waiting rows of its outbox. `queue` is empty.
 
-    While the database fails, the relay repeats the last count, and the seconds grow.
+    While the database is unavailable, the relay repeats the last count, and the age increases.
+
+    Attributes:
+        waiting: the number of waiting rows, counted up to 100,000.
+        oldest_seconds: the age of the oldest row, in seconds.
     """
 
     waiting: int
@@ -241,7 +321,12 @@ class OutboxSeen(Event, frozen=True, gc=False):
 
 
 class DatabaseUnavailable(Event, frozen=True, gc=False):
-    """The database of a relay was away or refused a statement; the relay tries again. `queue` is empty."""
+    """
+    The database of a relay was unavailable or refused a statement; the relay retries. `queue` is empty.
+
+    Attributes:
+        error: the error, as text.
+    """
 
     error: str
 
@@ -251,20 +336,37 @@ class DatabaseRecovered(Event, frozen=True, gc=False):
 
 
 class WorkerReady(Event, frozen=True, gc=False):
-    """This process starts to work on `queues`. `queue` is empty."""
+    """
+    This worker process starts claiming. `queue` is empty.
+
+    Attributes:
+        queues: the names of its queues.
+    """
 
     queues: tuple[str, ...]
 
 
 class WorkerStopping(Event, frozen=True, gc=False):
-    """This process stops; `running` handlers have `grace` seconds left. Repeated every 5 s. `queue` is empty."""
+    """
+    This worker process is stopping; repeated every 5 s. `queue` is empty.
+
+    Attributes:
+        running: how many handlers are running.
+        grace: seconds left for them.
+    """
 
     running: int
     grace: float
 
 
 class ProcessEnded(Event, frozen=True, gc=False):
-    """A worker process ended; `reason` is why it is replaced, empty when it is not. `queue` is empty."""
+    """
+    A worker process ended. `queue` is empty.
+
+    Attributes:
+        pid: its process id.
+        reason: why it is replaced; empty if it is not replaced.
+    """
 
     pid: int
     reason: str

@@ -229,7 +229,7 @@ class Keys:
             raise ConfigurationError(f"a shard is a number from 0 to {SHARDS_LIMIT - 1}, not {shard!r}")
         if shard and layout.bare:
             raise ConfigurationError(
-                f"a queue in the layout {layout} has one shard: the Go original knows of no others"
+                f"a queue in the layout {layout} has one shard: the Go original does not support more"
             )
         self.name = name
         self.layout = layout

@@ -580,8 +580,8 @@ class Router:
         if self._looks > LOOKS:
             name = self._shards.first.name
             raise RedisRefusedError(
-                f"a shard of queue {name!r} knows a later map of the shards than {self._shards.first.map!r} is, of epoch "
-                f"{self._map.epoch}: a failover may have lost that write; have an operator write it again: "
+                f"a shard of queue {name!r} has a later shard map than {self._shards.first.map!r}, which has epoch "
+                f"{self._map.epoch}: a failover may have lost the later map; restore it with: "
                 + shell_command("check", name, options=["--repair"])
             )
         if self._map.n == 1 < self._shards.map.n:  # the ids were generated before the map was read

@@ -414,7 +414,7 @@ def reclaim(
     Move up to `limit` messages with an expired deadline to retry, or to garbage if no retries are left.
 
     Messages with a key return to the heads of their key queues. With `spare_leases` it takes only nacked and cancelled
-    messages: a worker may be about to renew the others.
+    messages, because a worker may be about to renew the leases of the others.
     """
     args = (limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS)
 

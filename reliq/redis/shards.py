@@ -143,7 +143,7 @@ class ShardMap:
         """
         if layout.bare and number != 1:
             raise ConfigurationError(
-                f"a queue in the layout {layout} has one shard: the Go original knows of no others"
+                f"a queue in the layout {layout} has one shard: the Go original does not support more"
             )
         if type(number) is not int or not 1 <= number <= SHARDS_LIMIT or number & (number - 1):
             raise ConfigurationError(
@@ -216,8 +216,8 @@ def believed(name: str, known: ShardMap, found: ShardMap, told: Sequence[object]
     map = known.or_later(told).unless(found)
     if map.is_lost and not known.is_lost:
         logger.warning(
-            "queue %r: Redis has lost the map of its shards (Redis has epoch %d, the latest is %d); this process goes on "
-            "with %s. Write the map again: reliq check %s --repair",
+            "queue %r: Redis has lost the map of its shards (Redis has epoch %d, the latest is %d); this process "
+            "continues with %s. Restore the map: reliq check %s --repair",
             *(name, found.epoch, map.epoch, pluralize(map.served, "shard"), name),
         )
     return map

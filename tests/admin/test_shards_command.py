@@ -123,7 +123,7 @@ def test_shard_with_a_newer_map_refuses_publishes_until_a_repair(admin, resize, 
     queue.connection().maps.clear()
     id = next(id for id in ids() if home(id, 8) == 5)
 
-    with pytest.raises(PublishFailed, match="have an operator write it again: reliq check q --repair"):
+    with pytest.raises(PublishFailed, match="restore it with: reliq check q --repair"):
         Queue("q", url=url).publish({}, id=id)
     assert admin.check("q", repair=True).is_sound
 
@@ -265,9 +265,9 @@ def test_concurrent_resize_is_not_overwritten(admin, queue, client, monkeypatch)
 
 def test_queue_of_go_and_queue_with_keys_keep_their_one_shard(url, admin, queue, command, client):
     Queue("q", url=url, layout=Layout.hdt3213()).publish({})
-    with pytest.raises(ConfigurationError, match="the Go original knows of no others"):
+    with pytest.raises(ConfigurationError, match="the Go original does not support more"):
         Admin(url, layout=Layout.hdt3213()).resize("q", 8)
-    with pytest.raises(ConfigurationError, match="the Go original knows of no others"):
+    with pytest.raises(ConfigurationError, match="the Go original does not support more"):
         Queue("q", url=url, layout=Layout.hdt3213(), shards=8)
 
     queue.publish({}, key="tenant-7")

@@ -286,7 +286,9 @@ def test_corrupt_map_is_reported_by_its_redis_key(url, call, client):
 def test_publish_to_a_shard_with_a_later_map_than_redis_is_refused(queue, call, sharded, client, commands):
     client.set(Keys("q", shard=7).epoch, "2 8 8")
 
-    with pytest.raises(PublishFailed, match=r"knows a later map .*of epoch 1: .*reliq check q --repair") as failed:
+    with pytest.raises(
+        PublishFailed, match=r"has a later shard map than .*has epoch 1: .*reliq check q --repair"
+    ) as failed:
         call(queue, "publish", {}, id=an_id_of(7))
 
     assert failed.value.outcome == "refused"
@@ -305,7 +307,7 @@ def test_process_keeps_its_map_when_redis_has_lost_it(queue, call, remap, length
     assert queue.known_shards.map == ShardMap(3, 8, 8, "lost")
     assert lengths() == [2] * 8
     [warning] = caplog.messages
-    assert "Write the map again: reliq check q --repair" in warning
+    assert "Restore the map: reliq check q --repair" in warning
 
 
 def test_objects_of_a_queue_share_a_read_of_the_map(url, sharded, commands):

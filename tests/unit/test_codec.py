@@ -293,7 +293,7 @@ def test_body_of_a_redefined_class_is_refused_with_advice():
     again = dataclass(type("Address", (), {"__annotations__": {"street": str}}))
 
     with pytest.raises(
-        BodyError, match="^body must be Address, not a Address of another definition .*its queue made again"
+        BodyError, match="^body must be Address, not a Address of another definition .*create its queue again"
     ):
         Codec(Address).encode(again("here"))
     with pytest.raises(BodyError, match="^body must be Address, not str$"):
