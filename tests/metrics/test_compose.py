@@ -116,7 +116,7 @@ def test_files_sent_to_the_builder_are_those_of_the_wheel(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     inside = {name for name in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist() if name.startswith("reliq/")}
 
-    kinds = {".py", ".lua", ".typed", ".html", ".css", ".js", ".svg"}
+    kinds = {".py", ".lua", ".typed", ".html", ".css", ".js", ".svg", ".toml", ".yaml"}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "reliq").rglob("*") if path.suffix in kinds}
     assert inside == sources
     assert [name for name in ("reliq/__pycache__/a.pyc", ".git/HEAD", "secrets.env") if dockerfile.is_sent(name)] == []
