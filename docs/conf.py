@@ -56,7 +56,7 @@ _NAVIGATION = {
         "production/scaling production/cluster production/troubleshooting ../grafana/RUNBOOK production/*"
     ),
     "Recipes": "recipes/idempotency recipes/*",
-    "Migrating": "migrating/index migrating/celery migrating/rq migrating/dramatiq migrating/arq migrating/go migrating/*",
+    "Migrating": "migrating/index migrating/celery migrating/rq migrating/dramatiq migrating/arq migrating/go",
     "How it works": "internals/guarantees internals/leases internals/model internals/account ../benchmarks/README internals/*",
     "Reference": "reference/api reference/api-more reference/api-admin reference/api-testing reference/cli reference/* ../CHANGELOG",
 }

@@ -10,9 +10,9 @@ EXAMPLE = ROOT / "docs" / "guides/publishing.md"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 
 #: Pages whose programs need more than a folder `shop`; test_migrating.py, test_howto.py and test_tutorial.py run them.
-OF_THEIR_OWN = {f"migrating/{name}.md" for name in ("arq", "celery", "dramatiq", "hdt3213", "rq")} | {"tutorial.md"}
+OF_THEIR_OWN = {f"migrating/{name}.md" for name in ("arq", "celery", "dramatiq", "rq")} | {"tutorial.md"}
 OF_THEIR_OWN |= {
-    *(f"integrations/{name}.md" for name in ("asyncio", "django", "fastapi", "flask", "jupyter", "starlette")),
+    *(f"integrations/{name}.md" for name in ("asyncio", "django", "fastapi", "flask", "jupyter")),
     "production/schema-changes.md",
     "reference/types.md",
 }

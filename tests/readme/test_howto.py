@@ -44,7 +44,7 @@ def follow(line, server):
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"integrations/{name}.md" for name in ("fastapi", "starlette", "flask", "asyncio")),
+        *(f"integrations/{name}.md" for name in ("fastapi", "flask", "asyncio")),
         "production/schema-changes.md",
         "reference/types.md",
     ],
@@ -64,7 +64,7 @@ def test_programs_and_tests_of_a_page_run_as_written(name, written, kit_url, cap
 @pytest.mark.parametrize(
     ("name", "application", "method", "path", "body"),
     [
-        ("starlette", "shop.web:app", "POST", "/orders", {"number": 1}),
+        ("fastapi", "shop.app:app", "POST", "/orders", {"number": 1}),
         ("flask", "shop.web:create_app", "PUT", f"/invitations/{uuid4()}", {"friend": "x"}),
     ],
     ids=["starlette", "flask"],
@@ -88,15 +88,15 @@ def request(application, method, path, body):
 
 
 def test_starlette_application_may_run_handlers_too(written, url, monkeypatch):
-    written("integrations/starlette.md")
+    written("integrations/fastapi.md")
     monkeypatch.setenv("SHOP_WORKS", "1")
-    orders = Queue("orders", url=url)
-    with TestClient(attribute("shop.web:app")) as client:
+    closing = Queue("closing", url=url)
+    with TestClient(attribute("shop.app:app")) as client:
         client.post("/orders", json={"number": 7})
-        orders.reschedule("order-7", delay=0)
-        eventually(lambda: attribute("shop.jobs:closed") == [7], "the handler runs in the server's process")
+        closing.reschedule("order-7", delay=0)
+        eventually(lambda: attribute("shop.closing:closed") == [7], "the handler runs in the server's process")
 
-    assert orders.counts().totals["acked"] == 1
+    assert closing.counts().totals["acked"] == 1
 
 
 def test_service_beside_other_coroutines_ends_at_a_signal(written, url, tmp_path):

@@ -12,16 +12,15 @@ from pages import ROOT, blocks, commands, programs
 from written import imported_from, parse
 
 from benchmarks.catalogue import PEERS
-from reliq import Layout, Queue
+from reliq import Queue
 from reliq.testing import isolated
 
-#: Page -> the result of the messages that its programs publish: queue, layout, ends.
+#: Page -> the result of the messages that its programs publish: queue, ends.
 ENDS = {
-    "celery": ("receipts", Layout.RELIQ, {"acked": 1, "dead": 1}),
-    "rq": ("pages", Layout.RELIQ, {"acked": 2, "dead": 1}),
-    "dramatiq": ("pages", Layout.RELIQ, {"acked": 1, "dead": 1}),
-    "arq": ("greetings", Layout.RELIQ, {"acked": 2, "dead": 0}),
-    "hdt3213": ("order:deadlines", Layout.hdt3213(), {"acked": 1, "dead": 1}),
+    "celery": ("receipts", {"acked": 1, "dead": 1}),
+    "rq": ("pages", {"acked": 2, "dead": 1}),
+    "dramatiq": ("pages", {"acked": 1, "dead": 1}),
+    "arq": ("greetings", {"acked": 2, "dead": 0}),
 }
 PAGES = {name: ROOT / "docs" / "migrating" / f"{name}.md" for name in ENDS}
 
@@ -47,8 +46,8 @@ def test_programs_of_a_migration_page_run_as_written(name, page_of, url):
                     reliq.drain(getattr(importlib.import_module(module), attribute), scheduled=True, fail_fast=False)
                 case _:
                     said += make(line)
-        queue, layout, ends = ENDS[name]
-        totals = Queue(queue, url=url, layout=layout).counts().totals
+        queue, ends = ENDS[name]
+        totals = Queue(queue, url=url).counts().totals
 
     assert {end: totals.get(end, 0) for end in ends} == ends
     assert totals.get("dead", 0) == len(re.findall(r" (?:failed|rejected)\b", said))
@@ -80,7 +79,6 @@ def test_pages_name_the_versions_of_other_queues_that_the_benchmarks_have():
     checked = {
         name: re.search(rf"Checked against {name} (\d+\.\d+)\b", page.read_text("utf-8"), re.IGNORECASE)
         for name, page in PAGES.items()
-        if name != "hdt3213"
     }
 
     assert {name.lower(): version for name, version in compared.items() if name.lower() in versions} == {
