@@ -1,1 +1,1 @@
-"""The handlers of a consumer: what each is registered with, and the job that it is given."""
+"""Handlers: how a consumer registers them, the job that they get, and how their answers settle messages."""

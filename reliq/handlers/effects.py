@@ -1,4 +1,4 @@
-"""The inbox and follow-ups: a handler commits and publishes once, however often its message is delivered."""
+"""The inbox and follow-up messages: a handler commits and publishes once, even if its message is redelivered."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 B = TypeVar("B")
 
-#: The id of a follow-up stays taken for a day after its end: a job that is delivered again until then publishes nothing.
+#: How long the id of a finished follow-up stays taken: a redelivered job does not publish it again in this time.
 FOLLOW_UP_SECONDS = DAY_SECONDS
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 class AwaitedBool:
-    """A bool once it is awaited. Without `await`, `if job.aonce(session)` raises; a coroutine would count as True."""
+    """Awaitable bool. Using it without `await` raises TypeError, where a plain coroutine would count as True."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, bool]) -> None:
         self._coroutine = coroutine
@@ -42,47 +42,48 @@ class AwaitedBool:
 
 
 class Effects:
-    """The part of a job that has its effects happen once. The classes that inherit it say which message it is."""
+    """Base class of `Job` and `ReceivedJob`: `once` and `publish`, which take effect once for each message."""
 
     __slots__ = ("_published",)
 
     id: str
     queue: str
-    #: How many follow-ups without a name it has published.
+    #: The number of unnamed follow-ups published so far.
     _published: int
 
     @property
     def publication_id(self) -> int:
-        """Tells this message from another one of its id: the ms of its publish, unless that said another number."""
+        """Unix milliseconds of the publish, or the number given to it; distinguishes messages that reuse an id."""
         return self._first[2]
 
     @property
     def _first(self) -> tuple[str, str, int]:
-        """Queue, id and publication_id of the first publication: a move or a redrive to another queue keeps them."""
+        """Queue, id and publication_id of the first publish; moves and redrives to another queue keep them."""
         raise NotImplementedError
 
     @property
     def _inbox_keep_ms(self) -> int:
-        """For how long the message may be delivered again."""
+        """How long the message may be redelivered, in ms."""
         raise NotImplementedError
 
     def once(self, tx: Transaction, *, keep: Duration | None = None, prefix: str = OUTBOX_PREFIX) -> bool:
         """
-        Return whether the effects of this message are still to be made: False once they are committed.
+        Return True on the first call for this message, and False once its transaction has committed.
 
-        It writes a row to the inbox in the transaction `tx`, which must be the transaction of the effects. Of two deliveries at the
-        same time one waits here for the end of the other. In SQLite it must be the first statement of a transaction, or
-        come after BEGIN IMMEDIATE.
+        Call it first in the transaction that writes your effects, and return at once when it is False. It writes a row
+        to the inbox table in the same transaction, so effects and row are committed together. If two deliveries run at
+        the same time, the second call waits until the first transaction ends. In SQLite, make it the first statement of
+        the transaction, or run BEGIN IMMEDIATE before.
 
         Args:
-            tx: as in `Queue.publish_in`.
-            keep: seconds or timedelta for which the row stays after each call; None: as long as the message, its dead
-                letter and what is redriven of it may live, by the settings of queue and handler. Give more for what is
-                published with a longer `ttl`.
-            prefix: what the names of the tables begin with; `schema.prefix` names a schema too.
+            tx: your open transaction or session, as in `Queue.publish_in`.
+            keep: how long to keep the row after each call, in seconds or as a timedelta. Default: the longest time that
+                the message, its dead letter and a redrive of it can live by the settings of queue and handler. Give
+                more if you publish with a longer `ttl`.
+            prefix: the prefix of the table names ("reliq_"); `schema.prefix` names a schema too.
 
         Raises:
-            ConfigurationError: `tx` is no transaction or would commit the row by itself, or the table is not there.
+            ConfigurationError: `tx` is not a transaction, is in autocommit mode, or the table does not exist.
 
         Example:
             with Session(engine) as session, session.begin():
@@ -96,11 +97,11 @@ class Effects:
         note = once_statement(*self._first, self._keep_ms(keep), prefix)
         if write(tx, note) == 1:
             return True
-        write(tx, replace(note, kind="prolong"))  # it may die after this delivery, and be redriven again
+        write(tx, replace(note, kind="prolong"))  # the message may still become a dead letter and be redriven
         return False
 
     def aonce(self, tx: AsyncTransaction, *, keep: Duration | None = None, prefix: str = OUTBOX_PREFIX) -> AwaitedBool:
-        """As `once`, in async code."""
+        """Async version of `once`; write `if not await job.aonce(session)`."""
         return AwaitedBool(self._aonce(tx, keep, prefix))
 
     async def _aonce(self, tx: AsyncTransaction, keep: Duration | None, prefix: str) -> bool:
@@ -123,21 +124,26 @@ class Effects:
         **options: Unpack[FollowUpOptions],
     ) -> Receipt:
         """
-        Publish the next step of this job: once, however often the job is delivered.
+        Publish a follow-up message of this job once, even if the job is redelivered.
 
-        Its id is made of this message's, and is the same in each delivery. It is a `duplicate`, and the receipt false,
-        when an earlier delivery has published it.
+        Its id is derived from this message's id, so it is the same in each delivery. If an earlier delivery has already
+        published it, the receipt is false and its status is `duplicate`.
 
         Args:
-            queue: where to publish it.
-            body: of the queue's type.
-            name: distinguishes it from other follow-ups of this job; empty: it is the first, second, … that the handler
-                publishes, so that it must publish them in the same order each time.
-            options: as `Queue.publish` has them, without `id`; `dedup` is a day unless given.
+            queue: the `Queue` to publish to.
+            body: the body, of the queue's type.
+            name: a name that distinguishes this follow-up from others of the job, 1 to 64 of A-Z a-z 0-9 _ . : -.
+                Without a name, follow-ups are numbered 1, 2, …: publish them in the same order in each delivery.
+            durability: how many replicas must confirm the publish, as in `Queue.publish`.
+            options: options of `Queue.publish`, without `id`; `dedup` is one day by default.
+
+        Returns:
+            The receipt, as of `Queue.publish`.
 
         Raises:
             ConfigurationError: an option is not allowed.
-            BodyError, PublishFailed: as `Queue.publish`.
+            BodyError: the body cannot be encoded.
+            PublishFailed: Redis did not confirm the publish.
 
         Example: `job.publish(MAILS, Mail(body.order), name="receipt")`
         """
@@ -152,7 +158,7 @@ class Effects:
         durability: Durability | None = None,
         **options: Unpack[FollowUpOptions],
     ) -> Receipt:
-        """As `publish`, in async code."""
+        """Async version of `publish`."""
         return await queue.apublish(body, durability=durability, **self._follow_up(queue, name, options))
 
     def _keep_ms(self, keep: Duration | None) -> int:
@@ -161,7 +167,10 @@ class Effects:
     def _follow_up(self, queue: Queue[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a follow-up: its id and publication_id are the same in each delivery."""
         if "id" in options or "publication_id" in options:
-            raise ConfigurationError("a follow-up has an id that is made of its job's; give name to tell several apart")
+            raise ConfigurationError(
+                "job.publish derives the id from its job; leave id and publication_id out, and give name= to distinguish "
+                "follow-ups"
+            )
         if name and _NAME.fullmatch(name) is None:
             raise ConfigurationError(f"name must be 1 to 64 of A-Z a-z 0-9 _ . : - , not {str(name)[:40]!r}")
         if not name:
@@ -176,10 +185,10 @@ class Effects:
 @lru_cache(maxsize=1000)
 def inbox_keep_ms(queue: QueueSettings, handler: HandlerSettings) -> int:
     """
-    Return for how long after its first delivery a message may be delivered again, in ms.
+    Return how long after its first delivery a message may be redelivered, in ms.
 
-    It lives for its `ttl` and its backoffs, lies as a dead letter for `dead_letter_ttl`, and lives once more when it is
-    redriven on its last day. A backoff may be twice as long as one that is drawn: half of it and more is chance.
+    This is `ttl` plus all backoffs, then `dead_letter_ttl` as a dead letter, then the first time again after a redrive.
+    Backoffs count twice, because they are random and this function draws only a sample.
     """
     backoffs = sum(seconds_after(handler.backoff, attempt) for attempt in range(1, queue.retries + 1))
     life = seconds("ttl", queue.ttl) + 2 * backoffs

@@ -1,7 +1,7 @@
 """
-`Job`, the message as its handler sees it; `Handler`, a registered function; and the checks of registered functions.
+`Job`, one delivery of a message; `Handler`, a registered function; and the checks of registered functions.
 
-A function's signature is checked when it is registered, so that no message meets a wrong handler.
+The signature is checked when the function is registered, so that mistakes show at import time.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _MOST_PARAMETERS = 2
 
 class Job(Effects, Generic[B]):
     """
-    One delivery, as its handler sees it.
+    One delivery of a message, passed to the handler as its second argument.
 
     Attributes:
-        id: the message's id.
-        queue: the queue's name.
-        body: the decoded body.
-        state: what the consumer's `lifespan` yielded, None without one. A type checker takes it for anything: annotate what
-            you take from it, as in `gateway: Gateway = job.state`.
+        id: the message id.
+        queue: the name of the queue.
+        body: the decoded body, of the queue's type.
+        state: the value that the consumer's `lifespan` yielded, None without a lifespan. Its type is Any; annotate the
+            variable for your type checker: `gateway: Gateway = job.state`.
 
     Example:
         for page in pages:
-            job.raise_if_stopped()  # ends here when the worker stops, or the message was cancelled or lost
+            job.raise_if_stopped()  # raises JobInterrupted if the worker stops, or the message was cancelled or lost
             fetch(page)
     """
 
@@ -66,15 +66,15 @@ class Job(Effects, Generic[B]):
 
     @property
     def attempt(self) -> int | None:
-        """The number of this delivery, 1 for the first; None for a bare body."""
+        """The number of this delivery, 1 for the first; None for a body without reliq's envelope."""
         return self._held.delivery.attempt
 
     @property
     def token(self) -> int:
         """
-        A number above the token of every earlier delivery of this message, for stores that refuse late writes.
+        The fencing token: larger in each later delivery of the message, so that a store can refuse late writes.
 
-        In an ordered queue it is also above the token of every earlier message of its key.
+        In an ordered queue it also is larger than the tokens of all earlier messages with the same key.
 
         Example: `UPDATE stock SET left = :left, token = :token WHERE item = :item AND token < :token`
         """
@@ -82,7 +82,7 @@ class Job(Effects, Generic[B]):
 
     @property
     def key(self) -> str | None:
-        """The key of the message; None without one."""
+        """The message key; None without a key."""
         return self._held.delivery.header.key
 
     @property
@@ -91,18 +91,18 @@ class Job(Effects, Generic[B]):
 
     @property
     def retries_left(self) -> int:
-        """How many deliveries may follow this one."""
+        """The number of retries left after this delivery."""
         return self._held.delivery.claimed.left
 
     @property
     def due(self) -> float | None:
-        """When this delivery was due, in unix seconds by Redis' clock; None for a bare body."""
+        """When this delivery was due, in Unix seconds of the Redis clock; None for a body without reliq's envelope."""
         due = self._held.delivery.header.due
         return None if due is None else due / 1000
 
     @property
     def enqueued(self) -> float | None:
-        """When the message was published, in unix seconds by its publisher's clock; None for a bare body."""
+        """When the message was published, in Unix seconds of the publisher's clock; None without reliq's envelope."""
         header = self._held.delivery.header
         if header.due is None:
             return None
@@ -111,12 +111,12 @@ class Job(Effects, Generic[B]):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers given at the publish."""
+        """The headers given to `publish`, a read-only mapping of str to str."""
         return self._held.delivery.header.headers
 
     @property
     def trace_id(self) -> str:
-        """The trace that this delivery is a part of, 32 hexadecimal digits; empty where `reliq.tracing` records none."""
+        """The OpenTelemetry trace id of this delivery, 32 hexadecimal digits; empty without `reliq.tracing`."""
         return self._held.trace_id
 
     @trace_id.setter
@@ -125,17 +125,17 @@ class Job(Effects, Generic[B]):
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is stopping: put off what can be put off."""
+        """Whether the worker is shutting down; finish or postpone the rest of the work."""
         return self._stopping.is_set()
 
     @property
     def cancelled(self) -> bool:
-        """Whether the message was cancelled while it ran; known at the next renewal of its lease."""
+        """Whether the message was cancelled while it ran; updated when the lease is renewed."""
         return self._held.cancelled
 
     @property
     def lease_lost(self) -> bool:
-        """Whether the lease ran out, so that another worker may have the message."""
+        """Whether the lease expired, so that another worker may run the message."""
         return self._held.lost or time.monotonic() >= self._held.lease_until
 
     @property
@@ -144,30 +144,43 @@ class Job(Effects, Generic[B]):
         return inbox_keep_ms(handler.queue.settings, handler.settings)
 
     def raise_if_stopped(self) -> None:
-        """Raise JobInterrupted when the worker is stopping or the message was cancelled or lost."""
+        """
+        Raise `JobInterrupted` if the worker is shutting down, or the message was cancelled or lost. Call it in long
+        loops.
+
+        Let the exception leave the handler: the message is then returned to the queue without using a retry.
+
+        Raises:
+            JobInterrupted: with the job and the cause in its text.
+        """
         for name in ("cancelled", "lease_lost", "stopping"):
             if getattr(self, name):
                 raise JobInterrupted(f"job {self.id} of queue {self.queue!r}: {name}")
 
     def extend_timeout(self, by: Duration) -> None:
-        """Give the handler `by` seconds more than it would have had; a batch has one timeout for all its jobs."""
+        """
+        Extend the timeout of this call; all jobs of a batch share one timeout.
+
+        Args:
+            by: the additional time, in seconds or as a timedelta.
+        """
         if self._call.timeout_at is not None:
             self._call.timeout_at += seconds("by", by)
 
 
 class Handler:
     """
-    The function for the messages of one queue, checked, and how it is called.
+    A registered function with its queue and settings.
 
     Attributes:
-        takes_job: whether the function wants the `Job` besides the body.
+        takes_job: whether the function has a second parameter, the `Job`.
         is_async: whether it is a coroutine function.
-        is_batch: whether it takes a list of bodies, and of jobs.
-        batch: how many messages it takes at most.
-        codec: of the queue, or of the function's annotation when the queue has no type of its own.
+        is_batch: whether it takes a list of bodies, and a list of jobs.
+        batch: the most messages in one call.
+        codec: the queue's codec; for an untyped queue, the codec of the annotated type.
 
     Raises:
-        ConfigurationError: the function takes other parameters than a body and an optional job.
+        ConfigurationError: the parameters are not a body and an optional job.
     """
 
     def __init__(self, queue: Queue[Any] | str, function: Callable[..., Any], settings: HandlerSettings) -> None:
@@ -187,7 +200,7 @@ class Handler:
         try:
             hints = get_type_hints(function)
         except (NameError, TypeError):
-            hints = {}  # a name that only a type checker sees, or no plain function: the queue's type decides
+            hints = {}  # a name imported only under TYPE_CHECKING, or not a plain function: use the queue's type
         first = positional[0].name
         annotated = hints.get(first)
         is_job_list = self.is_batch and bool(get_args(annotated)) and _is_job(annotated, is_batch=True)
@@ -217,16 +230,16 @@ class Handler:
             self._check_keys(where)
         is_untyped = self.queue.codec.kind is dict and annotated not in (None, Any)
         self.codec = Codec[Any](annotated) if is_untyped else self.queue.codec
-        called = getattr(function, "__call__", None)  # noqa: B004  an object whose method is a coroutine function
+        called = getattr(function, "__call__", None)  # noqa: B004  its `__call__` may be a coroutine function
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
     @property
     def name(self) -> str:
-        """The function's place, for a table or a log."""
+        """Module and name of the function, for tables and logs."""
         return f"{self.function.__module__}.{function_name(self.function)}"
 
     def _check_keys(self, where: str) -> None:
-        """Raise ConfigurationError when the queue never has a batch's number of messages with one key."""
+        """Raise ConfigurationError if the queue cannot have `batch` messages with the same key at once."""
         queue = self.queue
         if queue.layout.bare or (queue.known_shards.wanted or 1) > 1:
             layout = f"in the layout {queue.layout}" if queue.layout.bare else "of several shards"
@@ -240,12 +253,12 @@ class Handler:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return a function as an error names it."""
+    """Return the name of a function for error messages."""
     return getattr(function, "__qualname__", type(function).__name__)
 
 
 def check_manager(what: str, function: Callable[..., Any], *wanted: str) -> None:
-    """Raise ConfigurationError when `function` cannot be called with `wanted`, or certainly returns no context manager."""
+    """Raise ConfigurationError if `function` does not take `wanted` or cannot return a context manager."""
     enters = hasattr(function, "__enter__") or hasattr(function, "__aenter__")
     if enters and not isinstance(function, type):
         raise ConfigurationError(f"{what} must be the function, not what it returned: name it without ()")
@@ -261,7 +274,7 @@ def check_manager(what: str, function: Callable[..., Any], *wanted: str) -> None
 
 
 def check_takes(where: str, function: Callable[..., Any], *wanted: str) -> None:
-    """Raise ConfigurationError when `function` cannot be called with as many positional arguments as `wanted`."""
+    """Raise ConfigurationError if `function` cannot take the positional arguments `wanted`."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -273,7 +286,7 @@ def check_takes(where: str, function: Callable[..., Any], *wanted: str) -> None:
 
 
 def _positional(where: str, function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters for body and job; raise ConfigurationError for a function that has others, or yields."""
+    """Return the parameters for body and job; raise ConfigurationError for other signatures and generators."""
     if not callable(function):
         raise ConfigurationError(f"{where} must be a function, not a {type(function).__name__}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -287,7 +300,7 @@ def _positional(where: str, function: Callable[..., Any]) -> list[inspect.Parame
     needed = [p for p in positional if p.default is p.empty]
     if not positional or len(needed) > _MOST_PARAMETERS or required_elsewhere:
         takes = ", ".join(p.name for p in parameters) or "nothing"
-        raise ConfigurationError(f"{where} must take a body and, if it likes, a job; it takes {takes}")
+        raise ConfigurationError(f"{where} must take a body and optionally a job; it takes {takes}")
     return positional
 
 
@@ -298,6 +311,6 @@ def _is_job(hint: Any, is_batch: bool) -> bool:
 
 
 def _is_list(hint: Any) -> bool:
-    """Return whether a list is an instance of `hint`, such as `list[int]` or `Sequence[int]`."""
+    """Return whether `hint` accepts a list, such as `list[int]` or `Sequence[int]`."""
     kind = get_origin(hint) or hint
     return isinstance(kind, type) and issubclass(list, kind)

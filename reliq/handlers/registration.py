@@ -1,8 +1,8 @@
 """
-What a consumer registers: handlers by queue, middleware, error hooks, and periodic entries by `cron` and `every`.
+Register handlers, middleware, error hooks and periodic jobs (`cron`, `every`) of a consumer.
 
-A periodic entry publishes a message for each tick of its schedule. Every process plans the same ticks, and Redis settles
-each tick once.
+A periodic job publishes a message at each tick of its schedule. Every process plans the same ticks, and Redis publishes
+each tick only once.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
 CatchUp = Literal["skip", "latest", "all"]
 Overlap = Literal["allow", "skip"]
 
-#: The header of a tick's message: the tick in ISO 8601.
+#: The header of a periodic message that contains its tick in ISO 8601.
 TICK_HEADER = "reliq-tick"
-#: A tick that comes no later than so many seconds is on time, not made up for.
+#: A tick published at most this many seconds late counts as on time, not as a misfire.
 ON_TIME_SECONDS = 60.0
-#: One step looks at this many ticks of an entry; after a long absence it takes several.
+#: The most ticks of a periodic job in one planning step.
 STEP_TICKS = 100
 
-#: Stands for a body that a decorated function makes.
+#: Placeholder: the decorated function returns the body.
 _FROM_FUNCTION = object()
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 class Options(TypedDict, total=False):
-    """The options of `Consumer.handler`; `HandlerSettings` has the defaults."""
+    """Options of `Consumer.handler`; the defaults are in `HandlerSettings`."""
 
     lease: Duration
     timeout: Duration | None
@@ -68,14 +68,14 @@ class Options(TypedDict, total=False):
 
 
 class BatchOptions(Options, total=False):
-    """The options of `Consumer.handler` with `batch`."""
+    """Options of `Consumer.handler` with `batch`."""
 
     linger: Duration | None
     batch_by_key: bool
 
 
 class Register(Protocol[B]):
-    """The decorator that `Consumer.handler(queue)` returns; it leaves the function as it is."""
+    """The decorator that `Consumer.handler(queue)` returns; it returns the function unchanged."""
 
     @overload
     def __call__(self, function: Callable[[B], R], /) -> Callable[[B], R]: ...
@@ -93,7 +93,7 @@ class RegisterBatch(Protocol[B]):
 
 
 class PeriodicOptions(TypedDict, total=False):
-    """The options that `cron` and `every` share; `Periodic` has the defaults."""
+    """Options of both `cron` and `every`; the defaults are in `Periodic`."""
 
     jitter: Duration
     catch_up: CatchUp
@@ -102,7 +102,7 @@ class PeriodicOptions(TypedDict, total=False):
 
 
 class CronOptions(PeriodicOptions, total=False):
-    """The options of `cron`."""
+    """Options of `cron`."""
 
     tz: str
 
@@ -112,14 +112,22 @@ _EVERY_KEYWORDS = frozenset({"queue", "body", "name", *PeriodicOptions.__annotat
 
 
 class Makes(Protocol[B]):
-    """The decorator that `cron` and `every` return without a body; it leaves the function as it is."""
+    """The decorator that `cron` and `every` return without `body`; it returns the function unchanged."""
 
     def __call__(self, function: Callable[[datetime], B], /) -> Callable[[datetime], B]:
-        """Register the function that makes the body."""
+        """Register the function that returns the body."""
 
 
 class Planned(NamedTuple):
-    """A tick to settle, in unix seconds: up to which tick all is done, how many are missed, whether it is published."""
+    """
+    A tick to publish or to skip.
+
+    Attributes:
+        at: the tick, in Unix seconds.
+        since: the last tick that was handled before, in Unix seconds.
+        missed: the number of ticks skipped between them; includes this tick if it is not published.
+        is_published: whether the tick publishes a message.
+    """
 
     at: int
     since: int
@@ -130,14 +138,17 @@ class Planned(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Periodic:
     """
-    One periodic entry.
+    A periodic job.
 
     Attributes:
-        body: what its messages carry, or a function that makes it from the tick, an aware datetime.
-        jitter: each message is due up to so many seconds after its tick; the same for a tick in every process.
-        catch_up: which ticks are made up for that passed while no process was there: none, the last, or all.
-        misfire_grace_time: seconds after which a tick is not made up for.
-        overlap: `skip` publishes nothing while the entry's last message is alive.
+        name: its unique name.
+        queue: the queue that gets its messages.
+        schedule: its ticks.
+        body: the body of its messages, or a function from the tick (an aware datetime) to the body.
+        jitter: the longest random delay after a tick, in seconds or as a timedelta; equal in every process.
+        catch_up: the missed ticks to publish after a downtime: `skip` for none, `latest` for the last, `all`.
+        misfire_grace_time: the age after which a missed tick is not published, in seconds or as a timedelta.
+        overlap: `skip` to skip a tick while the last message of this job is not finished; `allow` to publish it.
     """
 
     name: str
@@ -157,22 +168,24 @@ class Periodic:
         if not isinstance(self.queue, Queue):
             raise ConfigurationError(f"queue of {self} must be a Queue, not {type(self.queue).__name__}")
         if inspect.iscoroutinefunction(self.body):
-            raise ConfigurationError(f"the function that makes the body of {self} must be plain: nobody awaits it")
+            raise ConfigurationError(
+                f"the function that makes the body of {self} must be a plain function, not async def"
+            )
         check_is_one_of("catch_up", self.catch_up, get_args(CatchUp))
         check_is_one_of("overlap", self.overlap, get_args(Overlap))
         seconds("misfire_grace_time", self.misfire_grace_time, least=ON_TIME_SECONDS)
         seconds("jitter", self.jitter, most=DAY_SECONDS)
         if not callable(self.body):
-            self.run(0)  # a body that cannot be sent is refused now
+            self.run(0)  # raise now if the body cannot be encoded
 
     def __str__(self) -> str:
         return f"periodic entry {self.name!r}"
 
     def plan(self, last: int, now: int) -> list[Planned]:
         """
-        Return what is to be settled `now` when all is done up to the tick `last`, in unix seconds, oldest first.
+        Return the ticks to handle between `last`, the last handled tick, and `now`, in Unix seconds, oldest first.
 
-        After a long absence it is the beginning of that, of STEP_TICKS ticks.
+        After a long downtime it returns the first STEP_TICKS ticks only.
         """
         within = ON_TIME_SECONDS if self.catch_up == "skip" else seconds("misfire_grace_time", self.misfire_grace_time)
         ticks = self.schedule.ticks(last, now, most=STEP_TICKS + 1)
@@ -192,24 +205,24 @@ class Periodic:
         return planned
 
     def tick(self, planned: Planned) -> Tick:
-        """Return what settles a tick; raise what its body raises."""
+        """Return the call data of a planned tick; exceptions of the body function are raised."""
         tick = Tick(self.name, str(self.schedule), planned.at, planned.since, planned.missed)
         if not planned.is_published:
             return tick
         message = self._message(tick_id(self.name, planned.at), planned.at)
-        # The jitter is random over ticks, and the same in every process.
+        # The jitter differs between ticks, and every process computes the same.
         digest = hashlib.sha256(f"{self.name} {planned.at}".encode()).digest()
         jitter_ms = int.from_bytes(digest[:8], "big") % (milliseconds(self.jitter) + 1)
         return replace(tick, message=message, due_ms=planned.at * 1000 + jitter_ms, overlap=self.overlap)
 
     def run(self, asked_ms: int) -> Tick:
-        """Return the tick of a requested run; raise what its body raises."""
+        """Return the call data of a run that an operator requested; exceptions of the body function are raised."""
         at = asked_ms // 1000
         message = self._message(run_id(self.name, asked_ms), at)
         return Tick(self.name, str(self.schedule), at, at, message=message, asked=asked_ms)
 
     def _message(self, id: str, at: int) -> tuple[str, bytes]:
-        """Return id and value of a message; the id is its own alone, so that it need not stay taken after its end."""
+        """Return id and value of a message; its id is unique, so it needs no deduplication window."""
         moment = self.schedule.moment(at)
         body = self.body(moment) if callable(self.body) else self.body
         headers = {} if self.queue.keys.bare else {TICK_HEADER: moment.isoformat()}
@@ -219,15 +232,15 @@ class Periodic:
 
 
 class Registration:
-    """The handlers of a consumer by queue, the middleware and error hooks for all of them, and its periodic entries."""
+    """The handlers of a consumer by queue, and its middleware, error hooks and periodic jobs."""
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = target
         self._handlers: dict[str, Handler] = {}
         self._periodic: dict[str, Periodic] = {}
-        #: The middleware of every call, the outermost first.
+        #: The middleware of all handlers, the outermost first.
         self.around_calls: list[Callable[[Job[Any]], Any]] = []
-        #: The hooks that are called for each failure.
+        #: The hooks called for each failure.
         self.error_hooks: list[Callable[[Job[Any], BaseException, bool], Any]] = []
 
     @property
@@ -237,7 +250,7 @@ class Registration:
 
     @property
     def periodic(self) -> Sequence[Periodic]:
-        """The registered periodic entries."""
+        """The registered periodic jobs."""
         return tuple(self._periodic.values())
 
     @overload
@@ -265,26 +278,29 @@ class Registration:
         **options: Unpack[PeriodicOptions],
     ) -> Any:
         """
-        Publish a message at each tick of a cron expression, by the process of the consumer that comes first.
+        Register a periodic job: publish one message at each tick of a cron expression.
 
-        With `body` it registers the entry at once. Without, it decorates the function that makes the body from the tick,
-        an aware datetime in `tz`; every process may call it, more than once for a tick, so it must be quick and only
-        compute. A message's id is `cron.NAME.UNIX`, its header `reliq-tick` has the tick in ISO 8601.
+        You may run many workers: Redis publishes each tick once. With `body`, the job is registered at once. Without
+        `body`, decorate a function that returns the body of a tick. Every process may call the function, also more than
+        once for a tick, so it must be fast and have no side effects. The message id is `cron.NAME.UNIX`; the header
+        `reliq-tick` contains the tick in ISO 8601.
 
         Args:
-            expression: minute, hour, day of the month, month, day of the week; in UTC, or the time zone `tz`.
-            queue: gets the messages, on its terms; its handler may be another consumer's.
-            body: a value of the queue's type, or a function that makes one from the tick.
-            name: 1 to 100 of A-Z a-z 0-9 _ . -, which no other entry has; of a decorated function its own by default.
-            tz: the name of a time zone, such as Europe/Berlin.
-            jitter: seconds or timedelta up to which each message is due later than its tick (0).
-            catch_up: which ticks are made up for that passed while no process was there: `skip` for none, `latest` for
-                the last one (the default), `all`.
-            misfire_grace_time: seconds or timedelta after which a tick is not made up for (a day).
-            overlap: `skip` publishes nothing while the entry's last message is alive (`allow`).
+            expression: minute, hour, day of month, month and day of week, for example "0 6 * * mon-fri".
+            queue: the `Queue` to publish to; another consumer may have its handler.
+            body: a value of the queue's type, or a function from the tick, an aware datetime in `tz`, to the body.
+            name: a unique name, 1 to 100 of A-Z a-z 0-9 _ . -; by default the name of the decorated function.
+            tz: a time zone name, for example Europe/Berlin ("UTC").
+            jitter: the longest random delay of a message after its tick, in seconds or as a timedelta (0).
+            catch_up: the missed ticks to publish after a downtime of all workers: `skip` for none, `latest` for the
+                last (default), `all` for each.
+            misfire_grace_time: the age after which a missed tick is not published, in seconds or as a timedelta (1
+                day).
+            overlap: `skip` to skip a tick while the last message of this job is not finished; `allow` to publish it
+                (default).
 
         Raises:
-            ConfigurationError: an argument is not allowed, or another entry has that name.
+            ConfigurationError: an argument is not allowed, or the name is already taken.
             BodyError: the body cannot be encoded.
 
         Example:
@@ -321,7 +337,20 @@ class Registration:
         **options: Unpack[PeriodicOptions],
     ) -> Any:
         """
-        As `cron`, at equal intervals of whole seconds, counted from 1970 in UTC: every 5 minutes is 12:00, 12:05, ….
+        Register a periodic job: publish one message at equal intervals.
+
+        Ticks are multiples of the interval since 1970 in UTC: with 5 minutes they are 12:00, 12:05 and so on.
+
+        Args:
+            interval: whole seconds, or a timedelta.
+            queue: as in `cron`.
+            body: as in `cron`.
+            name: as in `cron`.
+            options: `jitter`, `catch_up`, `misfire_grace_time` and `overlap`, as in `cron`.
+
+        Raises:
+            ConfigurationError: an argument is not allowed, or the name is already taken.
+            BodyError: the body cannot be encoded.
 
         Example: `consumer.every(timedelta(minutes=5), queue=checks, body=Check("all"), name="checks")`
         """
@@ -334,7 +363,9 @@ class Registration:
 
         def register(function: F) -> F:
             if not callable(function):
-                raise ConfigurationError(f"the function that makes a body must be one, not a {type(function).__name__}")
+                raise ConfigurationError(
+                    f"the decorator of a periodic job needs a function, not a {type(function).__name__}"
+                )
             entry_name = name or getattr(function, "__name__", "")
             self._add(Periodic(name=entry_name, queue=queue, schedule=schedule, body=function, **options))
             return function
@@ -360,33 +391,39 @@ class Registration:
 
     def handler(self, queue: Queue[Any] | str, *, batch: int | None = None, **options: Unpack[BatchOptions]) -> Any:
         """
-        Register the decorated function, plain or async, for the messages of `queue`; the function stays as it is.
+        Register the decorated function as the handler of `queue`. The function itself is not changed.
 
-        The function takes the body and, as an optional second parameter, the `Job`. Returning acks; `Nack`, `Reject`, `Snooze`
-        and `RateLimited` may be returned or raised; any other exception nacks with backoff.
+        The function is plain or async. It takes the body and, optionally, the `Job`. If it returns, the message is
+        acked. It may return or raise `Nack`, `Reject`, `Snooze` or `RateLimited`. After any other exception the message
+        is retried with backoff.
 
-        With `batch` it takes a list of bodies and, as an optional second parameter, the list of their jobs, on one
-        slot. Its answer or exception then holds for every message, unless it returns a list with an answer for each,
-        in their order (None acks). A body that does not decode is left out; a message that may have killed its
-        worker, or has no retry left, comes alone.
+        With `batch`, the function takes a list of bodies and, optionally, the list of their jobs, and uses one slot.
+        Its answer or exception applies to all messages. Return a list to answer each message, in order; None acks.
+        Undecodable bodies are left out. A message that may have killed its worker, or has no retry left, is delivered
+        alone.
 
         Args:
-            queue: a `Queue`, or the name of an untyped one.
-            batch: the most messages in one call (1..500); None for a function that takes one body.
-            linger: seconds that a batch waits at most to be full (0.05), from its first message on.
-            batch_by_key: whether all messages of a batch have the same key; those without one come together, too.
-            lease: seconds after which a silent worker's message goes to another (30); renewed while the handler runs.
-            timeout: seconds a call may take (600), or None. A coroutine is cancelled; a thread, or a coroutine that
-                goes on all the same, ends with its process.
-            concurrency: the most calls for this queue that run at once in a process.
-            weight: this queue's share of free slots.
-            backoff: tenacity's wait strategy between a failure and the next delivery.
-            retry_on: exceptions after which the message is delivered again; after others it is rejected.
-            reject_on: exceptions after which the message is rejected, even if they are in `retry_on`.
-            on_decode_error: `retry` a body that does not decode with backoff, or `reject` it at once.
+            queue: a `Queue`, or the name of an untyped queue.
+            batch: the most messages in one call, 1 to 500; None for a function that takes one body (default).
+            linger: the longest wait for a full batch after its first message, in seconds or as a timedelta (0.05).
+            batch_by_key: whether all messages of a batch must have the same key (False). Messages without a key form
+                separate batches.
+            lease: the time after which a message of a dead worker is redelivered, in seconds or as a timedelta (30).
+                Live workers renew it while the handler runs.
+            timeout: the longest time of a call, in seconds or as a timedelta, or None (600). A coroutine is cancelled.
+                A thread cannot be cancelled: the worker process is replaced, as after a coroutine that ignores it.
+            concurrency: the most concurrent calls of this handler in a process; None for no own limit (default).
+            weight: the share of free slots for this queue, relative to the weights of the other queues (1).
+            backoff: a wait strategy of tenacity between a failure and the next delivery. Default: exponential with
+                jitter, from 1 to 3 seconds up to an hour.
+            retry_on: the exception class, or a tuple of them, to retry; other exceptions reject the message
+                (Exception).
+            reject_on: the exception class, or a tuple of them, that rejects the message even if in `retry_on` (none).
+            on_decode_error: `retry` to retry undecodable bodies with backoff (default), `reject` to make them dead
+                letters.
 
         Raises:
-            ConfigurationError: a setting or the signature is not allowed, or the queue has a handler.
+            ConfigurationError: an option or the signature is not allowed, or the queue already has a handler.
 
         Example:
             @consumer.handler(orders, timeout=60, concurrency=4)
@@ -394,7 +431,7 @@ class Registration:
         """
         if not isinstance(queue, Queue | str):
             if callable(queue):
-                raise ConfigurationError(f"say which queue {function_name(queue)} handles: @consumer.handler(QUEUE)")
+                raise ConfigurationError(f"handler {function_name(queue)} has no queue; write @consumer.handler(QUEUE)")
             raise ConfigurationError(f"handler takes a Queue or the name of one, not {type(queue).__name__}")
         check_keywords("Consumer.handler", options, HandlerSettings.__dataclass_fields__)
         settings = HandlerSettings(batch=batch, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
@@ -409,12 +446,19 @@ class Registration:
 
     def middleware(self, around: Callable[[Job[Any]], Any]) -> Callable[[Job[Any]], Any]:
         """
-        Register a function that returns a context manager for each handler call; the first is the outermost.
+        Register a context manager that wraps each handler call.
 
-        Of a batch it is called for each message.
+        The first middleware is the outermost. For a batch, it is called for each message.
+
+        Args:
+            around: a function that takes the `Job` and returns a context manager, for example one decorated with
+                `contextlib.contextmanager`.
+
+        Returns:
+            The function itself, so that you can use `middleware` as a decorator.
 
         Raises:
-            ConfigurationError: it does not take a job, or cannot return a context manager.
+            ConfigurationError: the function does not take a job, or cannot return a context manager.
         """
         check_manager("middleware", around, "job")
         self.around_calls.append(around)
@@ -422,30 +466,36 @@ class Registration:
 
     def on_error(self, hook: E) -> E:
         """
-        Register a plain function that is called for each failure, `hook(job, error, final)`; for error trackers.
+        Register a function to call after each failure, for example to report it to an error tracker.
 
-        A failure is an exception, a handler that overran its timeout (`TimeoutError`), a body that does not decode
-        (`UndecodableError`; `job.body` are its bytes), or a `Nack` after which no retry is left. Other answers are
-        none. With `final` the message becomes a dead letter. Of a batch it is called for each message, and always in
-        the thread of the handler before its answer is on its way; be quick. What it raises is logged and passed over.
+        These are failures: an exception, a timeout (`TimeoutError`), an undecodable body (`UndecodableError`;
+        `job.body` is then bytes), and a `Nack` without a retry left. For a batch, the hook is called for each message.
+        It runs before the message is settled, so keep it fast. Exceptions of the hook are logged and ignored.
+
+        Args:
+            hook: a plain function with three parameters: the `Job`, the exception, and a bool that is True if the
+                message becomes a dead letter.
+
+        Returns:
+            The function itself, so that you can use `on_error` as a decorator.
 
         Raises:
-            ConfigurationError: it is async, or does not take three arguments.
+            ConfigurationError: the hook is async, or does not take three arguments.
         """
         if not callable(hook):
             raise ConfigurationError(f"an on_error hook must be a function, not a {type(hook).__name__}")
         if inspect.iscoroutinefunction(hook):
-            raise ConfigurationError(f"on_error {function_name(hook)} must be a plain function: nobody awaits it")
+            raise ConfigurationError(f"on_error {function_name(hook)} must be a plain function, not async def")
         check_takes(f"on_error {function_name(hook)}", hook, "job", "error", "final")
         self.error_hooks.append(hook)
         return hook
 
     def chosen(self, queues: Sequence[str]) -> list[Handler]:
         """
-        Return the handlers of `queues`, of all when none is named.
+        Return the handlers of `queues`; all handlers if it is empty.
 
         Raises:
-            ConfigurationError: there is no such queue, or a middleware is for coroutines alone and a handler is none.
+            ConfigurationError: a queue has no handler, or an async middleware meets a plain handler.
         """
         if not self._handlers:
             raise ConfigurationError("this consumer has no handlers; decorate one with @consumer.handler(QUEUE)")
@@ -466,12 +516,12 @@ class Registration:
         return chosen
 
     def ticked_beside(self, handlers: Sequence[Handler]) -> list[Periodic]:
-        """Return the periodic entries of a process with these handlers: of their queues, and of queues without one here."""
+        """Return the periodic jobs of a process with these handlers: all except jobs for queues of other handlers."""
         others = self._handlers.keys() - {handler.queue.name for handler in handlers}
         return [entry for entry in self.periodic if entry.queue.name not in others]
 
     def redis(self, handlers: Sequence[Handler]) -> Target | None:
-        """Return the one Redis of the consumer and its queues, None for RELIQ_URL; raise ConfigurationError for two."""
+        """Return the Redis of consumer and queues, None for RELIQ_URL; raise ConfigurationError if they differ."""
         queues = [handler.queue for handler in handlers] + [entry.queue for entry in self.ticked_beside(handlers)]
         named = [self.target, *(queue.target for queue in queues)]
         targets = [target for target in named if target is not None]
@@ -482,7 +532,7 @@ class Registration:
         return targets[0] if targets else None
 
     def connection(self, handlers: Sequence[Handler]) -> Connection:
-        """Return the connection to the one Redis of the consumer and its queues; raise as `redis` does."""
+        """Return a connection to the Redis of the consumer and its queues; raise ConfigurationError if they differ."""
         return Connection.to(self.redis(handlers))
 
     def _check_is_new(self, handler: Handler) -> None:

@@ -1,4 +1,4 @@
-"""The end of a delivery: the outcome of an answer or an exception, and the calls that settle it in Redis."""
+"""Settle deliveries: turn answers and exceptions into outcomes, and outcomes into calls to Redis."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ OutcomeKind = Literal["ack", "nack", "reject", "snooze", "rate_limited", "releas
 @dataclass(frozen=True, slots=True)
 class HandlerOutcome:
     """
-    An answer for Redis.
+    The result of a delivery, as it is written to Redis.
 
     Attributes:
-        kind: how the delivery ends; a `nack` with no retry left and a `reject` end the message.
-        delay_ms: until the next delivery; with `rate_limited` until the key is served again.
+        kind: how the delivery ends; `reject`, and `nack` without a retry left, make the message a dead letter.
+        delay_ms: ms until the next delivery; with `rate_limited`, ms until the key may run again.
         reason: `failed`, `rejected` or `undecodable`.
-        error: text that is kept for the operator; it holds no part of a body that does not decode.
-        raised: class and place of a raised exception, without any part of a body; empty when none was raised.
-        failed: it is not an answer that the handler chose.
+        error: the text stored for the operator; contains no part of an undecodable body.
+        raised: class and source line of the exception, without any part of a body; empty without an exception.
+        failed: whether the outcome comes from an error, not from an answer that the handler chose.
     """
 
     kind: OutcomeKind
@@ -53,23 +53,23 @@ B = TypeVar("B")
 ACKED = HandlerOutcome("ack")
 RELEASED = HandlerOutcome("release")
 EXPIRED = HandlerOutcome("expired")
-#: A handler overran its time in a thread, which cannot be ended: its lease is left to expire.
+#: A handler in a thread exceeded its timeout. A thread cannot be killed, so the lease is left to expire.
 OVERRAN = HandlerOutcome("nack", error="TimeoutError", raised="TimeoutError", failed=True)
-#: The message's own answer cannot be put into a call to Redis.
-UNTELLABLE = HandlerOutcome("reject", error="its answer could not be told to Redis")
+#: The handler's answer cannot be encoded in a call to Redis.
+UNTELLABLE = HandlerOutcome("reject", error="the answer of the handler could not be sent to Redis")
 
 
 @dataclass(slots=True)
 class Settlement:
     """
-    A delivery and its outcome, where no worker holds it.
+    A delivery outside a worker (`receive`, the testing kit) and its outcome.
 
     Attributes:
-        delivery: with an `expired` outcome only `claimed` is known of it.
-        took_ms: how long its handler ran, None when unknown.
-        size: of its value, when that is too large to be read unasked.
-        held_since: when its body was read.
-        settling: its body is not to be read any more.
+        delivery: the delivery; if the outcome is `expired`, only its `claimed` is filled.
+        took_ms: how long the handler ran, in ms; None if unknown.
+        size: bytes of the stored body, if it is too large to be read with others.
+        held_since: the monotonic time at which the body was read.
+        settling: whether the body must not be read any more.
     """
 
     delivery: Delivery
@@ -80,26 +80,28 @@ class Settlement:
     settling: bool = False
 
 
-#: A delivery whose outcome is known.
+#: A delivery with an outcome.
 E = TypeVar("E", "HeldDelivery", Settlement)
 
 
 def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> HandlerOutcome:
     """
-    Return the outcome of a handler that returned `answer`.
+    Return the outcome for the value that a handler returned.
 
     Raises:
-        ConfigurationError: it is the class of an answer, not an answer.
+        ConfigurationError: `answer` is a class such as `Nack` instead of an instance.
     """
     if isinstance(answer, Nack | Reject | Snooze | RateLimited):
         return raised(answer, attempt, settings)
     if isinstance(answer, type) and issubclass(answer, Nack | Reject | Snooze | RateLimited):
-        raise ConfigurationError(f"an answer must be made, such as {answer.__name__}(...), not the class itself")
+        raise ConfigurationError(
+            f"a handler returned the class {answer.__name__}; return an instance, such as {answer.__name__}(...)"
+        )
     return ACKED
 
 
 def raised(error: BaseException, attempt: int | None, settings: HandlerSettings) -> HandlerOutcome:
-    """Return the outcome of a handler that raised `error`, with the backoff of its settings."""
+    """Return the outcome for an exception that a handler raised, with the backoff of its settings."""
     match error:
         case Ack():
             return ACKED
@@ -130,7 +132,7 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
 
 
 def rate_limit_seconds(answer: RateLimited) -> float:
-    """Return the delay of a rate limit; raise ConfigurationError where it is above its `max_delay`."""
+    """Return the delay of a rate limit in seconds; raise ConfigurationError if it is above `max_delay`."""
     delay = seconds("delay", answer.delay)
     longest = seconds("max_delay", answer.max_delay)
     if delay > longest:
@@ -142,43 +144,43 @@ def rate_limit_seconds(answer: RateLimited) -> float:
 
 
 def decoded(delivery: Delivery, decode: Callable[[bytes], B]) -> B:
-    """Return the body of a delivery; raise UndecodableError for one that is too large, and what `decode` raises."""
+    """Return the decoded body; raise UndecodableError if it is too large, or the exception of `decode`."""
     if delivery.refusal:
         raise UndecodableError(delivery.refusal)
     return decode(delivery.payload)
 
 
 def undecodable(error: BaseException, queue: str, id: str) -> UndecodableError:
-    """Return why the body of a message does not decode: of an exception of foreign code no more than the class."""
+    """Return an UndecodableError for `error`; of other exceptions it contains only the class, never their text."""
     why = error.why if isinstance(error, UndecodableError) else f"decoding the body raised {class_name(error)}"
     return UndecodableError(why, queue, id)
 
 
 def is_final(claimed: Claimed, outcome: HandlerOutcome) -> bool:
-    """Return whether the message becomes a dead letter."""
+    """Return whether `outcome` makes the message a dead letter."""
     return outcome.kind == "reject" or (outcome.kind == "nack" and claimed.left <= 0)
 
 
 def burial(keys: Keys, settings: QueueSettings, ids: Sequence[str]) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return the call that turns garbage into dead letters, kept as the queue's settings say."""
+    """Return the call that turns garbage into dead letters, with the limits in the queue's settings."""
     letters_ms = milliseconds(settings.dead_letter_ttl)
     return transitions.collect(keys, ids, dead_letter_limit=settings.dead_letter_limit, letters_ms=letters_ms)
 
 
 def calls(keys: Keys, settings: QueueSettings, deliveries: Iterable[E]) -> list[tuple[Call[Settled], list[E]]]:
     """
-    Return the calls that report the outcomes of `deliveries` of a queue to Redis, each with its own deliveries.
+    Return the calls that settle `deliveries` of one queue, each with its deliveries.
 
-    There is one call for each transition, and more when that settles more than `BATCH_LIMIT` messages.
+    There is one call for each kind of outcome, and more calls for more than `BATCH_LIMIT` messages.
     """
     groups: dict[tuple[OutcomeKind, int], list[E]] = defaultdict(list)
     for one in deliveries:
         kind = one.outcome.kind
-        sleep_ms = 0  # for how long the keys of released messages are throttled
+        sleep_ms = 0  # how long the keys of released messages are throttled
         if kind == "reject":
             kind = "nack"
         elif kind == "rate_limited":
-            if one.delivery.claimed.key is None:  # claimed without regard to keys, it has none to throttle
+            if one.delivery.claimed.key is None:  # no key to throttle
                 kind = "snooze"
             else:
                 kind = "release"
@@ -187,7 +189,7 @@ def calls(keys: Keys, settings: QueueSettings, deliveries: Iterable[E]) -> list[
     calls = []
     for (kind, sleep_ms), group in groups.items():
         starts = range(0, len(group), BATCH_LIMIT)
-        # Released messages go before those in ready: the first are released last.
+        # Each release puts messages at the head of ready: release the first messages last to keep their order.
         for at in reversed(starts) if kind == "release" else starts:
             piece = group[at : at + BATCH_LIMIT]
             calls.append((_call(keys, settings, kind, sleep_ms, piece), piece))
@@ -204,7 +206,7 @@ def _call(
             windows = [(one.delivery.claimed, one.delivery.header.window_ms) for one in deliveries]
             return transitions.ack(keys, windows, kind="acked", history=settings.keep_completed, took_ms=took_ms)
         case "expired":
-            # The header is gone with the body: only the shape of an id says whether it was chosen.
+            # The header expired with the body. Only the form of the id shows whether the publisher chose it.
             claimed = [one.delivery.claimed for one in deliveries]
             windows = [(one, chosen_window_ms(one.id, settings.dedup)) for one in claimed]
             return transitions.ack(keys, windows, kind="expired")
@@ -230,7 +232,7 @@ def _call(
 
 
 def _format_reason(reason: object) -> tuple[str, str]:
-    """Return the text of an answer's reason and, when that is an exception, its class and place without its text."""
+    """Return the text of a reason and, for an exception, its class and source line."""
     if isinstance(reason, BaseException):
         return described(reason), placed(reason)
     return ("" if reason is None else clean_text(reason)), ""

@@ -1,7 +1,7 @@
 """
-The transactional outbox and inbox: their tables, the statements that go into an application's transaction, and the relay.
+The transactional outbox and inbox: tables, statements for the application's transaction, and the relay.
 
-No library of a database is imported before it is used.
+Database libraries are imported only when they are used.
 """
 
 from reliq.outbox.tables import metadata

@@ -1,9 +1,9 @@
 """
-The relay, which moves the messages of `publish_in` from a database to Redis.
+The relay: move messages of `publish_in` from a database to Redis.
 
-A round takes rows under the numbers of calls and commits, publishes them, and notes them as sent in the transaction that
-takes the next rows. Redis remembers each number, so that rows whose round was cut off are sent again without harm, by
-this relay or by another.
+One round has three steps. The relay assigns rows to numbered calls and commits. It publishes the rows to Redis. It
+marks them as sent in the transaction that takes the next rows. Redis stores the number of each call, so after an
+interruption this relay or another can repeat the call, and nothing is published twice.
 """
 
 from __future__ import annotations
@@ -57,28 +57,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Within 30 days a call may be made again, by any relay, and publishes nothing twice. A relay that died leaves one key
-#: for each lane of a queue, of about 100 bytes.
+#: How long Redis stores call numbers: within 30 days any relay may repeat a call without publishing a message twice.
+#: A relay that died leaves one key of about 100 bytes for each of its call sequences and queues.
 REMEMBERED_MS = 30 * 86_400_000
-#: A message that is sent for a second time, and has an id of reliq's own, is published as one of a chosen id with this
-#: window: not while it is alive, nor within that time of its end.
+#: The deduplication window of a generated id that may already be published: skip the message if its id is alive, or
+#: finished within this time.
 AGAIN_WINDOW_MS = 600_000
-#: A `number_text`: lane, number and shard.
+#: The parts of `RelayCall.number_text`: call sequence, number and shard.
 _NUMBER_TEXT = re.compile(r"([^.\s]+)\.(\d{1,15})\.(\d{1,3})")
-#: The fence of a call that gets its answer if it has run, and else is refused by every shard.
+#: A fence that no shard has: a call that already ran returns its answer, any other call is refused.
 NEVER = "never"
-#: The answer to a call of a lane that has had a later one since: it was made.
+#: The answer to a call that has run, if a later call of the same sequence ran too.
 STALE = PublishAnswer(0, {})
-#: Rows share a call when their due times are as near as a thousandth of their delay, and a second at most.
+#: Rows share a call if their due times differ by at most a thousandth of their delay, and at most 1 s.
 DELAY_PARTS = 1000
 LONGEST_STEP_MS = 1000
-#: How often a relay looks for calls that are to be made again.
+#: How often a relay looks for calls to repeat.
 OVERDUE_EVERY_SECONDS = 5.0
-#: How often it deletes rows that need not be kept.
+#: How often a relay deletes old rows.
 CLEAN_EVERY_SECONDS = 60.0
-#: How often it reports how many rows wait.
+#: How often a relay reports the number of unsent rows.
 LOOK_EVERY_SECONDS = 15.0
-#: A relay without a successful round for so long is not ready.
+#: A relay is not ready if no round has succeeded for this long.
 STUCK_SECONDS = 30.0
 #: How often the main thread of `reliq relay` notifies the service manager.
 NOTIFY_SECONDS = 0.5
@@ -87,20 +87,24 @@ NOTIFY_SECONDS = 0.5
 @dataclass(frozen=True)
 class Relay:
     """
-    Moves the messages of `publish_in` from a database to Redis: `Consumer(relay=Relay("postgresql://…"))`.
+    The settings of a relay, which moves messages of `Queue.publish_in` from a database to Redis.
 
-    Several may work on one outbox.
+    Several relays may work on the same outbox.
 
     Attributes:
-        database: a URL, `postgresql://…` (by psycopg 3) or `sqlite:///PATH`; SQLAlchemy's URL or engine does too.
-        prefix: what the names of the tables begin with; `schema.prefix` names a schema too.
-        batch: the most rows of one round (1..10,000); a call to Redis has at most 500.
-        keep: seconds or timedelta for which rows stay after they were sent, for a Redis that loses its last writes.
-        poll: the most seconds between two looks at the outbox; in PostgreSQL a commit is told at once besides.
-        url: the Redis; None means that of the consumer, else RELIQ_URL.
+        database: a URL, `postgresql://…` (needs psycopg 3) or `sqlite:///PATH`, or a URL or engine of SQLAlchemy.
+        prefix: the prefix of the table names ("reliq_"); `schema.prefix` names a schema too.
+        batch: the most rows of one round, 1 to 10,000 (500); one call to Redis publishes at most 500.
+        keep: how long to keep sent rows, in seconds or as a timedelta (3600). `reliq relay --again` can send them
+            again if Redis has lost its last writes.
+        poll: the longest time between two checks of the outbox, in seconds or as a timedelta (1). PostgreSQL also
+            notifies the relay of each commit.
+        url: the URL of Redis. Default: the consumer's Redis, or RELIQ_URL.
 
     Raises:
-        ConfigurationError: a setting is not allowed, or the library of the database is not installed.
+        ConfigurationError: a setting is not allowed, or the database library is not installed.
+
+    Example: `Consumer(relay=Relay("postgresql://user:password@db/shop"))`
     """
 
     database: Any
@@ -112,7 +116,7 @@ class Relay:
     url: Target | None = None
 
     def __post_init__(self) -> None:
-        """Check the settings, and keep times as seconds."""
+        """Check the settings and convert times to seconds."""
         object.__setattr__(self, "keep", seconds("keep", self.keep))
         object.__setattr__(self, "poll", seconds("poll", self.poll, least=0.01, most=3600))
         Tables.of(self.prefix)
@@ -125,23 +129,23 @@ class Relay:
 @dataclass(slots=True, eq=False)
 class RelayCall:
     """
-    Rows that one call to Redis publishes.
+    A call to Redis that publishes some rows.
 
-    Its lane is free again when the rows are noted as sent, in the transaction that takes the next rows or in an earlier
-    one. So a relay that finds rows of an earlier call in the database, and gets the answer `stale` for it, knows that
-    they were sent.
+    Its call sequence gets no later call before the rows are marked as sent. So if a relay repeats the call of another
+    relay and Redis answers `stale`, the rows were sent.
 
     Attributes:
-        queue: as the rows have it.
+        queue: the queue as stored in the rows.
         seqs: the numbers of the rows.
-        batch: the messages of those rows whose ids are not taken at their old home, by the numbers of the rows.
-        terms: of the messages, with the delay that was left when the rows were taken.
-        again: whether the rows, or a call with their number, may have been sent before.
-        is_first: whether this relay has begun the call, in a lane of its own.
-        outcome: `sent`: the call has its answer; `given up`: a shard has refused it by a later map, and the rows are to be
-            taken anew; `failed`: Redis has refused or not confirmed it; empty: it is to be made, or made again because
-            Redis was away.
-        taken_at: by the monotonic clock.
+        batch: the messages to publish, by row number; ids that are taken in their old shard are left out.
+        terms: the publish options, with the delay left when the rows were taken.
+        durability: the confirmation that the messages need.
+        again: whether the rows may have been sent before.
+        number: the number of the call.
+        is_first: whether this relay made up the number; False if it repeats a call found in the database.
+        outcome: `sent`: Redis answered. `given up`: a shard refused it because of a newer shard map; take the rows
+            again. `failed`: Redis refused or did not confirm it. Empty: not made yet, or Redis was unavailable.
+        taken_at: the monotonic time at which the rows were taken.
     """
 
     queue: str
@@ -157,11 +161,11 @@ class RelayCall:
 
     @property
     def number_text(self) -> str:
-        """The number of the call as the database has it, with the shard that the call is for."""
+        """The number of the call and its shard, as stored in the database."""
         return f"{self.number.lane}.{self.number.number}.{self.batch.keys.shard}"
 
     def request(self) -> Call[PublishAnswer]:
-        """Return the request that publishes the batch; it is due as long after the insert as its publisher asked."""
+        """Return the request that publishes the batch; delays count from the insert of the rows."""
         gone_ms = int((time.monotonic() - self.taken_at) * 1000)
         terms = self.terms._replace(delay_ms=max(0, self.terms.delay_ms - gone_ms))
         request = self.batch.call(terms, self.number, remember_ms=REMEMBERED_MS)
@@ -172,7 +176,7 @@ class RelayCall:
 def _messages(
     rows: list[StoredRow], terms: RowTerms, left_ms: int, *, again: bool, bare: bool
 ) -> dict[int, PreparedMessage]:
-    """Return the messages of rows by their numbers; a message that is sent again says that its id is to be checked."""
+    """Return the messages of rows by row number; with `again`, Redis checks generated ids for duplicates."""
     is_checked = again and terms.window_ms is None
     window_ms = AGAIN_WINDOW_MS if is_checked else terms.window_ms
     replace = terms.replace and not again
@@ -182,7 +186,9 @@ def _messages(
         value = bytes(row.value)
         line = ""
         if not bare and (is_checked or terms.keyed):
-            header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), value))  # it begins after the due time
+            header, body = open_envelope(
+                b"%b0%b" % (ENVELOPE_START.encode(), value)
+            )  # stored without the due time, with which an envelope begins
             line = header.line or ""
             if is_checked:
                 enqueued = made_at(row.id) if header.enqueued is None else header.enqueued
@@ -193,7 +199,7 @@ def _messages(
 
 
 def _left_ms(terms: RowTerms, age_ms: int) -> int:
-    """Return in how many ms a message of this age is due, rounded up so that few due times differ."""
+    """Return the ms until a message of this age is due, rounded up to few different values."""
     if not terms.delay_ms:
         return 0
     left = max(0, terms.delay_ms - max(0, age_ms))
@@ -203,12 +209,13 @@ def _left_ms(terms: RowTerms, age_ms: int) -> int:
 
 class RowPublisher:
     """
-    Publishes rows.
+    Publish rows to Redis.
 
     Attributes:
-        clients: of calls for all queues.
-        queues: the shards of each queue that had rows, by the queue as the rows have it.
-        calls: those of this round; an outcome is here until the next round has noted it.
+        clients: the clients for the calls of all queues.
+        lanes: the call sequences that are free.
+        queues: the shards of each queue that had rows, by the queue as stored in the rows.
+        calls: the calls of this round; they keep their outcomes until the next round has stored them.
     """
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
@@ -221,27 +228,27 @@ class RowPublisher:
         self.calls: list[RelayCall] = []
 
     def of_outcome(self, outcome: str) -> list[RelayCall]:
-        """Return the calls of an outcome; empty text for those that are to be made."""
+        """Return the calls with this outcome; an empty text for calls that are not made yet."""
         return [call for call in self.calls if call.outcome == outcome]
 
     def shards(self, queue: str) -> Shards:
-        """Return the shards of a queue, as they are known; raise ConfigurationError when its text names no queue."""
+        """Return the shards of a queue; raise ConfigurationError if `queue` is not a valid name."""
         if queue not in self.queues:
             keys = Keys.registered(queue)
             if keys is None:
-                raise ConfigurationError(f"{queue[:80]!r} is no queue")
+                raise ConfigurationError(f"{queue[:80]!r} is not a queue name")
             self.queues[queue] = Shards(keys, self.clients)
         return self.queues[queue]
 
     def look(self) -> None:
         """
-        Read the maps of queues where that is due, or where a shard knew a later one.
+        Read the shard maps that are due, or that a shard has reported as outdated.
 
         Raises:
-            RedisUnavailableError: Redis is away; when one of several servers is, the calls of its queues fail.
+            RedisUnavailableError: Redis is unavailable. With several servers, only the calls of their queues fail.
         """
         stale = {call.queue for call in self.of_outcome("given up")}
-        # Of several servers, a server that is away holds up no queue of another.
+        # An unavailable server must not delay the queues of other servers.
         patience_seconds = 0.0 if self.clients.blocking().has_many else PUBLISH_SECONDS
         self._unread = {}
         for queue, shards in self.queues.items():
@@ -257,10 +264,10 @@ class RowPublisher:
 
     def publish(self) -> int:
         """
-        Make all calls that are to be made; return how many rows have an answer.
+        Make all calls without an outcome; return the number of rows that were sent.
 
         Raises:
-            RedisUnavailableError: Redis is away; the calls without an answer are made again next time.
+            RedisUnavailableError: Redis is unavailable; call `publish` again to repeat the calls without an answer.
         """
         self._ask_old_homes()
         unconfirmed = [call for call in self.of_outcome("") if call.durability.kind == "none"]
@@ -271,7 +278,7 @@ class RowPublisher:
             self._note_answer(call, answer, began)
         for call in self.of_outcome(""):
             if any(call.queue == other.queue for other in self.of_outcome("failed")):
-                self._end(call, "failed")  # unmade: the queue has held up the others once in this round
+                self._end(call, "failed")  # not made: this queue has already delayed the others once in this round
             else:
                 self._publish_confirmed(call)
         named = [registration(shards.first, self.clients) for shards in self.queues.values()]
@@ -280,7 +287,7 @@ class RowPublisher:
         return sum(len(call.seqs) for call in self.of_outcome("sent"))
 
     def _ask_old_homes(self) -> None:
-        """Leave out the rows whose ids their old home has; end calls that it refuses, and those that have no map."""
+        """Leave out rows that exist in their old shard; end calls that it refuses and calls without a shard map."""
         for call in self.of_outcome(""):
             if call.queue in self._unread:
                 self._note_answer(call, self._unread[call.queue], time.monotonic())
@@ -296,7 +303,7 @@ class RowPublisher:
                 call.batch = call.batch.free(answer)
 
     def _publish_confirmed(self, call: RelayCall) -> None:
-        """Make a call that must be confirmed, and note its answer."""
+        """Make a call with durability, and store its outcome."""
         began = time.monotonic()
         answer: PublishAnswer | ReliqError | None
         try:
@@ -311,12 +318,12 @@ class RowPublisher:
         self._note_answer(call, answer, began)
 
     def _note_answer(self, call: RelayCall, answer: PublishAnswer | Exception | None, began: float) -> None:
-        """Note the answer to a call, None when it was not confirmed in time; it is made again later, under its number."""
+        """Store the outcome of a call; `answer` is None if it was not confirmed in time."""
         count = len(call.seqs)
         outcomes: dict[str, int] = {"published": count}
         if isinstance(answer, Exception):
             self._end(call, "failed")
-            failure = f"{pluralize(count, 'row')} of queue {call.batch.keys.name} not published, to be tried again"
+            failure = f"could not publish {pluralize(count, 'row')} of queue {call.batch.keys.name}; retrying"
             logger.error("outbox: %s: %s", failure, answer)
             outcomes = {"unknown" if getattr(answer, "maybe_ran", False) else "refused": count}
         elif answer is None:
@@ -331,14 +338,14 @@ class RowPublisher:
             notify(self._watching, [PublishEnded(call.batch.keys.name, time.monotonic() - began, outcomes)])
 
     def _end(self, call: RelayCall, outcome: Literal["sent", "given up", "failed"]) -> None:
-        """Note the outcome of a call; a failed call, which is made again, keeps its lane."""
+        """Store the outcome of a call. A failed call is repeated, so it keeps its call sequence."""
         call.outcome = outcome
         if call.is_first and outcome != "failed":
             self.lanes.give_back(call.number)
 
 
 class OutboxMover:
-    """Moves rows of one outbox; a part of a worker or a process of its own. One thread calls `step` or `move_all`."""
+    """Move the rows of an outbox, in a worker or in `reliq relay`. Only one thread may call `step` or `move_all`."""
 
     def __init__(self, relay: Relay, target: Target | None = None, observers: Sequence[Observer] = ()) -> None:
         self._relay = relay
@@ -356,18 +363,18 @@ class OutboxMover:
 
     def step(self) -> float:
         """
-        Move rows, or wait a while for some; return the seconds to wait before the next step.
+        Move rows, or wait for new rows; return the seconds to wait before the next step.
 
         Raises:
-            ReliqError: Redis is away or refuses; whatever is raised, the next step has a new connection to the database.
+            ReliqError: Redis is unavailable or refuses. The next step opens a new connection to the database.
         """
         try:
-            self._look_after()  # first: the figures are needed most while Redis is away
+            self._look_after()  # first, because operators need these metrics most while Redis is unavailable
             moved = self.move()
             if not (moved or self._took_new):
                 self.store.wait(self._poll_seconds)
         except Exception as error:
-            self.store.database.close()  # which rolls back: a transaction that failed takes no further statement
+            self.store.database.close()  # rolls the failed transaction back
             if not isinstance(error, self.store.database.away):
                 self._error = str(error)
                 raise
@@ -376,24 +383,24 @@ class OutboxMover:
         self._error = ""
         if self._failures:
             self._failures = 0
-            logger.info("outbox: the database answers again")
+            logger.info("outbox: the database is available again")
             notify(self._observers, [DatabaseRecovered("")])
         return 0.0
 
     def complaint(self) -> str:
-        """Return why the relay is not ready, empty when it is."""
+        """Return why the relay is not ready; empty if it is ready."""
         age = time.monotonic() - self._well_at
-        return "" if age < STUCK_SECONDS else f"no round of the relay has succeeded for {age:.0f} s: {self._error}"
+        return "" if age < STUCK_SECONDS else f"the relay has not completed a round for {age:.0f} s: {self._error}"
 
     def move(self, *, every: bool = False) -> int:
         """
-        Make one round; return how many rows Redis has answered for.
+        Make one round; return the number of rows that were sent.
 
         Args:
-            every: have all calls without an answer made again now, in this round and the next rounds.
+            every: repeat all calls without an answer now, also calls of other relays.
 
         Raises:
-            RedisUnavailableError: Redis is away; the round is made again next time.
+            RedisUnavailableError: Redis is unavailable; the next call repeats the round.
         """
         if not self.redis.of_outcome(""):
             self.redis.look()
@@ -401,9 +408,9 @@ class OutboxMover:
         return self.redis.publish()
 
     def move_all(self) -> int:
-        """Move all rows, also rows of calls that another relay left; try a call that Redis refuses once. Return how many moved."""
+        """Move all rows, also rows that another relay left; return their number. Refused calls are tried once."""
         tried = set[str]()
-        count = self.move() if self.redis.of_outcome("") else 0  # calls of a round that Redis cut off
+        count = self.move() if self.redis.of_outcome("") else 0  # finish an interrupted round
         while True:
             self._due["overdue"] = 0.0
             moved = self.move(every=not tried)
@@ -414,11 +421,11 @@ class OutboxMover:
             tried |= numbers
 
     def poke(self) -> None:
-        """End a wait for rows, of another thread."""
+        """End the wait for rows in another thread."""
         self.store.database.poke()
 
     def close(self) -> None:
-        """Note what was sent, and close the connection to the database; another relay finds nothing left over."""
+        """Mark sent rows, so that no other relay repeats them, and close the connection to the database."""
         with suppress(*self.store.database.away):
             if any(call.outcome for call in self.redis.calls):
                 self.store.begin()
@@ -427,7 +434,7 @@ class OutboxMover:
         self.store.database.close()
 
     def _take(self, *, every: bool = False) -> None:
-        """Note what was sent, and take the rows of the next round."""
+        """Mark sent rows and take the rows of the next round, in one transaction."""
         self.store.begin()
         self._note_answers()
         if every:
@@ -439,7 +446,7 @@ class OutboxMover:
         self._read_new_maps(chain(*overdue.values()))
         earlier = self._earlier_calls(overdue)
         if self._is_due("refused", CLEAN_EVERY_SECONDS) and (count := self.store.retry(newer=VERSION)):
-            logger.info("outbox: %s that an older version refused tried again", pluralize(count, "row is", "rows are"))
+            logger.info("outbox: retrying %s that an older version of reliq refused", pluralize(count, "row"))
         rows = self.store.waiting(self._relay.batch)
         if self._read_new_maps(rows):
             queues = {row.queue for row in rows}
@@ -452,11 +459,11 @@ class OutboxMover:
         self._took_new = bool(new)
 
     def _read_new_maps(self, rows: Iterable[StoredRow]) -> bool:
-        """Read the maps of queues that have their first rows here, outside of the transaction; return whether any has."""
+        """Read the shard maps of new queues, outside of the transaction; return whether there were new queues."""
         new = {row.queue for row in rows} - self.redis.queues.keys()
         if new:
             self.store.database.commit()
-            self.redis.calls = []  # their outcomes are noted
+            self.redis.calls = []  # their outcomes are stored
             for queue in new:
                 with suppress(ConfigurationError):
                     self.redis.shards(queue)
@@ -472,7 +479,7 @@ class OutboxMover:
         self.store.note_sent([call.number_text for call in sent], seqs, keep=self._keep_ms > 0)
         again = [seq for call in given_up if call.again for seq in call.seqs]
         self.store.give_up([call.number_text for call in given_up], again)
-        # A queue that failed and works again: its first success is a call that was made again, which has no lane here.
+        # A repeated call that succeeds shows that its queue works again.
         recovered = {call.queue for call in sent if not call.is_first} - {call.queue for call in failed}
         if recovered:
             self.store.hurry(sorted(recovered))
@@ -480,7 +487,7 @@ class OutboxMover:
         self.store.note_failed([call.number_text for call in failed])
 
     def _earlier_calls(self, overdue: dict[str, list[StoredRow]]) -> list[RelayCall]:
-        """Return the calls, of any relay, that are to be made again as they were."""
+        """Return unanswered calls of any relay, to repeat them with the same numbers and rows."""
         calls = []
         for text, rows in overdue.items():
             match = _NUMBER_TEXT.fullmatch(text)
@@ -492,7 +499,11 @@ class OutboxMover:
                 shards = self.redis.shards(queue)
                 terms = RowTerms.parse(rows[0].terms)
             except ConfigurationError as error:
-                logger.warning("outbox: the call %s waits for a relay that understands its rows: %s", text, error)
+                logger.warning(
+                    "outbox: call %s was written by a newer version of reliq and is skipped; upgrade this relay: %s",
+                    text,
+                    error,
+                )
                 continue
             shard = int(match[3])
             number = CallNumber(match[1], int(match[2]))
@@ -500,13 +511,13 @@ class OutboxMover:
             messages = _messages(rows, terms, left_ms, again=True, bare=shards.first.bare)
             batch, *others = by_shard(messages, shards, shards.map)
             if others or batch.keys.shard != shard or batch.old_home:
-                # The call must not run now. Its own answer comes before the fence, which refuses a call that never ran.
+                # The shard map has changed, so the call must not run now; only ask whether it has run.
                 batch = ShardBatch([*messages.values()], [*messages], shards.keys(shard), NEVER)
             calls.append(RelayCall(queue, [*messages], batch, batch.orders[0].terms, terms.confirmation, True, number))
         return calls
 
     def _new_calls(self, rows: list[StoredRow]) -> list[RelayCall]:
-        """Return the calls for rows that none has; those of a call share queue, shard, terms and when they are due."""
+        """Return calls for new rows; the rows of a call have the same queue, shard, options and due time."""
         groups: defaultdict[tuple[str, str, int, str], list[StoredRow]] = defaultdict(list)
         known: dict[tuple[str, str], RowTerms] = {}
         for row in rows:
@@ -520,8 +531,10 @@ class OutboxMover:
                         check_one_shard(shards)
                     known[row.queue, row.terms] = terms
             except ConfigurationError as error:
-                logger.error(  # noqa: TRY400  the row and the reason are in the message
-                    "outbox: row %d is refused and stays, see `reliq outbox retry`: %s", row.seq, error
+                logger.error(  # noqa: TRY400  the text contains row and reason
+                    "outbox: row %d cannot be published and stays in the table; fix the cause and run `reliq outbox retry`: %s",
+                    row.seq,
+                    error,
                 )
                 self.store.note_refused(row, VERSION, str(error)[:500])
                 continue
@@ -544,7 +557,7 @@ class OutboxMover:
         return calls
 
     def _look_after(self) -> None:
-        """Delete rows that need not be kept, and report how many wait, each once in a while."""
+        """From time to time, delete old rows and report the number of unsent rows."""
         if self._is_due("clean", CLEAN_EVERY_SECONDS):
             self.store.clean(self._keep_ms)
         if self._is_due("look", LOOK_EVERY_SECONDS):
@@ -553,7 +566,7 @@ class OutboxMover:
             notify(self._observers, [OutboxSeen("", self._look.waiting, self._look.oldest_seconds)])
 
     def _is_due(self, work: str, every_seconds: float) -> bool:
-        """Return whether work that is done once in so many seconds is due; the caller does it."""
+        """Return whether a periodic task is due; if so, plan its next time."""
         now = time.monotonic()
         if now < self._due[work]:
             return False
@@ -561,13 +574,13 @@ class OutboxMover:
         return True
 
     def _database_failed(self, error: Exception) -> float:
-        """Report a round that the database has failed; return how long to wait before the next."""
+        """Report a database error; return the seconds to wait before the next round."""
         self._failures += 1
         self._due["look"] = 0.0
         why = str(error).partition("\n")[0]
         if why != self._error:
             self._error = why
-            logger.warning("outbox: the database failed, trying again until it answers (%s)", why)
+            logger.warning("outbox: the database is unavailable or refuses; retrying (%s)", why)
         oldest_seconds = self._look.oldest_seconds + time.monotonic() - self._looked_at
         notify(
             self._observers, [DatabaseUnavailable("", str(error)), OutboxSeen("", self._look.waiting, oldest_seconds)]
@@ -580,14 +593,15 @@ def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, 
     Move rows until SIGTERM or Ctrl-C, and notify the service manager.
 
     Args:
-        observers: of `mover`; those of the metrics are among them while they are served.
-        page: port and address of the metrics; None serves none.
+        mover: the rows to move.
+        observers: the observers of `mover`; the metrics add their own.
+        page: port and address of the metrics page; None for no page.
     """
-    from reliq.metrics.serving import of_relay  # noqa: PLC0415  an application with a `Relay` needs none of these
+    from reliq.metrics.serving import of_relay  # noqa: PLC0415  only needed by `reliq relay`
     from reliq.supervisor.plan import STOP_MARGIN_SECONDS  # noqa: PLC0415
     from reliq.supervisor.supervisor import ServiceManager  # noqa: PLC0415
 
-    # A round may wait for the confirmation of each of its calls: only a round of minutes hangs.
+    # A round may wait for confirmations, so only a round of several minutes counts as hung.
     pulse = Pulse(rounds="round", seconds=PATIENT_SECONDS)
     serving = (
         of_relay(*page, observers, pulse=pulse, connection=mover.redis.clients.connection(), complaint=mover.complaint)
@@ -598,7 +612,7 @@ def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, 
     def step() -> float:
         try:
             return mover.step()
-        finally:  # also a round that found Redis away: a restart would not help
+        finally:  # even if Redis is unavailable, because a restart would not help
             pulse.beat()
 
     with serving:
@@ -619,6 +633,6 @@ def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, 
 
 
 def notify_manager(manager: ServiceManager, pulse: Pulse) -> None:
-    """Notify the service manager; its watchdog gets no sign of life from a relay whose round does not end."""
+    """Notify the service manager, unless a round hangs: then its watchdog restarts the relay."""
     if not health.live([pulse]):
         manager.look([pulse])

@@ -1,9 +1,8 @@
 """
-The outbox as its relay uses it, over a connection of the relay's own: PostgreSQL by psycopg, or a file of SQLite.
+The relay's access to the outbox, over its own connection to PostgreSQL (psycopg 3) or SQLite.
 
-Rows are taken for calls, and noted as sent when Redis has answered. A call and its rows are written down before it is
-made, so that any relay that finds it without an answer makes it again as it was. No transaction is open while Redis is
-asked.
+A call and its rows are stored before the call is made, so any relay can repeat a call without an answer. Rows are
+marked as sent when Redis has answered. No transaction is open during a call to Redis.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 
 _SCHEME = re.compile(r"(?P<dialect>postgresql|postgres|sqlite)(?:\+\w+)?://")
 _WANTED = "a database URL must be postgresql://USER:PASSWORD@HOST:PORT/NAME or sqlite:///PATH"
-#: A database that takes longer to answer is away.
+#: A database that needs longer to connect or to release a lock counts as unavailable.
 ANSWER_SECONDS = 5
-#: `RETURNING` came with this release of SQLite.
+#: The first release of SQLite with `RETURNING`.
 OLDEST_SQLITE = (3, 35)
-#: libpq's own settings, where the URL has none: a connection that died without a word is given up after 20 s.
+#: Defaults of libpq settings that the URL does not set: a dead connection is detected after 20 s.
 _CONNECTING = {
     "connect_timeout": str(ANSWER_SECONDS),
     "keepalives_idle": "10",
@@ -45,31 +44,32 @@ _CONNECTING = {
     "tcp_user_timeout": "20000",
     "application_name": "reliq-relay",
 }
-#: A transaction of a relay whose process stands still ends after this time, and a relay waits this long for a lock.
+#: PostgreSQL ends the transaction of a relay that hangs after this time; a relay waits this long for a lock.
 STUCK_SECONDS = 10
-#: The note of a row that is to be sent for a second time, and the notes of rows that can be taken; every other row is refused.
+#: The note of a row to send again. Rows with another note than this or an empty note are refused.
 AGAIN = "again"
 _CAN_BE_TAKEN = f"sent_ms IS NULL AND note IN ('', '{AGAIN}')"
 _IS_REFUSED = f"sent_ms IS NULL AND note NOT IN ('', '{AGAIN}')"
-#: The first characters of the note of a refused row: they contain the version of reliq that refused it.
+#: The start of a note; it contains the version of reliq that refused the row.
 _START = "substr(note, 1, 60)"
 _REFUSED_BY = re.compile(r"refused by reliq ([\d.]+)")
-#: Rows are deleted so many at a time.
+#: The most rows deleted in one transaction.
 DELETE_LIMIT = 5000
-#: A look counts at most so many rows that wait.
+#: The most unsent rows that are counted.
 COUNT_LIMIT = 100_000
-#: At most this many calls without an answer are taken up at a time.
+#: The most calls without an answer that are repeated at a time.
 OVERDUE_LIMIT = 20
-#: A call without an answer is made again after 10 s, by the relay that finds it first; a call that failed after 5 s, then
-#: 10, 20, 40 and 80 s.
+#: A call without an answer is repeated after 10 s, by the first relay that finds it. A failed call is repeated after 5
+#: s, then after 10, 20, 40 and 80 s.
 OVERDUE_MS = 10_000
 FAILED_MS = 5000
 DOUBLINGS = 4
-#: Every row that a call has; whether a number or a text is among those of a parameter.
+#: SQL for the numbers of all rows in calls.
 _OF_CALLS: dict[Dialect, str] = {
     "postgresql": "SELECT unnest(seqs) FROM {calls}",
     "sqlite": "SELECT value FROM {calls}, json_each({calls}.seqs)",
 }
+#: SQL for "is an element of the parameter".
 _AMONG: dict[Dialect, str] = {
     "postgresql": "= ANY(CAST(:{name} AS {kind}[]))",
     "sqlite": "IN (SELECT value FROM json_each(:{name}))",
@@ -78,11 +78,11 @@ _AMONG: dict[Dialect, str] = {
 
 class Database:
     """
-    One connection, opened when it is first used and anew after `close`.
+    A connection to the database, opened at the first use and again after `close`.
 
     Attributes:
-        dialect: which SQL it takes.
-        away: the exceptions of its library: the database cannot be reached, or refuses a statement.
+        dialect: the SQL dialect.
+        away: the exceptions of its library: the database is unavailable, or refuses a statement.
     """
 
     dialect: Dialect
@@ -95,25 +95,25 @@ class Database:
         os.set_blocking(self._poke, False)
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run a statement in the transaction that it begins when there is none; return its rows."""
+        """Run a statement and return its rows; begin a transaction if none is open."""
         raise NotImplementedError
 
     def commit(self) -> None:
-        """Commit the transaction; do nothing when there is none."""
+        """Commit the open transaction, if any."""
         if self._connection is not None:
             self._connection.commit()
 
     def wait(self, _channel: str, seconds: float) -> None:
-        """Wait until the channel says that there is something new, until `poke`, or for so many seconds."""
+        """Wait for a notification, for `poke`, or for `seconds`."""
         self._select(seconds)
 
     def poke(self) -> None:
-        """End a wait, of another thread; it may be the next one."""
-        with suppress(BlockingIOError):  # it is full of earlier pokes
+        """End the current wait of another thread, or else its next wait."""
+        with suppress(BlockingIOError):  # the pipe is full of earlier pokes
             os.write(self._poke, b"1")
 
     def close(self) -> None:
-        """Close the connection, and take back what was not committed."""
+        """Close the connection; this rolls an open transaction back."""
         connection = self._connection
         self._connection = None
         if connection is not None:
@@ -124,7 +124,7 @@ class Database:
         os.close(self._poke)
 
     def _select(self, seconds: float, *others: int) -> bool:
-        """Wait until `poke`, or until one of the file descriptors `others` can be read; return whether one can."""
+        """Wait for `poke` or for data on the file descriptors `others`; return whether there is data."""
         ready, _, _ = select.select([self._end, *others], [], [], seconds)
         if self._end in ready:
             os.read(self._end, 512)
@@ -133,10 +133,10 @@ class Database:
 
 def database(url: Any) -> Database:
     """
-    Return the connection to the database that `url` names: a text, SQLAlchemy's URL or engine, or such a connection.
+    Return a connection for a URL (text, or URL or engine of SQLAlchemy); a `Database` is returned unchanged.
 
     Raises:
-        ConfigurationError: it names none that a relay can use.
+        ConfigurationError: a relay cannot use this database.
     """
     if isinstance(url, Database):
         return url
@@ -151,7 +151,7 @@ def database(url: Any) -> Database:
         return PostgresDatabase(f"postgresql://{rest}")
     path = rest.partition("?")[0]
     if not path.startswith("/") or path in ("/", "/:memory:"):
-        raise ConfigurationError(f"{_WANTED}; of SQLite a relay needs the path of a file")
+        raise ConfigurationError(f"{_WANTED}; a relay needs an SQLite file, not a database in memory")
     return SqliteDatabase(unquote(path[1:]).replace("?", "%3f").replace("#", "%23"))
 
 
@@ -170,17 +170,17 @@ class PostgresDatabase(Database):
         try:
             given = self._psycopg.conninfo.conninfo_to_dict(url)
         except self._psycopg.ProgrammingError:
-            raise ConfigurationError(f"{_WANTED}; this one cannot be read") from None
+            raise ConfigurationError(f"{_WANTED}; psycopg cannot parse this URL") from None
         self._settings = {**_CONNECTING, **given}
         self._channel = ""
-        self._notifications = deque[Any](maxlen=1)  # that came while a statement ran
+        self._notifications = deque[Any](maxlen=1)  # received while a statement ran
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """See `Database`."""
         connection = self._open()
         if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE:
-            # For this transaction alone: behind a pooler the next one may have another connection. The last of them is for
-            # a relay that stood still while the server was sending rows.
+            # SET LOCAL, because behind a pooler the next transaction may use another connection. tcp_user_timeout ends
+            # the transaction of a relay that stopped reading while the server sent rows.
             names = ("lock_timeout", "idle_in_transaction_session_timeout", "tcp_user_timeout")
             connection.execute("; ".join(f"SET LOCAL {name} = '{STUCK_SECONDS}s'" for name in names))
         cursor = connection.execute(percent(sql), values or {}, binary=True)
@@ -194,7 +194,7 @@ class PostgresDatabase(Database):
             connection.execute(f'LISTEN "{channel}"')
             connection.commit()
             self._channel = channel
-            return  # a commit before this has notified no connection
+            return  # check the table first: earlier commits did not notify this connection
         if not self._notifications and self._select(seconds, connection.fileno()):
             connection.pgconn.consume_input()
             while connection.pgconn.notifies():
@@ -208,17 +208,17 @@ class PostgresDatabase(Database):
 
     def _open(self) -> Any:
         if self._connection is None:
-            # No statement is prepared: behind a pooler each transaction may have another connection.
+            # No prepared statements: behind a pooler, each transaction may use another connection.
             connection = self._psycopg.connect(**self._settings, prepare_threshold=None)
             connection.add_notify_handler(self._notifications.append)
-            # A later snapshot for each statement: the lock of a relay is waited for before its calls are read.
+            # A new snapshot for each statement: after waiting for the lock, the relay must see the calls of others.
             connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
             self._connection = connection
         return self._connection
 
 
 class SqliteDatabase(Database):
-    """A file of SQLite; transactions begin as writers, so that none fails half-way because of another."""
+    """An SQLite file. Transactions begin as writers, so that no concurrent writer makes them fail later."""
 
     dialect: Dialect = "sqlite"
     away = (sqlite3.Error,)
@@ -232,7 +232,7 @@ class SqliteDatabase(Database):
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """See `Database`."""
         if self._connection is None:
-            # A file that is not there is not made: its tables would be missing.
+            # mode=rw: do not create a missing file, which would have no tables.
             self._connection = sqlite3.connect(
                 f"file:{self._path}?mode=rw",
                 uri=True,
@@ -252,7 +252,12 @@ class StoredRow:
     A row of the outbox.
 
     Attributes:
-        age_ms: since it was written, by the database's clock.
+        seq: the number of the row.
+        queue: the queue, with its layout.
+        id: the message id.
+        terms: the publish options as JSON.
+        value: the encoded message.
+        age_ms: ms since the row was written, by the database's clock.
         note: AGAIN, or empty.
     """
 
@@ -267,7 +272,7 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that no relay takes, how long ago it was written, and why."""
+    """A row that relays refused; `note` contains version and reason, `age_ms` counts from the insert."""
 
     seq: int
     queue: str
@@ -279,11 +284,11 @@ class RefusedRow:
 @dataclass(frozen=True, slots=True)
 class OutboxLook:
     """
-    How much waits in the outbox.
+    The backlog of the outbox.
 
     Attributes:
-        waiting: rows that are not sent, refused ones included; counted up to COUNT_LIMIT.
-        oldest_seconds: how long ago the first of them was written; 0 without one.
+        waiting: the number of unsent rows, refused rows included, up to COUNT_LIMIT.
+        oldest_seconds: the age of the oldest unsent row in seconds; 0 without unsent rows.
     """
 
     waiting: int
@@ -296,9 +301,10 @@ def _version_numbers(version: str) -> list[int]:
 
 class Store:
     """
-    The statements of a relay on one database.
+    The relay's statements on the outbox and inbox tables.
 
-    `begin` begins a transaction in which rows are taken and noted; the others are their own.
+    After `begin`, rows are taken and marked in the same transaction until you commit. `refused`, `again`, `clean` and
+    `look` commit themselves.
     """
 
     def __init__(self, database: Database, prefix: str) -> None:
@@ -313,12 +319,12 @@ class Store:
         self._columns = f"seq, queue, id, terms, value, {self._now} - made_ms, note"
 
     def begin(self) -> None:
-        """Begin to take rows; one relay at a time does, for only its calls say which it has."""
+        """Begin a transaction to take rows, and lock out other relays until it ends."""
         if self.database.dialect == "postgresql":
             self.database.query(f"SELECT pg_advisory_xact_lock({crc32(self._calls.encode())})")
 
     def waiting(self, limit: int) -> list[StoredRow]:
-        """Return up to `limit` rows that no call has, in their order, of up to 8 MiB or one; none of a queue whose call failed."""
+        """Return the first rows without a call, at most `limit` and 8 MiB; skip queues with failed calls."""
         first = (
             f"SELECT * FROM {self._outbox} WHERE {_CAN_BE_TAKEN} AND queue NOT IN (SELECT queue FROM {self._calls} WHERE failures > 0) AND seq NOT IN ({self._of_calls}) "
             "ORDER BY seq LIMIT :limit"
@@ -331,7 +337,7 @@ class Store:
         return [StoredRow(*row) for row in rows]
 
     def hurry(self, queues: Sequence[str] | None = None) -> None:
-        """Have all calls made again now; with `queues`, the failed calls of these, whose rows are taken again too."""
+        """Repeat all calls now; with `queues`, only their failed calls, and take new rows of them again."""
         if queues is None:
             self.database.query(f"UPDATE {self._calls} SET again_ms = {self._now}")
         else:
@@ -342,7 +348,7 @@ class Store:
             )
 
     def overdue(self) -> dict[str, list[StoredRow]]:
-        """Take up calls that are to be made again; return the rows of each that are not sent."""
+        """Return the calls to repeat now, with their unsent rows."""
         late = f"SELECT call_number FROM {self._calls} WHERE again_ms <= {self._now}"
         calls = self.database.query(
             f"UPDATE {self._calls} SET again_ms = {self._now} + {OVERDUE_MS} WHERE call_number IN "
@@ -352,13 +358,13 @@ class Store:
             f"SELECT {self._columns} FROM {self._outbox} "
             f"WHERE sent_ms IS NULL AND seq {self._among.format(name='seqs', kind='bigint')} ORDER BY seq"
         )
-        # A column that was written as an `_array` is one: as it was read, it is the parameter too.
+        # `seqs` was written by `_array`, so the column value can be a parameter without conversion.
         return {
             number: [StoredRow(*row) for row in self.database.query(rows_of, {"seqs": seqs})] for number, seqs in calls
         }
 
     def note_call(self, number: str, queue: str, seqs: Sequence[int]) -> None:
-        """Write down which rows a call is going to publish."""
+        """Store a call and its rows before it is made."""
         self.database.query(
             f"INSERT INTO {self._calls} (call_number, queue, again_ms, seqs) "
             f"VALUES (:number, :queue, {self._now} + {OVERDUE_MS}, :seqs)",
@@ -366,7 +372,7 @@ class Store:
         )
 
     def note_failed(self, calls: Sequence[str]) -> None:
-        """Note that Redis has refused or not confirmed calls; no rows of their queues are taken until a call succeeds again."""
+        """Store that calls failed; no rows of their queues are taken until a call succeeds."""
         if calls:
             doublings = f"CASE WHEN failures < {DOUBLINGS} THEN failures ELSE {DOUBLINGS} END"
             self.database.query(
@@ -376,16 +382,16 @@ class Store:
             )
 
     def note_sent(self, calls: Sequence[str], seqs: Sequence[int], *, keep: bool) -> None:
-        """Note that calls have their answers and their rows are sent; rows that are not to be kept are deleted."""
+        """Delete answered calls, and mark their rows as sent, or delete the rows unless `keep`."""
         sent = f"UPDATE {self._outbox} SET sent_ms = {self._now}" if keep else f"DELETE FROM {self._outbox}"
         self._end(calls, sent, seqs)
 
     def give_up(self, calls: Sequence[str], seqs: Sequence[int]) -> None:
-        """Forget calls that have published nothing, so that their rows are taken anew; `seqs` may have been sent."""
+        """Delete calls that published nothing, so that their rows are taken again; rows `seqs` may have been sent."""
         self._end(calls, f"UPDATE {self._outbox} SET note = '{AGAIN}'", seqs)
 
     def note_refused(self, row: StoredRow, version: str, why: str) -> None:
-        """Note that this version of reliq cannot publish a row."""
+        """Mark a row that this version of reliq cannot publish."""
         note = f"{row.note}{', ' if row.note else ''}refused by reliq {version}: {why}"
         self.database.query(f"UPDATE {self._outbox} SET note = :note WHERE seq = :seq", {"note": note, "seq": row.seq})
 
@@ -399,7 +405,7 @@ class Store:
         return [RefusedRow(*row) for row in rows]
 
     def retry(self, *, newer: str = "") -> int:
-        """Have refused rows taken again, all or those that a version before `newer` has refused; return how many."""
+        """Retry all refused rows, or only rows refused by versions before `newer`; return their number."""
         starts = self.database.query(f"SELECT DISTINCT {_START} FROM {self._outbox} WHERE {_IS_REFUSED}")
         before = f"CASE WHEN note LIKE '{AGAIN}%%' THEN '{AGAIN}' ELSE '' END"
         return sum(
@@ -414,7 +420,7 @@ class Store:
         )
 
     def again(self, since_ms: int) -> int:
-        """Have rows that were sent in the last `since_ms` sent again; return how many."""
+        """Send the rows of the last `since_ms` again; return their number."""
         rows = self.database.query(
             f"UPDATE {self._outbox} SET sent_ms = NULL, note = :note WHERE sent_ms >= {self._now} - :since RETURNING seq",
             {"note": AGAIN, "since": since_ms},
@@ -423,7 +429,7 @@ class Store:
         return len(rows)
 
     def clean(self, keep_ms: int) -> tuple[int, int]:
-        """Delete rows that were sent over `keep_ms` ago, and those of the inbox that are over; return how many of each."""
+        """Delete rows sent over `keep_ms` ago and expired inbox rows; return both numbers."""
         sent = self._delete(
             f"DELETE FROM {self._outbox} WHERE seq IN (SELECT seq FROM {self._outbox} "
             f"WHERE sent_ms < {self._now} - :keep ORDER BY seq LIMIT {DELETE_LIMIT}) RETURNING 1",
@@ -438,7 +444,7 @@ class Store:
         return sent, over
 
     def look(self) -> OutboxLook:
-        """Count what waits."""
+        """Count the unsent rows."""
         unsent = f"SELECT made_ms FROM {self._outbox} WHERE sent_ms IS NULL ORDER BY seq LIMIT {COUNT_LIMIT}"
         [(waiting, oldest)] = self.database.query(
             f"SELECT count(*), {self._now} - min(made_ms) FROM ({unsent}) AS unsent"
@@ -447,11 +453,11 @@ class Store:
         return OutboxLook(int(waiting), max(0.0, int(oldest or 0) / 1000))
 
     def wait(self, seconds: float) -> None:
-        """Wait for a commit of new rows, or for so many seconds."""
+        """Wait for a commit of new rows, or for `seconds`."""
         self.database.wait(self._outbox, seconds)
 
     def _end(self, calls: Sequence[str], change: str, seqs: Sequence[int]) -> None:
-        """Make a change of the rows of calls that are over, and forget those calls."""
+        """Delete finished calls, and apply `change` to the rows `seqs`."""
         if calls:
             rows = f"{change} WHERE seq {self._among.format(name='seqs', kind='bigint')}"
             self.database.query(rows, {"seqs": self._array(seqs)})
@@ -459,11 +465,11 @@ class Store:
             self.database.query(over, {"calls": self._array(calls)})
 
     def _array(self, values: Sequence[int | str]) -> Any:
-        """Return numbers or texts as one parameter, or as the value of a column."""
+        """Return a sequence as one SQL parameter: an array in PostgreSQL, JSON in SQLite."""
         return json.dumps(list(values)) if self.database.dialect == "sqlite" else list(values)
 
     def _delete(self, sql: str, values: Mapping[str, int]) -> int:
-        """Delete in pieces, each a transaction of its own; return how many rows."""
+        """Delete in several transactions of DELETE_LIMIT rows; return the number of rows."""
         count = 0
         while True:
             gone = len(self.database.query(sql, values))

@@ -1,10 +1,12 @@
 """
-The tables of the outbox and the inbox, and the SQL that makes them and writes to them, in both dialects.
+The tables of the outbox and the inbox: names, and the SQL to create and write them, in both dialects.
 
-    outbox         a message to be published; `sent_ms` when it was, `note` is `again`, or which version refused it and why
-    outbox_calls   the calls of relays that publish rows, by `seqs`, until these are noted as sent; from `again_ms` on any
-                   relay makes the call again, and while `failures` is not 0 no more rows of its queue are taken
-    inbox          a message whose effects are committed
+    outbox         messages to publish. `sent_ms`: when a message was sent. `note`: `again`, or the version that refused
+                   the row and the reason.
+    outbox_calls   calls of relays, until their rows (`seqs`) are marked as sent. After `again_ms`, any relay repeats
+    the
+                   call. While `failures` is not 0, no more rows of its queue are taken.
+    inbox          messages with committed effects
 """
 
 from __future__ import annotations
@@ -30,11 +32,10 @@ if TYPE_CHECKING:
 Dialect = Literal["postgresql", "sqlite"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
-#: Perhaps a schema, then what the names of the tables begin with; PostgreSQL cuts names off at 63 characters,
-#: and folds capitals unless a name is quoted.
+#: An optional schema and a table prefix. PostgreSQL truncates names to 63 characters and lowercases unquoted names.
 _PREFIX = re.compile(r"(?:(?P<schema>[a-z_][a-z0-9_]{0,62})\.)?(?P<start>[a-z_][a-z0-9_]{0,39})")
 
-#: The SQL of the database's clock, in unix ms.
+#: SQL for the current time of the database in Unix ms.
 NOW_MS: dict[Dialect, str] = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000.0 AS integer)",
@@ -45,9 +46,9 @@ _SEQUENCE = {
 }
 _BYTES = {"postgresql": "bytea", "sqlite": "blob"}
 _NUMBERS = {"postgresql": "bigint[]", "sqlite": "text"}
-#: A named parameter; a cast has two colons.
+#: A named parameter such as `:id`, but not a cast such as `::text`.
 _NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
-#: PostgreSQL's codes and SQLite's words for: no such table, column or schema; no such unique key.
+#: Error codes of PostgreSQL and error texts of SQLite for a missing table, column, schema or unique key.
 _MISSING_CODES = {"42P01", "42703", "3F000", "42P10"}
 _MISSING_WORDS = ("no such table", "has no column named", "no such column", "ON CONFLICT clause does not match")
 
@@ -57,11 +58,11 @@ class Tables(NamedTuple):
     The names of the three tables.
 
     Attributes:
-        schema: where they are; empty for the connection's own.
-        start: what their names begin with.
-        outbox: the table of messages that are to be published.
-        calls: the table of the calls that publish them.
-        inbox: the table of messages whose effects are committed.
+        schema: the schema; empty for the default schema of the connection.
+        start: the prefix of the names.
+        outbox: the table of messages to publish.
+        calls: the table of the relays' calls.
+        inbox: the table of messages with committed effects.
     """
 
     schema: str
@@ -73,29 +74,29 @@ class Tables(NamedTuple):
     @classmethod
     def of(cls, prefix: str) -> Tables:
         """
-        Return the tables whose names begin with `prefix`, which may begin with a schema and a dot.
+        Return the table names for `prefix`, which may contain a schema, such as `shop.reliq_`.
 
         Raises:
-            ConfigurationError: `prefix` cannot be the beginning of a table's name.
+            ConfigurationError: the prefix is not allowed.
         """
         match = _PREFIX.fullmatch(prefix) if isinstance(prefix, str) else None
         if match is None:
             raise ConfigurationError(
-                "prefix must begin the name of a table, such as 'reliq_' or 'shop.reliq_': at most 40 of a-z 0-9 _, "
+                "prefix must be the start of a table name, such as 'reliq_' or 'shop.reliq_': at most 40 of a-z 0-9 _, "
                 f"not {str(prefix)[:80]!r}"
             )
         return cls(match["schema"] or "", match["start"], f"{prefix}outbox", f"{prefix}outbox_calls", f"{prefix}inbox")
 
 
 def check_dialect(dialect: str) -> Dialect:
-    """Return `dialect` when there is SQL for it; raise ConfigurationError for another."""
+    """Return `dialect`; raise ConfigurationError if it is not supported."""
     if dialect in DIALECTS:
         return dialect
     raise ConfigurationError(f"the outbox works in {' and '.join(DIALECTS)}, not in {str(dialect)[:40]!r}")
 
 
 def ddl(dialect: Dialect, prefix: str = OUTBOX_PREFIX) -> list[str]:
-    """Return the statements that make the tables and their indexes, where they are not there yet."""
+    """Return the statements that create the tables and indexes if they do not exist."""
     tables = Tables.of(prefix)
     return [
         f"""CREATE TABLE IF NOT EXISTS {tables.outbox} (
@@ -132,7 +133,7 @@ def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
     Return the tables as SQLAlchemy's MetaData, for `create_all` or for Alembic's `target_metadata`.
 
     Args:
-        prefix: what the names of the tables begin with; `schema.prefix` names a schema too.
+        prefix: the prefix of the table names ("reliq_"); `schema.prefix` names a schema too.
 
     Raises:
         ConfigurationError: the prefix is not allowed, or SQLAlchemy is not installed.
@@ -148,7 +149,7 @@ def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
     outbox = sa.Table(
         f"{tables.start}outbox",
         schema,
-        # SQLite counts in a column of the type integer alone.
+        # SQLite generates numbers only in a column of type integer.
         sa.Column(
             "seq",
             sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
@@ -188,14 +189,19 @@ def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
 
 class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    On which terms a message is published (times in ms), as JSON in its row.
+    The publish options of a message, stored as JSON in its row; times are in ms.
 
-    A relay that is older than what it reads refuses the row, for it would drop what it does not know.
+    A relay refuses rows with options that its version does not support, instead of ignoring the options.
 
     Attributes:
-        window_ms: for how long a chosen id stays taken after its end; None for a generated one.
-        durability: kind, count, local, and ms of the time-out; None for none.
-        keyed: whether its envelope names a key or a priority.
+        ttl_ms: the lifetime of the message.
+        retries: the number of retries.
+        delay_ms: the delay after the insert.
+        at_ms: the due time in Unix ms; None if `delay_ms` counts.
+        window_ms: how long a chosen id stays taken after the message ended; None for a generated id.
+        replace: whether to replace a waiting message with the same id.
+        durability: kind, count, local and timeout in ms; None for no confirmation.
+        keyed: whether the message has a key or a priority.
     """
 
     ttl_ms: int
@@ -208,20 +214,22 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     keyed: bool = False
 
     def text(self) -> str:
-        """Return the terms as they stand in a row."""
+        """Return the options as JSON."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def parse(cls, text: str) -> RowTerms:
-        """Return what a row says; raise ConfigurationError when this version does not understand it."""
+        """Parse the options of a row; raise ConfigurationError if this version does not support them."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
-            raise ConfigurationError(f"the terms of the row are none that this version knows: {error}") from None
+            raise ConfigurationError(
+                f"this version of reliq cannot read the publish options in the row: {error}"
+            ) from None
 
     @property
     def confirmation(self) -> Durability:
-        """The confirmation that the message needs before it counts as sent."""
+        """The confirmation that the message needs to count as sent."""
         if self.durability is None:
             return Durability.NONE
         kind, count, local, timeout_ms = self.durability
@@ -231,11 +239,13 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 @dataclass(frozen=True, slots=True)
 class Statement:
     """
-    One SQL statement for the transaction of an application.
+    An SQL statement to run in the application's transaction.
 
     Attributes:
-        kind: `publish` writes a row of the outbox, `once` a row of the inbox unless it exists, `prolong` keeps that row longer.
-        values: of its parameters.
+        kind: `publish` inserts an outbox row, `once` inserts an inbox row if it is new, `prolong` keeps an inbox row
+            longer.
+        tables: the table names.
+        values: the values of its parameters.
     """
 
     kind: Literal["publish", "once", "prolong"]
@@ -248,7 +258,7 @@ class Statement:
         return self.tables.outbox if self.kind == "publish" else self.tables.inbox
 
     def sql(self, dialect: Dialect, *, two_phase: bool = False) -> str:
-        """Return its text, with parameters as `:name`; PostgreSQL prepares no `two_phase` transaction that has notified."""
+        """Return the SQL with `:name` parameters; with `two_phase`, without NOTIFY, which PostgreSQL cannot prepare."""
         now = NOW_MS[dialect]
         if self.kind == "once":
             return (
@@ -265,24 +275,24 @@ class Statement:
         )
         if dialect == "sqlite" or two_phase:
             return insert
-        # A relay that listens hears of it when the transaction is committed, and never of one that is rolled back.
+        # PostgreSQL notifies listening relays when the transaction commits, and not if it is rolled back.
         return f"WITH written AS ({insert}) SELECT pg_notify('{self.table}', '')"
 
 
 def percent(sql: str) -> str:
-    """Return a statement with its parameters as `%(name)s`."""
+    """Return the SQL with `%(name)s` parameters."""
     return _NAMED.sub(r"%(\1)s", sql)
 
 
 def once_statement(queue: str, id: str, publication_id: int, keep_ms: int, prefix: str = OUTBOX_PREFIX) -> Statement:
-    """Return the statement that writes to the inbox that the effects of a message are being committed."""
+    """Return the statement that inserts the inbox row of a message."""
     values = {"queue": queue, "id": id, "publication_id": publication_id, "keep_ms": keep_ms}
     return Statement("once", Tables.of(prefix), values)
 
 
 @contextmanager
 def explaining_missing_table(table: str) -> Iterator[None]:
-    """Raise ConfigurationError for an error, of any library, which says that `table` does not exist or is another."""
+    """Convert errors about a missing or different table, of any library, to ConfigurationError."""
     try:
         yield
     except Exception as error:
@@ -292,8 +302,8 @@ def explaining_missing_table(table: str) -> Iterator[None]:
             codes = {getattr(cause, "sqlstate", None), getattr(driver_error, "sqlstate", None)}
             if codes & _MISSING_CODES or any(words in str(cause) for words in _MISSING_WORDS):
                 raise ConfigurationError(
-                    f"the database has no table {table} as reliq makes it: make it by a migration, or by what `reliq outbox "
-                    "sql --dialect postgresql` prints; another beginning of its name is given as prefix"
+                    f"the database has no table {table} with reliq's columns: create it by a migration or by the output of "
+                    "`reliq outbox sql --dialect postgresql`; if its name has another prefix, give prefix="
                 ) from error
             cause = cause.__cause__
         raise

@@ -1,7 +1,7 @@
 """
-Writes a row of the outbox or the inbox in a transaction that the application has begun and will end.
+Write a row of the outbox or the inbox in the application's open transaction.
 
-The transaction is one of SQLAlchemy 2, of Django, of psycopg 3 or of the standard library's sqlite3.
+Supported are transactions of SQLAlchemy 2, Django, psycopg 3 and sqlite3 of the standard library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ACCEPTED = (
 
 
 class Transaction(Protocol):
-    """The methods that all transactions of blocking code have, for type checkers."""
+    """The methods that all blocking transactions have, for type checkers."""
 
     def commit(self) -> None:
         """Commit."""
@@ -37,7 +37,7 @@ class Transaction(Protocol):
 
 
 class AsyncTransaction(Protocol):
-    """As `Transaction`, of async code."""
+    """Async version of `Transaction`."""
 
     def commit(self) -> Awaitable[None]:
         """Commit."""
@@ -48,11 +48,10 @@ class AsyncTransaction(Protocol):
 
 def write(tx: Transaction, statement: Statement) -> int:
     """
-    Run `statement` in the transaction that `tx` is in, and return how many rows it wrote. Nothing is committed.
+    Run `statement` in the transaction of `tx` and return the number of written rows; do not commit.
 
     Raises:
-        ConfigurationError: `tx` is no transaction of those that are known, or would commit the statement by itself, or
-            its database has no such table.
+        ConfigurationError: `tx` is not a supported transaction, is in autocommit mode, or the table does not exist.
     """
     with explaining_missing_table(statement.table):
         written: int = _writer(tx, is_async=False)(tx, statement)
@@ -60,14 +59,14 @@ def write(tx: Transaction, statement: Statement) -> int:
 
 
 async def awrite(tx: AsyncTransaction, statement: Statement) -> int:
-    """As `write`, in async code."""
+    """Async version of `write`."""
     with explaining_missing_table(statement.table):
         written: int = await _writer(tx, is_async=True)(tx, statement)
         return written
 
 
 def publish_statement(message: PreparedMessage, keys: Keys, durability: Durability, prefix: str) -> Statement:
-    """Return the statement that writes a message, which is checked and encoded, to the outbox."""
+    """Return the statement that inserts a prepared message into the outbox."""
     terms = message.terms
     confirmation = None
     if durability.kind != "none":
@@ -78,19 +77,19 @@ def publish_statement(message: PreparedMessage, keys: Keys, durability: Durabili
 
 
 def wrong_kind(tx: Any, wanted: str) -> ConfigurationError:
-    """Return the error for a `tx` that is not what was `wanted`."""
+    """Return the error for a `tx` of an unsupported type."""
     return ConfigurationError(f"the transaction must be {wanted}, not {type(tx).__module__}.{type(tx).__qualname__}")
 
 
 def autocommit(how: str) -> ConfigurationError:
-    """Return the error for a connection that would commit the row alone; `how` says how to begin a transaction."""
+    """Return the error for a connection in autocommit mode; `how` explains how to begin a transaction."""
     return ConfigurationError(
         f"no transaction is open and the connection is in autocommit: the row would be committed by itself; {how}"
     )
 
 
 def _writer(tx: Any, *, is_async: bool) -> Any:
-    """Return the function that writes to what `tx` is, or inherits from."""
+    """Return the writer for the class of `tx` or a base class."""
     for kind in type(tx).__mro__:
         if writers := _WRITERS.get(kind.__module__.partition(".")[0]):
             writer = writers[is_async]
@@ -103,7 +102,9 @@ def _writer(tx: Any, *, is_async: bool) -> Any:
 def _write_sqlite(tx: Any, statement: Statement) -> int:
     if not isinstance(tx, sqlite3.Connection):
         raise wrong_kind(tx, "the sqlite3.Connection")
-    mode = getattr(tx, "autocommit", -1)  # from Python 3.12 on; -1 means that isolation_level decides, as before
+    mode = getattr(
+        tx, "autocommit", -1
+    )  # since Python 3.12; -1 means that isolation_level decides, as in older versions
     begins_by_itself = mode is False or (mode is not True and tx.isolation_level is not None)
     if not (tx.in_transaction or begins_by_itself):
         raise autocommit("execute BEGIN IMMEDIATE first, and COMMIT at the end")
@@ -125,12 +126,12 @@ def _write_django(tx: Any, statement: Statement) -> int:
 
 
 def _write_psycopg(tx: Any, statement: Statement) -> int:
-    import psycopg  # noqa: PLC0415  who has such a connection has imported it
+    import psycopg  # noqa: PLC0415  already imported by the caller
 
     if not isinstance(tx, psycopg.Connection):
         raise wrong_kind(tx, "a psycopg.Connection; in async code use the method whose name begins with `a`")
     sql = _psycopg_sql(tx, statement, "with connection.transaction():")
-    # The connection's own cursor class may want other parameters.
+    # The cursor class of the connection may need other arguments.
     return _known_rows(psycopg.Cursor(tx).execute(sql, dict(statement.values)).rowcount)
 
 
@@ -144,7 +145,7 @@ async def _awrite_psycopg(tx: Any, statement: Statement) -> int:
 
 
 def _psycopg_sql(tx: Any, statement: Statement, begin: str) -> bytes:
-    """Return the statement in psycopg's words; raise ConfigurationError outside a transaction."""
+    """Return the SQL for psycopg; raise ConfigurationError outside a transaction."""
     from psycopg.pq import TransactionStatus  # noqa: PLC0415  as above
 
     if tx.autocommit and tx.info.transaction_status == TransactionStatus.IDLE:
@@ -154,20 +155,22 @@ def _psycopg_sql(tx: Any, statement: Statement, begin: str) -> bytes:
 
 
 def _known_rows(rows: int) -> int:
-    """Return how many rows were written; raise ConfigurationError in a pipeline, where that is not known yet."""
+    """Return the number of written rows; raise ConfigurationError in a pipeline, where it is not known yet."""
     if rows < 0:
-        raise ConfigurationError("in a pipeline of psycopg nobody knows yet whether a row was written: leave it before")
+        raise ConfigurationError(
+            "in a pipeline of psycopg the number of written rows is not known: leave the pipeline first"
+        )
     return rows
 
 
 def _write_sqlalchemy(tx: Any, statement: Statement) -> int:
-    from sqlalchemy import Connection, text  # noqa: PLC0415  who has such a session has imported it
+    from sqlalchemy import Connection, text  # noqa: PLC0415  already imported by the caller
     from sqlalchemy.exc import UnboundExecutionError  # noqa: PLC0415
     from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415
 
     if not isinstance(tx, Session | scoped_session | Connection):
         raise wrong_kind(
-            tx, "a Session or Connection of SQLAlchemy; for one of async code use the method that begins with `a`"
+            tx, "a Session or Connection of SQLAlchemy; for an AsyncSession use the method that begins with `a`"
         )
     try:
         connection = tx if isinstance(tx, Connection) else tx.connection()
@@ -180,7 +183,7 @@ def _write_sqlalchemy(tx: Any, statement: Statement) -> int:
         connection.begin()
     driver: Any = connection.connection.dbapi_connection
     if isinstance(driver, sqlite3.Connection) or connection.dialect.name == "sqlite":
-        within = getattr(driver, "driver_connection", driver)  # of aiosqlite
+        within = getattr(driver, "driver_connection", driver)  # for aiosqlite
         commits_by_itself = driver.isolation_level is None and not getattr(within, "in_transaction", True)
     else:
         commits_by_itself = bool(getattr(driver, "autocommit", False))
@@ -192,7 +195,7 @@ def _write_sqlalchemy(tx: Any, statement: Statement) -> int:
 
 
 async def _awrite_sqlalchemy(tx: Any, statement: Statement) -> int:
-    # The async part of SQLAlchemy needs greenlet; who has an async session has that.
+    # Needs greenlet, which every application with an async session has.
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session  # noqa: PLC0415
 
     if isinstance(tx, async_scoped_session):
@@ -202,13 +205,16 @@ async def _awrite_sqlalchemy(tx: Any, statement: Statement) -> int:
     return await tx.run_sync(_write_sqlalchemy, statement)
 
 
-#: The library of a transaction's class -> what writes to it in blocking code and in async code, or what async code needs.
+#: Library -> its writers for blocking and async code; a text instead explains how to do it.
 _WRITERS: dict[str, tuple[Any, Any]] = {
     "sqlalchemy": (_write_sqlalchemy, _awrite_sqlalchemy),
-    "django": (_write_django, "one of async code; Django has none there: call the method without `a` in sync_to_async"),
+    "django": (
+        _write_django,
+        "an async transaction, and Django has none: call the method without `a` in sync_to_async",
+    ),
     "psycopg": (_write_psycopg, _awrite_psycopg),
     "sqlite3": (
         _write_sqlite,
-        "one of async code, such as an AsyncSession; for sqlite3 leave out the `a` of the method",
+        "an async transaction, such as an AsyncSession; for sqlite3 leave out the `a` of the method",
     ),
 }

@@ -1,1 +1,1 @@
-"""Messages without a decorator: claimed, renewed while a block runs, and settled at its end."""
+"""`Queue.receive`: claim messages in a `with` block, renew their leases while it runs, and settle them at its end."""

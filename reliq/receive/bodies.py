@@ -1,4 +1,4 @@
-"""Bodies of claimed messages: read in calls of a bounded size, for a worker, for `receive` and for the testing kit."""
+"""Read the bodies of claimed messages in calls of bounded size, for workers, `receive` and the testing kit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Read(NamedTuple, Generic[E]):
-    """The first deliveries of those that wait in a shard, the call that reads their bodies, and the bytes expected."""
+    """A call that reads the bodies of `group`, the first `waiting` deliveries of a shard; `size` is in bytes."""
 
     keys: Keys
     waiting: list[E]
@@ -32,19 +32,19 @@ class Read(NamedTuple, Generic[E]):
 
 class BodyReader(Generic[E]):
     """
-    Makes the calls that read bodies, a bounded number of bytes in one round trip.
+    Read message bodies with a bounded number of bytes in one round trip.
 
-    A call brings small bodies, or the sizes of large ones; the next round trip brings as many of those as fit. A body
-    that is larger than `max_body` is not read.
+    The first call returns small bodies, and only the sizes of large bodies. The next round trips read the large bodies,
+    as many as fit. A body larger than `max_body` is not read.
 
     Args:
-        max_body: of each queue by its name.
-        backoff_until: when shards that fail may be tried again.
-        expect: is called with a queue and how many of its messages one round trip brings, by the largest so far.
+        max_body: the largest allowed body in bytes, by queue name.
+        backoff_until: the monotonic time until which a failing shard is left out.
+        expect: called with a queue name and the number of its messages that fit in a round trip.
 
     Attributes:
-        ready: deliveries that have their bodies.
-        gone: deliveries without a body in Redis.
+        ready: deliveries with their bodies.
+        gone: deliveries without a body in Redis, because it has expired.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class BodyReader(Generic[E]):
         self._unread.setdefault(keys, []).extend(deliveries)
 
     def next_reads(self) -> list[Read[E]]:
-        """Return the next reads: the first bodies of each shard, as many as fit; those first whose sizes are known."""
+        """Return the next reads: for each shard as many bodies as fit, large bodies of known size first."""
         rest = READ_BYTES
         reads: list[Read[E]] = []
         for places in (self._sized, self._unread):
@@ -84,7 +84,7 @@ class BodyReader(Generic[E]):
         return reads
 
     def take(self, reads: Sequence[Read[E]], answers: Sequence[Any]) -> list[tuple[Read[E], Exception]]:
-        """Take the bodies of `reads`; return those that failed, which are made again."""
+        """Store the bodies that `reads` returned; return the failed reads, which `next_reads` returns again."""
         failures: list[tuple[Read[E], Exception]] = []
         for read, answer in zip(reads, answers, strict=True):
             if isinstance(answer, Exception):
@@ -106,7 +106,7 @@ class BodyReader(Generic[E]):
         return Read(keys, waiting, group, sum(held.size for held in group), commands.bodies(keys, ids))
 
     def _fill(self, keys: Keys, group: list[E], answer: list[FoundBody]) -> None:
-        """Give deliveries their bodies, and have large ones read next."""
+        """Store the bodies in their deliveries, and queue large bodies for the next read."""
         name = keys.name
         now = time.monotonic()
         max_body = self._max_body[name]

@@ -1,4 +1,4 @@
-"""Messages without a decorator: waits for shards with work, claims, leases that are renewed, and the end of each delivery."""
+"""Implement `Queue.receive`: wait for messages, claim them, renew their leases and settle them."""
 
 from __future__ import annotations
 
@@ -40,31 +40,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A shard is looked at this often, which bounds the delay after a lost wake token.
+#: How often a shard is polled, in seconds; this bounds the delay after a lost wake-up.
 EACH_SHARD_SECONDS = 1.0
-#: A shard of several that another process watches is looked at by that one; by this one in case that it was killed.
+#: How often a shard is polled, in seconds, if another process watches it; needed in case that process is killed.
 WATCHED_SHARD_SECONDS = 2.5
-#: A look names a length for leases, in ms, and leases nothing.
+#: A claim with limit 0 needs a lease time in ms, but leases nothing.
 _LEASE_MS = 1000
-#: The thread of a listener takes a step at least this often.
+#: The longest step of a listener's thread, in seconds.
 STEP_SECONDS = 1.0
-#: The connections are kept for the next wait for this many seconds after the last one.
+#: How long the listener keeps its connections after the last wait, in seconds.
 KEPT_SECONDS = 1.0
 
-#: Where a wait has found something: in these shards, or anywhere.
+#: The result of a wait: the shards that have messages; empty if they are not known.
 Found = tuple["Keys", ...]
 ANYWHERE: Found = ()
 
 
 class Listener:
     """
-    The waits of a process for a queue, as a worker waits: for the tokens of its shards, and for their due times.
+    Wait for messages of a queue on behalf of all `receive` calls of a process.
 
-    Its thread runs while anybody waits. A token wakes who has waited for the longest; where nobody waits any more another
-    process gets it.
+    It waits for wake-ups and due times of all shards, like a worker. Its thread runs while a caller waits. A wake-up
+    goes to the caller that has waited longest. If no caller waits any more, the wake-up goes back to Redis for another
+    process.
 
     Args:
-        spares_leases: says of a shard whether its leases that are over are left alone.
+        spares_leases: returns whether expired leases of a shard must not be reclaimed yet.
     """
 
     def __init__(self, client: Client, shards: Shards, spares_leases: Callable[[Keys], bool]) -> None:
@@ -72,12 +73,12 @@ class Listener:
         self._shards = shards
         self._spares_leases = spares_leases
         self._name = token()
-        # Of the thread that runs, or ran last.
+        # Both belong to the current thread, or to the last.
         self._scheduler: Scheduler
         self._look_at: dict[Keys, float]
         self._lock = threading.Lock()
         self._waiting: deque[Future[Found]] = deque()
-        self._unheard: list[Keys] = []  # what came for who has gone
+        self._unheard: list[Keys] = []  # wake-ups for callers that left
         self._left_at = 0.0  # when the last wait ended
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -85,11 +86,11 @@ class Listener:
 
     @property
     def watcher(self) -> str:
-        """The name by which claims have this process watch for due times; empty while its thread does not run."""
+        """The name under which this process watches due times; empty while its thread does not run."""
         return self._name if self._thread else ""
 
     def wait(self, seconds: float) -> Found | None:
-        """Wait so long for something to come; return where, or None."""
+        """Wait for messages; return the shards that have some, or None after `seconds`."""
         place = self._enter()
         try:
             return place.result(seconds)
@@ -100,7 +101,7 @@ class Listener:
             raise
 
     async def await_(self, seconds: float) -> Found | None:
-        """As `wait`, in async code."""
+        """Async version of `wait`."""
         place = self._enter()
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(place)), seconds)
@@ -111,11 +112,11 @@ class Listener:
             raise
 
     def note(self, keys: Keys, answer: ClaimAnswer) -> None:
-        """Take over when a shard is due, if this process watches it: a claim has seen it."""
+        """Store the next due time that a claim returned, if this process watches the shard."""
         self._scheduler.note(keys, answer, time.monotonic())
 
     def close(self) -> None:
-        """End the thread, and its connections."""
+        """Stop the thread and close its connections."""
         with self._lock:
             self._is_closed = True
             thread = self._thread
@@ -124,7 +125,7 @@ class Listener:
             thread.join(KEPT_SECONDS)
 
     def _enter(self) -> Future[Found]:
-        from reliq.worker.upkeep import Scheduler  # noqa: PLC0415  who publishes alone does without it
+        from reliq.worker.upkeep import Scheduler  # noqa: PLC0415  not needed to publish
 
         place: Future[Found] = Future()
         with self._lock:
@@ -135,14 +136,14 @@ class Listener:
                 self._look_at = look_at
                 run = partial(self._run, scheduler, look_at)
                 thread = threading.Thread(target=run, name="reliq-listener", daemon=True)
-                thread.start()  # one that cannot start is none: the next wait tries again
+                thread.start()  # if this raises, the next wait starts a thread
                 self._thread = thread
             self._waiting.append(place)
         self._poke()
         return place
 
     def _leave(self, place: Future[Found]) -> Found | None:
-        """Give up a place; return what has come for it meanwhile."""
+        """Stop waiting; return the wake-up that came meanwhile, or None."""
         with self._lock:
             if place in self._waiting:
                 self._waiting.remove(place)
@@ -151,7 +152,7 @@ class Listener:
         return place.result()
 
     def give_back(self, found: Found | None) -> None:
-        """Have somebody else take what came for who has gone."""
+        """Pass a wake-up on to another caller or process, because its caller has left."""
         for keys in found or ():
             if not self._wake((keys,)):
                 with self._lock:
@@ -159,7 +160,7 @@ class Listener:
                 self._poke()
 
     def _wake(self, found: Found) -> bool:
-        """Wake who has waited for the longest; return whether anybody waits."""
+        """Wake the caller that has waited longest; return False if no caller waits."""
         with self._lock:
             if not self._waiting:
                 return False
@@ -168,7 +169,7 @@ class Listener:
             return True
 
     def _wake_all(self) -> None:
-        """Have everybody look, who sees then what failed."""
+        """Wake all callers: each polls Redis and raises the error itself."""
         while self._wake(ANYWHERE):
             pass
 
@@ -184,22 +185,25 @@ class Listener:
                             unheard, self._unheard = self._unheard, []
                             break
                     self._step(tokens)
-                # Other processes watch; where something is to come due, one of them looks at once.
+                # Hand the watch over to other processes: a wake-up makes one of them poll at once.
                 watched = [keys for keys in look_at if scheduler.watches(keys)]
                 with suppress(ReliqError):
                     self.client.run_all([commands.drop_watch(keys) for keys in watched])
                 tokens.pass_on([*unheard, *watched])
-                self._wake_all()  # after a close they wait anew, in another thread
+                self._wake_all()  # callers left after close() start a new thread
         except Exception:
-            logger.exception("queue %s: the waits of `receive` failed and begin anew", self._shards.first.name)
-            time.sleep(STEP_SECONDS)  # whoever waits looks then, and begins them anew
+            logger.exception(
+                "receive: queue %s: the thread that waits for messages failed; it restarts at the next wait",
+                self._shards.first.name,
+            )
+            time.sleep(STEP_SECONDS)  # then the waiting callers poll Redis and start a new thread
             with self._lock:
                 if self._thread is threading.current_thread():
                     self._thread = None
             self._wake_all()
 
     def _step(self, tokens: WakeTokens) -> None:
-        """Look at what is to be looked at, stand while anybody waits, and hear what comes."""
+        """Poll the shards that are due, wait for a wake-up, and pass wake-ups to callers."""
         with suppress(ReliqError):
             run_blocking(self._shards.refresh(BLOCKING, for_seconds=0.0))
         shards = self._shards.all
@@ -216,7 +220,7 @@ class Listener:
             tokens.pass_on([keys for keys in found if not self._wake((keys,))])
             seconds = max(0.0, min(seconds, min(self._look_at.values()) - time.monotonic()))
         except ReliqError as error:
-            logger.debug("queue %s: no shard can be looked at: %s", self._shards.first.name, error)
+            logger.debug("receive: queue %s: cannot poll any shard; retrying: %s", self._shards.first.name, error)
             tokens.restart()
             self._wake_all()
         came, failed = tokens.came(seconds)
@@ -228,14 +232,14 @@ class Listener:
 
     def _look(self, shards: Sequence[Keys]) -> list[Keys]:
         """
-        Look at the shards whose time has come, and watch those that no other process watches; return those with messages.
+        Poll the shards that are due, and watch those that no other process watches; return the shards with messages.
 
         Raises:
-            ReliqError: none of them could be looked at.
+            ReliqError: no shard could be polled.
         """
         began = time.monotonic()
         asked = [keys for keys in shards if self._look_at.get(keys, 0.0) <= began]
-        number = CallNumber(self._name, 1)  # a look needs no number
+        number = CallNumber(self._name, 1)  # a claim of nothing needs no real number
         looks = [transitions.claim(keys, number, limit=0, lease_ms=_LEASE_MS, watcher=self._name) for keys in asked]
         answers = self.client.run_all(looks)
         found = []
@@ -260,18 +264,25 @@ B = TypeVar("B")
 @dataclass(slots=True)
 class ReceivedJob(Effects, Generic[B]):
     """
-    One message taken with `receive`. Unless it is answered otherwise, the end of the block answers for it.
+    A message received with `Queue.receive`.
+
+    Call `ack`, `nack`, `reject`, `snooze` or `rate_limited` to answer it; the last call counts. Unanswered messages are
+    acked at the end of the block, or retried with backoff if the block raises.
 
     Attributes:
-        attempt: 1 for the first delivery, None for a bare body.
-        due: unix seconds, or None for a bare body.
-        queue: the queue's name.
-        key: None without one.
-        token: above that of every earlier delivery of this message, and in an ordered queue of its key: for stores that
-            refuse what comes late.
-        lease_lost: whether its lease ran out, so that another may have it.
-        cancelled: whether it was cancelled meanwhile.
-        answer: the answer that the end of the block gives to Redis, None for the block's own.
+        id: the message id.
+        body: the decoded body, of the queue's type.
+        attempt: the number of this delivery, 1 for the first; None for a body without reliq's envelope.
+        retries_left: the number of retries left after this delivery.
+        due: when this delivery was due, in Unix seconds of the Redis clock; None for a body without reliq's envelope.
+        headers: the headers given to `publish`.
+        queue: the name of the queue.
+        key: the message key; None without a key.
+        token: the fencing token: larger in each later delivery of the message, and in an ordered queue larger than the
+            tokens of all earlier messages with the same key. Let a store refuse writes with a smaller token.
+        lease_lost: whether the lease expired, so that another process may have the message.
+        cancelled: whether the message was cancelled meanwhile; updated when the lease is renewed.
+        answer: the answer given so far; None means that the end of the block decides.
     """
 
     id: str
@@ -295,23 +306,45 @@ class ReceivedJob(Effects, Generic[B]):
         return self._kept_ms()
 
     def ack(self) -> None:
-        """Answer: done."""
+        """Ack the message at the end of the block: it is finished."""
         self.answer = Ack()
 
     def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:
-        """Answer: deliver again after `delay`, None for the default backoff."""
+        """
+        Retry the message; without a retry left it becomes a dead letter.
+
+        Args:
+            delay: the time until the next delivery, in seconds or as a timedelta; None for the default backoff.
+            reason: a text stored for the operator.
+        """
         self.answer = Nack(delay=None if delay is None else seconds("delay", delay), reason=reason)
 
     def reject(self, *, reason: str = "") -> None:
-        """Answer: a dead letter at once."""
+        """Make the message a dead letter at once; `reason` is stored for the operator."""
         self.answer = Reject(reason=reason)
 
     def snooze(self, *, delay: Duration, reason: str = "") -> None:
-        """Answer: deliver again after `delay`, and spend no retry."""
+        """
+        Redeliver the message later without using a retry.
+
+        Args:
+            delay: the time until the next delivery, in seconds or as a timedelta.
+            reason: a note for your own code; it is not stored.
+        """
         self.answer = Snooze(delay=seconds("delay", delay), reason=reason)
 
     def rate_limited(self, *, delay: Duration, reason: str = "", max_delay: Duration = 3600.0) -> None:
-        """Answer: deliver again, as nothing else of its key, after `delay`, and spend no retry; see `RateLimited`."""
+        """
+        Redeliver the message later without using a retry, and throttle its key until then; see `RateLimited`.
+
+        Args:
+            delay: the time until the next delivery, in seconds or as a timedelta.
+            reason: a note for your own code; it is not stored.
+            max_delay: the longest allowed delay, in seconds or as a timedelta (3600); guards against milliseconds.
+
+        Raises:
+            ConfigurationError: `delay` is longer than `max_delay`.
+        """
         answer = RateLimited(delay, reason, max_delay)
         rate_limit_seconds(answer)
         self.answer = answer
@@ -320,15 +353,18 @@ class ReceivedJob(Effects, Generic[B]):
 @dataclass(slots=True, eq=False)
 class ClaimRound:
     """
-    A look that claims messages of a shard; whoever holds it makes the calls.
+    The calls that poll one shard and claim its messages; the owner sends them.
 
     Attributes:
-        spread: of how many keys they may be; None: of any number.
-        claimed: every message that the last look took.
-        buried: what the last look took back for good: garbage, of which dead letters are to be made.
-        behind: how many the last look has left in ready and retry.
-        missed: whether the last look has moved messages and met none: they came after its claim, and another look is due.
-        next_in_ms: after a look, until something else comes due; none: nothing will.
+        keys: the shard.
+        limit: the most messages to claim.
+        lease_ms: the lease time in ms.
+        spread: the most message keys to claim from; None for no limit.
+        claimed: the messages claimed by the last poll.
+        buried: ids that the last poll moved to garbage; they still have to become dead letters.
+        behind: the number of messages left in ready and retry after the last poll.
+        missed: whether the last poll moved messages after it claimed none; then poll again.
+        next_in_ms: ms until the next messages come due, known after a poll; empty if none will.
     """
 
     keys: Keys
@@ -342,7 +378,7 @@ class ClaimRound:
     missed: bool = False
 
     def look(self, call_number: CallNumber, *, spare_leases: bool = False, watcher: str = "") -> list[Call[Any]]:
-        """Return the calls of one look: messages that are due or overdue are moved before the claim."""
+        """Return the calls of one poll: move messages that are due or have expired leases, then claim."""
         return [
             transitions.promote(self.keys),
             transitions.reclaim(self.keys, spare_leases=spare_leases),
@@ -352,7 +388,7 @@ class ClaimRound:
         ]
 
     def looked(self, answers: Sequence[Any]) -> None:
-        """Keep what was claimed; raise what Redis refused."""
+        """Store the claimed messages and counts; raise the first error among `answers`."""
         promoted, reclaimed, claim = answers
         self.claimed = [] if isinstance(claim, Exception) else claim.claimed
         raise_first([*answers])
@@ -364,7 +400,7 @@ class ClaimRound:
 
 
 class Receiver(Generic[B]):
-    """Shared by the receives of one queue in a process: the lanes of their claims, and when they spare leases."""
+    """State that all `receive` calls of a queue share in a process: shards, call numbers, outages, the listener."""
 
     def __init__(self, shards: Shards, codec: Codec[B], settings: QueueSettings, limits: Limits | None = None) -> None:
         self.shards = shards
@@ -376,14 +412,14 @@ class Receiver(Generic[B]):
         self._away: set[Keys] = set()
         self._spare_until: dict[Keys, float] = {}
         self._listener: Listener | None = None
-        self._lock = threading.Lock()  # receives of several threads begin at once
+        self._lock = threading.Lock()  # several threads may call receive
 
     def batch(self, *, limit: int, lease: Duration) -> LeaseBatch[B]:
-        """Return what one `receive` is to hold; raise ConfigurationError for a limit or lease that is not allowed."""
+        """Return the batch of one `receive` call; raise ConfigurationError if limit or lease is not allowed."""
         return LeaseBatch(self, check_int("limit", limit, least=1, most=BATCH_LIMIT), HandlerSettings(lease=lease))
 
     def listener(self) -> Listener:
-        """Return what waits for the shards of the queue."""
+        """Return the listener of this queue; create it if necessary."""
         with self._lock:
             client = self.shards.clients.blocking()
             if self._listener is None or self._listener.client is not client:
@@ -391,7 +427,7 @@ class Receiver(Generic[B]):
             return self._listener
 
     def limits_call(self) -> Call[bool] | None:
-        """Return the call that writes the declared limits, before anything is claimed; None when that is done."""
+        """Return the call that writes the queue's declared limits; None if they are already written."""
         if self._limits is None or self.has_written_limits:
             return None
         keys = self.shards.first
@@ -399,15 +435,15 @@ class Receiver(Generic[B]):
         return transitions.limit(keys, self._limits.fields(), declared=self._limits.declaration)
 
     def spares_leases(self, keys: Keys) -> bool:
-        """Return whether a shard's expired leases stay: after an outage their holders may be about to renew them."""
+        """Return whether not to reclaim expired leases: soon after an outage, their owners may still renew them."""
         return keys in self._away or time.monotonic() < self._spare_until.get(keys, 0.0)
 
     def away(self, shards: Iterable[Keys]) -> None:
-        """Note that shards did not answer."""
+        """Mark shards as unavailable."""
         self._away.update(shards)
 
     def answered(self, keys: Keys, lease_seconds: float) -> None:
-        """Note that a shard has answered; its leases are spared for another third of one if it was away before."""
+        """Mark a shard as available; after an outage, spare its expired leases for another third of a lease."""
         if keys in self._away:
             self._spare_until[keys] = time.monotonic() + lease_seconds / 3
             self._away.discard(keys)
@@ -415,16 +451,16 @@ class Receiver(Generic[B]):
 
 class LeaseBatch(Generic[B]):
     """
-    The messages of one `receive`, from the claim to the settling.
+    The messages of one `receive` call, from the claim until they are settled.
 
     Attributes:
-        lease_seconds: how long a lease lasts that is not renewed.
-        undecodable: events of those that were nacked because their body does not decode.
-        jobs: those that the block works on.
-        receiver: of the queue.
-        given_up: whether the caller has gone.
-        listener: waits for tokens and due times of the shards.
-        cut: ends the wait of a caller that goes.
+        lease_seconds: the length of a lease in seconds.
+        undecodable: events of the messages that were nacked because their bodies do not decode.
+        jobs: the messages that the block gets.
+        receiver: the receiver of the queue.
+        given_up: whether the caller was cancelled.
+        listener: waits for wake-ups and due times of the shards.
+        cut: a function that ends the wait of a cancelled caller.
     """
 
     def __init__(self, receiver: Receiver[B], limit: int, handling: HandlerSettings) -> None:
@@ -434,35 +470,35 @@ class LeaseBatch(Generic[B]):
         self._take = self._at(receiver.shards.first, limit)
         self._glances: list[ClaimRound] = []
         self._switches = 0
-        self._watcher = ""  # which the last look named
+        self._watcher = ""  # the watcher named in the last poll
         self._is_wide = False
         self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
         self.lease_seconds = handling.lease_ms / 1000
         self._call_number = receiver.lanes.take()
         self.undecodable: list[Handled] = []
         self.jobs: list[ReceivedJob[B]] = []
-        self._held: list[Settlement] = []  # what was claimed; then what the jobs are of, in their order
+        self._held: list[Settlement] = []  # all claimed; after fill(), one for each of `jobs`
         self.given_up = False
         self.listener = receiver.listener()
         self.cut: Callable[[], object] = lambda: None
 
     @property
     def claimed(self) -> list[Claimed]:
-        """Every message that the claim took."""
+        """The claimed messages."""
         return self._take.claimed
 
     def give_up(self) -> None:
-        """Note that nobody waits for the messages any more."""
+        """Note that the caller was cancelled, and end its wait."""
         self.given_up = True
         self.cut()
 
     @property
     def may_detour(self) -> bool:
-        """Whether another shard can serve when the chosen one is away."""
+        """Whether another shard can be used if the chosen shard is unavailable."""
         return bool(self._glances)
 
     def begin(self) -> None:
-        """Choose a shard, by the map as it is known now."""
+        """Choose a shard by the current shard map."""
         shards = self.receiver.shards
         self.listener = self.receiver.listener()
         self._is_wide = False
@@ -471,9 +507,10 @@ class LeaseBatch(Generic[B]):
 
     def look(self) -> list[Request[Any]]:
         """
-        Return the calls of one look: messages that are due or overdue are moved before the claim.
+        Return the calls of one poll: move messages that are due or have expired leases, then claim.
 
-        It claims in one shard; when there was nothing, the next one counts also what there is in the others.
+        The first poll claims from one shard. If it was empty, the next poll also counts the messages of the other
+        shards.
         """
         spares = self.receiver.spares_leases
         self._watcher = self.listener.watcher
@@ -485,7 +522,7 @@ class LeaseBatch(Generic[B]):
 
     @contextmanager
     def noting_outages(self) -> Iterator[None]:
-        """Note that Redis was away when that ends the code inside."""
+        """Mark all shards as unavailable if the block raises RedisUnavailableError."""
         try:
             yield
         except RedisUnavailableError:
@@ -494,10 +531,10 @@ class LeaseBatch(Generic[B]):
 
     def looked(self, answers: Sequence[Any]) -> bool:
         """
-        Keep what was claimed; return whether another look is due at once. Raise what was refused.
+        Store the claimed messages; return whether to poll again at once. Raise errors of Redis.
 
-        It is when another shard may have messages: the next look claims there; and when messages were moved after the
-        claim. Shards that are away are left out while others answer.
+        Poll again if another shard may have messages, or if messages were moved after the claim. Unavailable shards are
+        skipped while others answer.
         """
         takes = self._takes()
         away: dict[Keys, RedisUnavailableError] = {}
@@ -526,7 +563,7 @@ class LeaseBatch(Generic[B]):
         return self._switch()
 
     def heard(self, found: Found) -> None:
-        """Look next where a wait has found something, if it says where."""
+        """Poll next the shard that a wait has found; without a shard, begin again."""
         for keys in found:
             self._take = self._at(keys, self._limit)
             self._glances = []
@@ -534,11 +571,11 @@ class LeaseBatch(Generic[B]):
             self.begin()
 
     def over(self) -> None:
-        """Note that the last look has its answer: its lane is free."""
+        """Return the call number sequence after the last answer, so that it can be used again."""
         self.receiver.lanes.give_back(self._call_number)
 
     def reader(self) -> BodyReader[Settlement]:
-        """Return what reads the bodies of what was claimed."""
+        """Return a reader for the bodies of the claimed messages."""
         keys = self._take.keys
         self._held = [Settlement(Delivery(one)) for one in self.claimed]
         reader: BodyReader[Settlement] = BodyReader({keys.name: self.receiver.settings.max_body})
@@ -546,7 +583,7 @@ class LeaseBatch(Generic[B]):
         return reader
 
     def fill(self, gone: Sequence[Settlement]) -> list[Call[Settled]]:
-        """Turn what was claimed into jobs; return the calls that settle what has no body or does not decode."""
+        """Fill `jobs`; return the calls that settle messages with missing or undecodable bodies."""
         for held in gone:
             held.outcome = EXPIRED
         endings = [*gone]
@@ -577,22 +614,22 @@ class LeaseBatch(Generic[B]):
         return self._calls(endings)
 
     def release(self) -> list[Call[Settled]]:
-        """Return the calls that give everything back unspent."""
+        """Return the calls that return all messages to the queue without using a retry."""
         return self._calls([Settlement(Delivery(one)) for one in self.claimed])
 
     def renew(self) -> Call[Settled]:
-        """Return the call that extends every lease that still holds."""
+        """Return the call that renews all leases that are not lost."""
         held = [held.delivery.claimed for job, held in zip(self.jobs, self._held, strict=True) if not job.lease_lost]
         return transitions.extend(self._take.keys, held, lease_ms=self._handling.lease_ms)
 
     def note_settled(self, answer: Settled) -> None:
-        """Tell the jobs what a renewal or their settling showed."""
+        """Set `lost` and `cancelled` of the messages from the answer of a renewal or settlement."""
         for job in self.jobs:
             job.lease_lost = job.lease_lost or job.id in answer.lost
             job.cancelled = job.cancelled or job.id in answer.cancelled
 
     def settle(self, error: BaseException | None) -> list[Call[Settled]]:
-        """Return the calls that settle everything: unanswered jobs are acked, after an error nacked."""
+        """Return the calls that settle all messages: unanswered messages are acked, or nacked after an error."""
         unanswered = Ack() if error is None else Nack(reason=type(error).__name__)
         for job, held in zip(self.jobs, self._held, strict=True):
             held.outcome = settlement.answered(job.answer or unanswered, held.delivery.attempt, self._handling)
@@ -605,11 +642,11 @@ class LeaseBatch(Generic[B]):
         return ClaimRound(keys, limit, self._handling.lease_ms)
 
     def _takes(self) -> Sequence[ClaimRound]:
-        """Return where the next look is made."""
+        """Return the shards of the next poll."""
         return (self._take, *self._glances) if self._is_wide else (self._take,)
 
     def _switch(self) -> bool:
-        """Claim next where most messages are; say whether there are any. Who claims nothing again and again waits."""
+        """Claim next from the fullest shard; return False if all are empty, or each was tried without success."""
         fullest = max(self._glances, key=lambda take: take.behind, default=self._take)
         self._switches += 1
         if not fullest.behind or self._switches > len(self._glances):
@@ -621,18 +658,18 @@ class LeaseBatch(Generic[B]):
         return True
 
 
-#: Taking messages tries at a Redis that is away for this long, in seconds, before it raises.
+#: How long `receive` retries while Redis is unavailable, in seconds, before it raises.
 TAKE_SECONDS = 2.0
-#: A cancelled `areceive` waits at most this many seconds for what it settles; then that goes on by itself.
+#: How long a cancelled `areceive` waits, in seconds, until its messages are settled; the rest runs in the background.
 CANCELLED_SECONDS = 2.0
 
-#: Settlings of cancelled blocks; an event loop itself keeps no hold of its tasks.
+#: Tasks that settle cancelled blocks; event loops hold only weak references to tasks.
 _settlings: set[asyncio.Task[None]] = set()
 
 
 @contextmanager
 def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iterator[list[ReceivedJob[B]]]:
-    """Take messages, renew their leases in a thread of its own while the block runs, and settle them."""
+    """Claim messages, renew their leases in a thread while the block runs, and settle them."""
 
     async def wait(seconds: float) -> Found | None:
         return batch.listener.wait(seconds)
@@ -664,8 +701,8 @@ def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iter
 async def areceiving(
     client: AsyncClient, batch: LeaseBatch[B], wait_seconds: float
 ) -> AsyncIterator[list[ReceivedJob[B]]]:
-    """As `receiving`; the renewal is a task, so a block that holds the event loop up for a lease loses it."""
-    # Taking is not cut off: what a cancelled caller has claimed is given back.
+    """Async version of `receiving`. A block that blocks the event loop for a whole lease loses its messages."""
+    # Shield the claim from cancellation: a claim that has reached Redis must be returned.
     taking = asyncio.ensure_future(_take(client, batch, wait_seconds, partial(_alisten, batch)))
     try:
         await asyncio.shield(taking)
@@ -684,7 +721,7 @@ async def areceiving(
         raise
     finally:
         renewer.cancel()
-        # Settling is not cut off either: what is dropped here would be delivered again, at the end of its lease.
+        # Shield this too: unsettled messages would be redelivered when their leases expire.
         settling = asyncio.create_task(_settle(client, batch, batch.settle(error)))
         _settlings.add(settling)
         settling.add_done_callback(_settlings.discard)
@@ -696,8 +733,8 @@ async def areceiving(
 
 
 async def _alisten(batch: LeaseBatch[B], seconds: float) -> Found | None:
-    """Return where something has come; None when the time is over, or the caller has gone."""
-    if batch.given_up:  # during the look
+    """Return the shards that have messages; None after `seconds`, or if the caller was cancelled."""
+    if batch.given_up:  # cancelled during the poll
         return None
     listening = asyncio.ensure_future(batch.listener.await_(seconds))
     batch.cut = listening.cancel
@@ -707,7 +744,7 @@ async def _alisten(batch: LeaseBatch[B], seconds: float) -> Found | None:
         if batch.given_up:
             return None
         raise
-    if found and batch.given_up:  # it came at the same moment
+    if found and batch.given_up:  # cancelled at the same moment
         batch.listener.give_back(found)
         return None
     return found
@@ -716,7 +753,7 @@ async def _alisten(batch: LeaseBatch[B], seconds: float) -> Found | None:
 async def _take(
     client: AnyClient, batch: LeaseBatch[B], wait_seconds: float, wait: Callable[[float], Awaitable[Found | None]]
 ) -> None:
-    """Claim messages and read their bodies; on an error release them."""
+    """Claim messages and read their bodies; release the messages on an error."""
     try:
         with batch.noting_outages():
             await _look(client, batch, wait_seconds, wait)
@@ -732,15 +769,20 @@ async def _take(
         with suppress(ReliqError):
             await client.run_all(batch.release())
         raise
-    for one in batch.undecodable:  # the block never sees them
-        logger.warning("%s: %s does not decode and goes back: %s", one.queue, printable(one.id), one.error)
+    for one in batch.undecodable:  # the block does not get these messages
+        logger.warning(
+            "queue %s: message %s: cannot decode the body, so it is retried with backoff: %s",
+            one.queue,
+            printable(one.id),
+            one.error,
+        )
     notify(client.observers, batch.undecodable)
 
 
 async def _look(
     client: AnyClient, batch: LeaseBatch[B], wait_seconds: float, wait: Callable[[float], Awaitable[Found | None]]
 ) -> None:
-    """Look for messages until some are claimed, or the time is over."""
+    """Poll until messages are claimed or the time is over."""
     batch.begin()
     if limits_call := batch.receiver.limits_call():
         await client.run(limits_call, for_seconds=TAKE_SECONDS)
@@ -760,7 +802,7 @@ async def _look(
 
 
 async def _settle(client: AnyClient, batch: LeaseBatch[B], calls: list[Call[Settled]]) -> None:
-    """Settle in one round trip; a call that Redis cannot answer now is made again alone. Raise what was refused."""
+    """Settle in one round trip; repeat calls while Redis is unavailable. Raise the first other error."""
     refusals = []
     with batch.noting_outages():
         answers = await client.run_all(calls, for_seconds=batch.lease_seconds)
@@ -775,7 +817,7 @@ async def _settle(client: AnyClient, batch: LeaseBatch[B], calls: list[Call[Sett
 
 
 async def _renew(client: AnyClient, batch: LeaseBatch[B], pause: Callable[[float], Awaitable[bool | None]]) -> None:
-    """Renew the leases until a pause says that the block is over."""
+    """Renew the leases until `pause` returns True, or the task is cancelled, at the end of the block."""
     while batch.jobs and not await pause(batch.lease_seconds / 3):
         with suppress(ReliqError), batch.noting_outages():
             batch.note_settled(await client.run(batch.renew()))

@@ -134,7 +134,7 @@ def test_object_that_is_no_transaction_is_refused_by_type(database, tx, orders):
 def test_missing_or_foreign_table_is_reported_with_the_command_for_it(database, tx, orders):
     tx.execute("CREATE TABLE foreign_outbox (id text)")
     for prefix in ("missing_", "foreign_"):
-        with pytest.raises(ConfigurationError, match=f"no table {prefix}outbox as reliq makes it.*reliq outbox sql"):
+        with pytest.raises(ConfigurationError, match=f"no table {prefix}outbox with reliq's columns.*reliq outbox sql"):
             orders.publish_in(tx, BODY, prefix=prefix)
         tx.rollback()
         tx.execute("CREATE TABLE IF NOT EXISTS foreign_outbox (id text)")
@@ -142,7 +142,7 @@ def test_missing_or_foreign_table_is_reported_with_the_command_for_it(database, 
 
 def test_prefix_that_cannot_begin_a_table_name_is_refused(tx, orders):
     for prefix in ("", "a; DROP TABLE orders; --", "a.b.c", "x" * 41, None, 5, 'a"', "Shop_", "Shop.a_"):
-        with pytest.raises(ConfigurationError, match="prefix must begin the name of a table"):
+        with pytest.raises(ConfigurationError, match="prefix must be the start of a table name"):
             orders.publish_in(tx, BODY, prefix=prefix)
 
 

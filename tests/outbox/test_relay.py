@@ -324,7 +324,7 @@ def test_impossible_row_is_refused_once_with_its_reason(database, orders, mover,
 
     notes = [note for (note,) in all_of(database, "SELECT note FROM reliq_outbox ORDER BY seq")]
     assert [note.startswith(f"refused by reliq {VERSION}: ") for note in notes] == [True, True, True, False]
-    assert len([one for one in caplog.records if "is refused and stays" in one.message]) == 3
+    assert len([one for one in caplog.records if "cannot be published and stays" in one.message]) == 3
 
 
 @pytest.mark.parametrize("note", ["", "again"], ids=["first", "again"])
@@ -375,7 +375,7 @@ def test_unreachable_database_is_logged_once_and_tried_until_it_returns(tmp_path
     assert kinds.count(events.DatabaseUnavailable) == 2
     assert kinds.count(events.DatabaseRecovered) == 1
     said = [one.message for one in caplog.records if one.name.startswith("reliq.outbox.relay")]
-    assert ["failed" in line for line in said] == [True, False]
+    assert ["retrying" in line for line in said] == [True, False]
 
 
 def test_relay_goes_on_after_any_database_error_and_reports_it(database, orders, mover):
@@ -388,7 +388,7 @@ def test_relay_goes_on_after_any_database_error_and_reports_it(database, orders,
     one._well_at -= 31
     one._looked_at -= 31
     assert one.step() > 0
-    assert one.complaint().startswith("no round of the relay has succeeded for 31 s: ")
+    assert one.complaint().startswith("the relay has not completed a round for 31 s: ")
     execute(database, "ALTER TABLE away RENAME TO reliq_outbox")
 
     assert one.step() == 0.0
@@ -479,7 +479,7 @@ def test_worker_moves_rows_and_says_why_it_is_not_ready_when_its_relay_is_stuck(
         return ready([pulse], lambda: True)
 
     execute(database, "ALTER TABLE reliq_outbox RENAME TO away")
-    eventually(lambda: "no round of the relay has succeeded for" in unready(), "it is not ready")
+    eventually(lambda: "the relay has not completed a round for" in unready(), "it is not ready")
     assert "reliq_outbox" in unready()
     execute(database, "ALTER TABLE away RENAME TO reliq_outbox")
     eventually(lambda: not unready(), "it is ready again")
@@ -585,7 +585,7 @@ def test_command_outbox_lists_and_retries_refused_rows(database, orders, reliq):
     assert (code, "moved 0 rows" in said, "1 row remains" in said) == (3, True, True), said
 
     said, _ = reliq(database, "outbox", "retry")
-    assert (id in said, f"refused by reliq {VERSION}: 'no queue' is no queue" in said) == (True, True), said
+    assert (id in said, f"refused by reliq {VERSION}: 'no queue' is not a queue name" in said) == (True, True), said
     assert json.loads(reliq(database, "outbox", "retry", "--json")[0])[0]["id"] == id
     execute(database, "UPDATE reliq_outbox SET queue = 'orders'")
     assert "1 row is tried again" in reliq(database, "outbox", "retry", "--all")[0]
@@ -598,7 +598,7 @@ def test_command_relay_reports_errors_in_one_line(tmp_path, reliq):
     empty = tmp_path / "empty.db"
     empty.touch()
     for place, code, text in (
-        (f"sqlite:///{empty}", 2, "no table reliq_outbox as reliq makes it"),
+        (f"sqlite:///{empty}", 2, "no table reliq_outbox with reliq's columns"),
         (f"sqlite:///{tmp_path}/none.db", 1, "the database failed: unable to open database file"),
         ("mysql://me:secret@host/x", 2, "a database URL must be postgresql://"),
         ("postgresql://me:secret@127.0.0.1:1/x", 1, "the database failed"),
@@ -694,7 +694,7 @@ def test_unreadable_map_of_a_queue_holds_up_no_other_queue(database, url, orders
     assert relay.move_all() == 1
     assert relay.move() == 0
     assert unsent(database) == 2
-    assert "2 rows of queue spoilt not published, to be tried again" in caplog.text
+    assert "could not publish 2 rows of queue spoilt; retrying" in caplog.text
 
     client.delete(spoilt.keys.map)
     assert relay.move_all() == 2

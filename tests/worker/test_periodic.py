@@ -128,7 +128,7 @@ def test_a_bad_entry_is_refused_when_it_is_written(entry, make_queue):
             Consumer().cron(**usual | options)
     with pytest.raises(BodyError, match="body must be dict"):
         Consumer().cron(**usual | {"body": ["no dict"]})
-    for function, complaint in ((makes_nothing, "must be plain: nobody awaits it"), ("text", "not a str")):
+    for function, complaint in ((makes_nothing, "must be a plain function, not async def"), ("text", "not a str")):
         with pytest.raises(ConfigurationError, match=complaint):
             Consumer().cron("0 6 * * *", queue=Q, name="e")(function)
 

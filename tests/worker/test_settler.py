@@ -152,7 +152,10 @@ def test_an_answer_that_cannot_be_sent_becomes_a_dead_letter_alone(queue, client
 
     assert inflight.deliveries() == []
     assert client.smembers(queue.keys.garbage) == {b"250", b"251", b"252", b"253"}
-    assert FailureNote.parse(client.hget(queue.keys.errors, "250")).text == "its answer could not be told to Redis"
+    assert (
+        FailureNote.parse(client.hget(queue.keys.errors, "250")).text
+        == "the answer of the handler could not be sent to Redis"
+    )
     totals = queue.counts().totals
     assert (totals["acked"], totals["nacked"]) == (300, 296 + 4)
     assert "an answer cannot be told to Redis" in caplog.text
