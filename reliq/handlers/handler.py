@@ -145,10 +145,9 @@ class Job(Effects, Generic[B]):
 
     def raise_if_stopped(self) -> None:
         """
-        Raise `JobInterrupted` if the worker is shutting down, or the message was cancelled or lost. Call it in long
-        loops.
+        Raise `JobInterrupted` if the worker is shutting down, or the message was cancelled or lost.
 
-        Let the exception leave the handler: the message is then returned to the queue without using a retry.
+        Call it in long loops. Let the exception leave the handler: the message is then returned to the queue without using a retry.
 
         Raises:
             JobInterrupted: with the job and the cause in its text.

@@ -1,9 +1,9 @@
 """
-Which shards a process works on, how many messages it claims of each, and in which order.
+Decide from which shards a process claims, how many messages, and in which order.
 
-`ServedQueues` has what was read last of each queue: its shards, and whether Redis has the limits that it declares.
-`QueueClaims` says when a claim of a shard is worth its round trip. `shared_out` divides the free slots by the weights of the
-queues, and what a queue gets among its shards.
+`ServedQueues` stores the shard map of each queue, and whether Redis has its declared limits. `QueueClaims` decides when
+a claim from a shard is worth a round trip. `shared_out` divides the free slots among queues by weight, then among
+shards.
 """
 
 from __future__ import annotations
@@ -45,29 +45,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: The fences of a queue without a map are read this often.
+#: How often the fences of a queue without a shard map are read.
 FENCES_SECONDS = 60.0
-#: Every fourth claim of a queue begins with its retries, so that neither list starves the other.
+#: Every fourth claim starts with retry instead of ready, so that neither list starves the other.
 RETRY_FIRST = 4
-#: A claim looks behind at most this many suspects for messages that may start.
+#: A claim skips at most this many suspects to find messages that may start.
 PASS_OVER_LIMIT = 5000
-#: A shard that another process watches is polled every twenty seconds where there are many workers, and more often
-#: where there are few: in each second at least one of them polls it, and about two.
+#: The longest interval in which a process polls a shard that another process watches. With few workers it is shorter:
+#: together they poll each shard once or twice per second.
 LONGEST_POLL_SECONDS = 20.0
 SECONDS_PER_WORKER = 4 / 3
-#: An application that seeds `random` keeps its numbers: this one has none of its state.
+#: A separate generator, so that an application that seeds `random` gets its expected numbers.
 _chance = random.SystemRandom()
 
 
 class ServedQueues:
     """
-    The shards of the handlers' queues in the Redis of the worker; a queue that is not sharded has one.
+    The queues of the handlers with their shards; an unsharded queue has one shard.
 
     Args:
-        maps: what this process knows of maps there.
+        handlers: the handlers of this worker.
+        maps: the shard maps known to this process; updated here.
 
     Attributes:
-        has_changed: what was read last is not what was known; the fetcher resets it.
+        has_changed: whether a shard map has changed; the fetcher resets it.
     """
 
     def __init__(self, handlers: Sequence[Handler], maps: dict[str, KnownMap] | None = None) -> None:
@@ -75,10 +76,10 @@ class ServedQueues:
         self.has_changed = False
         self._known = {} if maps is None else maps
         self._entries = {handler.queue.name: handler.queue.keys.entry for handler in handlers}
-        self._asked: list[tuple[Queue[Any], bool]] = []  # queues whose maps are asked for, and whether fences are too
+        self._asked: list[tuple[Queue[Any], bool]] = []  # queue, and whether its fences are read
         self._fences_at = float("-inf")
         self._limits = {handler.queue.name: handler.queue.limits for handler in handlers if handler.queue.limits}
-        self._unwritten = set(self._limits)  # queues whose limits this process has not yet written
+        self._unwritten = set(self._limits)  # queues with limits that this process has not yet written
         self._in_redis: dict[str, str | None] = {}  # the latest answers to `declaration`
 
     def shards(self) -> dict[Keys, Handler]:
@@ -90,23 +91,23 @@ class ServedQueues:
         }
 
     def is_sharded(self, name: str) -> bool:
-        """Return whether the queue of a name has several shards."""
+        """Return whether a queue has several shards."""
         return self._map(name).served > 1
 
     def is_changing(self, name: str) -> bool:
-        """Return whether the queue of a name is about to have more shards, or fewer."""
+        """Return whether the number of shards of a queue is being changed."""
         map = self._map(name)
         return map.was != map.n
 
     def read(self, client: Client) -> None:
         """
-        Read how many shards the queues have; a process that may not read it works on one of each.
+        Read the shard maps of the queues at the start; without read permission, assume one shard.
 
-        The heartbeat asks again for a queue whose node is away: the worker serves the others meanwhile.
+        If a node is unavailable, the heartbeat reads its queues later; the worker serves the others meanwhile.
 
         Raises:
-            ConfigurationError: a queue has not as many as it must have, or several although it declares limits.
-            RedisUnavailableError: no node can be asked.
+            ConfigurationError: a queue has another number of shards than `shards=`, or limits and several shards.
+            RedisUnavailableError: no node is available.
         """
         found = self.take(client.run_all(self.questions()))
         away = [answer for answer in found if isinstance(answer, RedisUnavailableError)]
@@ -120,10 +121,10 @@ class ServedQueues:
 
     def questions(self) -> list[Command[Any]]:
         """
-        Return the commands that read shard maps and declared limits, for `take`; once a minute also those of fences.
+        Return the commands that read shard maps and limits; pass their answers to `take`.
 
-        A publisher that knows the map of a queue goes on with it after Redis has lost everything, and writes it with the
-        fences.
+        Once a minute they include the fences of queues without a map. After Redis has lost its data, publishers still
+        use the old map and write it to the fences.
         """
         now = time.monotonic()
         reads_fences = now >= self._fences_at
@@ -137,7 +138,7 @@ class ServedQueues:
         return [*questions, *(declaration(queue.keys) for queue in queues if queue.name in self._limits)]
 
     def take(self, answers: Sequence[Any]) -> list[Any]:
-        """Take the answers to `questions`; return those for maps."""
+        """Store the answers to `questions`; return the answers for shard maps."""
         rest = iter(answers)
         found = []
         for queue, has_fences in self._asked:
@@ -146,7 +147,7 @@ class ServedQueues:
             found.append(answer)
             known = map = self._map(queue.name)
             if isinstance(answer, ProtocolError):
-                answer = UNSHARDED  # a corrupt map is a lost one
+                answer = UNSHARDED  # treat a corrupt map as missing
             if isinstance(answer, ShardMap):
                 map = believed(queue.name, known, answer, fences)
             elif fences:
@@ -165,10 +166,10 @@ class ServedQueues:
 
     def write_limits(self, client: Client) -> list[RedisRefusedError]:
         """
-        Write the declared limits that Redis may not have, and log them; return the errors of what Redis refused.
+        Write the declared limits that Redis may not have, and log them; return the refusals.
 
-        Limits are written once after the start, and again when Redis has lost them. What an operator changed since the
-        same limits were declared stays as it is: only another declaration writes over it.
+        Limits are written after the start, and again if Redis has lost them. Changes by an operator stay until the code
+        declares other limits.
         """
         queues = [
             (handler.queue, handler.queue.limits)
@@ -183,28 +184,28 @@ class ServedQueues:
         for (queue, limits), answer in zip(queues, client.run_all(calls) if calls else (), strict=True):
             if isinstance(answer, RedisRefusedError):
                 refused.append(answer)
-                logger.error("queue %s: its limits cannot be written to Redis: %s", queue.name, answer)
+                logger.error("queue %s: cannot write the declared limits to Redis: %s", queue.name, answer)
             elif not isinstance(answer, Exception):
                 self._unwritten.discard(queue.name)
                 self._in_redis[queue.name] = limits.declaration
                 if answer:
                     values = {field.name: getattr(limits, field.name) for field in fields(limits)}
                     text = ", ".join(f"{name}={value}" for name, value in values.items() if value)
-                    logger.info("%s: limits written: %s", queue.name, printable(text))
+                    logger.info("queue %s: limits written to Redis: %s", queue.name, printable(text))
         return refused
 
 
 class Capacity(NamedTuple):
     """
-    How many more messages of a queue can be claimed.
+    The number of messages of a queue that can be claimed now.
 
     Attributes:
-        slots: free slots that its calls may have.
-        ahead: how many messages may be queued besides, for slots that come free soon.
-        crowded: it has no free slot although it keeps to its own limit: others have them all.
-        batch: how many messages one slot takes.
-        rest: how many more the batch takes that is being gathered.
-        suspects: what there is of its suspects already.
+        slots: the free slots that the queue may use.
+        ahead: the messages that may be prefetched for slots that become free soon.
+        crowded: whether other queues use all slots, and the queue is below its own limit.
+        batch: the messages of one call.
+        rest: the messages missing to fill the current batch.
+        suspects: the suspects of the queue that this process has.
     """
 
     slots: int
@@ -216,23 +217,23 @@ class Capacity(NamedTuple):
 
     @property
     def direct(self) -> int:
-        """How many messages can start at once."""
+        """The number of messages that can start immediately."""
         return self.slots * self.batch + self.rest
 
     @property
     def messages(self) -> int:
-        """How many messages can be claimed."""
+        """The number of messages that can be claimed."""
         return self.direct + self.ahead
 
     def part(self, messages: int) -> Capacity:
-        """Return as much of it as so many messages need."""
+        """Return the part of this capacity that `messages` messages need."""
         rest = min(self.rest, messages)
         slots = min(self.slots, -((rest - messages) // self.batch))
         ahead = min(self.ahead, max(0, messages - rest - slots * self.batch))
         return self._replace(slots=slots, rest=rest, ahead=ahead)
 
     def without(self, part: Capacity) -> Capacity:
-        """Return what is left beside `part`; no suspect is claimed with it, for the others may bring some."""
+        """Return the rest without `part`; it allows no suspects, because the claims for `part` may return some."""
         return self._replace(
             slots=self.slots - part.slots,
             rest=self.rest - part.rest,
@@ -241,19 +242,19 @@ class Capacity(NamedTuple):
         )
 
 
-#: The claims of a shard, and how much of it can be claimed.
+#: The claims of a shard, and its capacity.
 Offer = tuple["QueueClaims", Capacity]
 
 
 class FairOrder:
-    """Each queue's place in the round: the further along, the later its turn; a weight of two goes half as far."""
+    """Weighted fair queuing: queues take turns by their place; a queue with weight 2 advances half as far per slot."""
 
     def __init__(self) -> None:
         self._place: dict[str, float] = {}
         self._in_the_round: set[str] = set()
 
     def order(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the places of queues that have work; a queue that had none for a while gets no credit for it."""
+        """Return the places of queues that have work; idle time gives a queue no advantage."""
         places = [self._place[name] for name in names if name in self._in_the_round]
         start = min(places) if places else max(self._place.values(), default=0.0)
         for name in names:
@@ -263,12 +264,12 @@ class FairOrder:
         return {name: self._place[name] for name in names}
 
     def took(self, name: str, slots: float, weight: int) -> None:
-        """Move a queue back in the round by the slots that it took."""
+        """Move a queue back by the slots that it used."""
         self._place[name] += slots / weight
 
 
 def fair_shares(capacities: Sequence[Capacity], weights: Sequence[int], places: Sequence[float]) -> list[Capacity]:
-    """Return how much of its capacity each queue may use, so that together they take no more slots than are free."""
+    """Return the capacity that each queue may use, so that together they use only free slots."""
     given = [0] * len(capacities)
     places = list(places)
     for _ in range(max((capacity.slots for capacity in capacities), default=0)):
@@ -287,18 +288,21 @@ def fair_shares(capacities: Sequence[Capacity], weights: Sequence[int], places: 
 
 class QueueClaims:
     """
-    The claims of one handler's queue, or of one shard of it.
+    The claims of one queue or shard.
 
     Attributes:
-        place: what it has in common with shards that may share a wait for their tokens.
-        hot: worth a claim without waiting for its token.
-        must_poll: no wake token announced work, but it is time to poll.
-        is_watched_here: this process waits for its next due time.
-        look_at: when this process polls it next; another process watches it until then.
-        waits_for_suspect: it holds messages that may be claimed once a suspect that is here has ended.
-        asked: the limit of a claim whose answer has not come; it is made again under the same number.
-        behind: how many messages were left by the last claim or look.
-        turn: the higher, the later its turn among the shards of its queue.
+        handler: the handler of the queue.
+        name: the name of the queue.
+        keys: the shard.
+        place: equal for shards that can share one blocking wait for wake-ups.
+        hot: whether to claim without waiting for a wake-up.
+        must_poll: whether it is time to poll, although no wake-up came.
+        is_watched_here: whether this process waits for the shard's next due time.
+        look_at: the monotonic time of the next poll, if another process watches the shard.
+        waits_for_suspect: whether the remaining messages can only be claimed after a suspect here has ended.
+        asked: the limit of a claim without an answer, which is repeated with the same number; 0 without.
+        behind: the messages left after the last claim.
+        turn: the order among the shards of a queue; the smallest is next.
     """
 
     def __init__(self, handler: Handler, keys: Keys | None = None, lane: str = "") -> None:
@@ -314,21 +318,21 @@ class QueueClaims:
         self.asked = 0
         self.behind = 0
         self.turn = 0
-        self._asked_keyed = 0  # the limit of the same claim where the queue has keys
-        self._suspects_held = 0  # when the last claim was made
-        self._takes_suspects = True  # the last claim did, if there was room
+        self._asked_keyed = 0  # the limit of the same claim if the queue has keys
+        self._suspects_held = 0  # at the last claim
+        self._takes_suspects = True  # whether the last claim allowed suspects
         self._number = CallNumber(lane or token(), 1)
         self._claims = count(1)
-        self._passed_over = 0  # suspects that were sent to the far end of their list, since something was taken
-        self._careful = False  # there may be messages that must not wait in a buffer
+        self._passed_over = 0  # suspects moved to the end of their list since the last claimed message
+        self._careful = False  # do not prefetch: there may be messages that must start at once
 
     def has_room(self, capacity: Capacity) -> bool:
-        """Return whether a message that comes can be claimed."""
+        """Return whether a new message could be claimed."""
         ahead = 0 if self._careful else capacity.ahead
         return self.asked > 0 or capacity.slots > 0 or capacity.rest > 0 or ahead > 0
 
     def can_claim(self, capacity: Capacity) -> bool:
-        """Return whether a claim can bring anything: there is room, also for a suspect if only suspects wait."""
+        """Return whether a claim could return messages: there is room, also for a suspect if only suspects wait."""
         return self.has_room(capacity) and (not self.waits_for_suspect or self.suspect_has_ended(capacity))
 
     def suspect_has_ended(self, capacity: Capacity) -> bool:
@@ -340,16 +344,17 @@ class QueueClaims:
         return self.must_poll or bool(self.asked) or (self.hot and self.has_room(capacity))
 
     def starves(self, capacity: Capacity) -> bool:
-        """Return whether messages wait that cannot be held ahead, while other queues have every slot."""
+        """Return whether messages wait in Redis while other queues use all slots."""
         return capacity.crowded and self.hot and not self.must_poll and not self.has_room(capacity)
 
     def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer]:
-        """Return the claim to be made now; a claim that has no answer yet is made again."""
+        """Return the next claim; repeat the previous claim if it has no answer."""
         if not self.asked:
             ahead = 0 if self._careful else capacity.ahead
             self.asked = min(BATCH_LIMIT, capacity.direct + ahead)
-            # Into free slots alone: what is claimed where there are keys counts as started. And a claim that no token
-            # announced would take what a rate permits from the process it is due to: it only looks.
+            # With keys, do not prefetch: each claimed message counts against its limits. A poll without a wake-up
+            # claims nothing, because it could take the permission of a rate limit from the process that got the
+            # wake-up.
             self._asked_keyed = 0 if self.must_poll else min(BATCH_LIMIT, capacity.direct)
         self._suspects_held = capacity.suspects.held
         self._takes_suspects = capacity.suspects.narrowest > 0
@@ -367,14 +372,14 @@ class QueueClaims:
         )
 
     def looked(self, answer: ClaimAnswer) -> None:
-        """Update what is known of the queue from a look."""
+        """Update the state from the answer of a claim or poll."""
         self.hot = answer.behind > 0
         self.must_poll = False
         self._careful = self._careful or answer.keyed
         self.behind = answer.behind
 
     def answered(self, answer: ClaimAnswer) -> None:
-        """Update what is known of the queue from a claim; the next claim gets a new number, unless this was a look."""
+        """Update the state from the answer of a claim, and number the next claim; a poll (limit 0) keeps the number."""
         claimed = answer.claimed
         limit = self._asked_keyed if answer.keyed else self.asked
         self.asked = 0
@@ -382,10 +387,10 @@ class QueueClaims:
         if not limit:
             return
         self._number = self._number.next()
-        self._careful = answer.keyed or (answer.behind > 0 and len(claimed) < limit)  # some were passed over
+        self._careful = answer.keyed or (answer.behind > 0 and len(claimed) < limit)  # some messages were skipped
         for message in claimed:
             self._careful = self._careful or message.deaths > 0 or message.left <= 0
-        # Nothing taken though something is there: the queue is paused, or what is there are suspects.
+        # Messages wait, but none was claimed: the queue is paused, or all of them are suspects.
         self.waits_for_suspect = not claimed and answer.behind > 0 and self._suspects_held > 0
         self._passed_over = self._passed_over + limit if self.waits_for_suspect else 0
         others_may_follow = 0 < self._passed_over < min(answer.behind, PASS_OVER_LIMIT)
@@ -394,9 +399,9 @@ class QueueClaims:
 
 def shared_out(hot: Sequence[Offer], order: FairOrder) -> list[Offer]:
     """
-    Divide the free slots by the weights of the queues, and what a queue gets among its shards.
+    Divide the free slots among the queues by weight, and the share of each queue among its shards.
 
-    A claim that has no answer yet is made again.
+    Claims without an answer are repeated.
     """
     queues: dict[str, list[Offer]] = {}
     for offer in hot:
@@ -415,10 +420,10 @@ def shared_out(hot: Sequence[Offer], order: FairOrder) -> list[Offer]:
 
 def taken_in_turn(shards: Sequence[QueueClaims], capacity: Capacity) -> list[Offer]:
     """
-    Divide what can be claimed of a queue among those of its shards that may have work.
+    Divide the capacity of a queue among its shards that may have work.
 
-    A script costs nearly the same for one message as for many, so one shard that has enough gets all, and the others
-    have their turns in the next rounds. Where it is unknown how much there is, all get the same.
+    A claim of many messages costs little more than a claim of one. So a shard with enough messages gets everything, and
+    the others follow in the next rounds. Shards with an unknown backlog get equal parts.
     """
     parts: list[Offer] = []
     left = capacity
@@ -430,16 +435,16 @@ def taken_in_turn(shards: Sequence[QueueClaims], capacity: Capacity) -> list[Off
         left = left.without(part)
     claimed = [claims for claims, part in parts if part.messages]
     for turn, claims in enumerate(reversed(claimed), ordered[-1].turn + 1):
-        claims.turn = turn  # of these the last comes first next time: it took no suspects
+        claims.turn = turn  # the last shard comes first next time, because it was allowed no suspects
     return parts
 
 
 class PollJitter:
     """
-    When one process polls shards that others watch: all of them in one round, so that they share round trips.
+    Choose when this process polls the shards that others watch: all together, to share round trips.
 
     Args:
-        workers: returns how many processes there are.
+        workers: returns the number of worker processes.
     """
 
     def __init__(self, workers: Callable[[], int]) -> None:

@@ -1,8 +1,8 @@
 """
-The engine of a worker process: it makes all parts, starts them, and stops them in order.
+The engine of a worker process: create all parts, start them, and stop them in order.
 
-The lifespan is entered before the first claim and left after the last handler. `Drained` tells a drain when the queues are
-empty.
+The lifespan is entered before the first claim and left after the last handler. `Drained` checks whether the queues are
+empty, for `--burst`.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: An async lifespan has this long to end, because a handler may hold its event loop.
+#: How long to wait for an async lifespan to end, because a handler may block its event loop.
 LEAVE_SECONDS = 10.0
 #: A drain also waits for messages that come due within this time.
 SOON_SECONDS = 1.0
-#: The log says at most this often why a drain waits.
+#: How often a drain logs the remaining messages, at most.
 REPORT_SECONDS = 10.0
-#: At a stop, the settler has this long after the last handler to settle.
+#: How long the settler may settle after the last handler at shutdown.
 LAST_SETTLE_SECONDS = 5.0
-#: A stop reports every 5 s how many handlers it waits for.
+#: How often a shutdown logs the number of running handlers.
 STOP_REPORT_SECONDS = 5.0
-#: The shortest wait for a reply: a wait for work in Redis takes a second of it.
+#: The shortest time-out of a reply; a blocking wait for messages uses up to 1 s of it.
 LEAST_REPLY_SECONDS = 2.0
 
 
 def enter_lifespan(make: Callable[[], Any], tasks: AsyncExecutor) -> tuple[Any, Callable[[], Any]]:
     """
-    Enter a context manager; an async one is entered and left within one task of the handlers' own event loop.
+    Enter the lifespan; an async lifespan runs in a task on the event loop of the async handlers.
 
     Returns:
-        what it yields, and a function that leaves it. Whatever it raises is raised here.
+        The value that the lifespan yields, and a function that leaves it. Exceptions of the lifespan are raised.
     """
     manager = make()
     if not hasattr(manager, "__aenter__"):
@@ -89,7 +89,7 @@ def enter_lifespan(make: Callable[[], Any], tasks: AsyncExecutor) -> tuple[Any, 
 
 
 async def live(manager: Any, entered: Future[Any] | asyncio.Future[Any], over: asyncio.Event) -> None:
-    """Enter `manager`, set in `entered` what it yields or raises, and leave it when it is `over`, all in one task."""
+    """Enter `manager`, set its value or exception in `entered`, and leave it when `over` is set."""
     try:
         state = await manager.__aenter__()
     except BaseException as error:
@@ -101,7 +101,7 @@ async def live(manager: Any, entered: Future[Any] | asyncio.Future[Any], over: a
 
 
 class Drained:
-    """Checks whether the queues are empty but for what is due later, and logs from time to time what is left."""
+    """Check whether all queues are empty, and log the remaining messages from time to time."""
 
     def __init__(self, client: Client, served: ServedQueues, inflight: Inflight) -> None:
         self._client = client
@@ -110,18 +110,18 @@ class Drained:
         self._report_at = time.monotonic() + REPORT_SECONDS
 
     def look(self, *, delayed: bool) -> bool:
-        """Return whether nothing is left; with `delayed`, messages that are due later count."""
+        """Return whether all queues are empty; scheduled messages count only with `delayed`."""
         try:
             left = self._left(delayed=delayed)
         except ReliqError as error:
             left = [f"for Redis: {error}"]
         if left and time.monotonic() >= self._report_at:
             self._report_at = time.monotonic() + REPORT_SECONDS
-            logger.info("draining: waits %s", "; ".join(left))
+            logger.info("drain: waiting %s", "; ".join(left))
         return not left
 
     def _left(self, *, delayed: bool) -> list[str]:
-        """Return what is left, in words."""
+        """Describe the remaining messages for the log; empty if none are left."""
         if held := len(self._inflight.deliveries()):
             return [f"for {pluralize(held, 'message')} held here"]
         shards = self._served.shards()
@@ -135,11 +135,11 @@ class Drained:
 
     def _is_due(self, keys: Keys, counts: Counts) -> bool:
         """Return whether a message of a queue can run now or soon, or is leased."""
-        # In a queue with keys, a message that is throttled is among the due ones: only a look says whether one may start.
+        # In a queue with keys, due messages may be throttled: only a claim shows whether a message may start.
         if counts.garbage or (counts.due and not counts.keyed):
             return True
         soon = time.time() + SOON_SECONDS
-        # In the order in which messages move: one that another worker promotes or claims meanwhile is counted last.
+        # In the order in which messages move, so that the last count sees messages that other workers moved.
         (moved, next_in_ms), look, unack, last = self._answers(
             [
                 transitions.promote(keys),
@@ -160,15 +160,16 @@ class Drained:
 
 class Engine:
     """
-    The parts of one worker process.
+    One worker process with all its parts.
 
-    Messages go fetcher → runner → settler. Beside them the renewer keeps leases alive and the scheduler makes messages
-    claimable; the ticker publishes periodic jobs, if there are any. `start` and `stop` may each be called once.
+    Messages pass through fetcher, runner and settler. Meanwhile the renewer renews leases, the scheduler makes due
+    messages claimable, and the ticker publishes periodic jobs. Call `start` and `stop` only once.
 
     Attributes:
-        is_drained: returns whether nothing is held here and every queue is empty; with `delayed`, messages that are due
-            later count.
-        unfinished: deliveries that the stop cut off, or could not give back; None before the end of its grace.
+        inflight: the deliveries of this process.
+        stopping: set when the shutdown begins.
+        is_drained: returns whether this process and all queues are empty; scheduled messages count with `delayed`.
+        unfinished: deliveries that were interrupted or could not be returned; None until the grace period is over.
     """
 
     unfinished: list[HeldDelivery] | None = None
@@ -192,7 +193,7 @@ class Engine:
         self._relay = relay
         self._observers = observers
         self._event_queue = EventQueue(observers)
-        part_observers = [self._event_queue] if observers else []  # without observers no events are made
+        part_observers = [self._event_queue] if observers else []  # without observers, create no events
         self._client = client = Client.to(connection, reply_seconds(handlers), part_observers)
         self._served = served = ServedQueues(handlers, connection.maps)
         self.inflight = inflight = Inflight(handlers, settings.concurrency)
@@ -248,16 +249,17 @@ class Engine:
         note_step: NoteStep | None = None,
     ) -> None:
         """
-        Check the server, write the limits that queues declare, enter the lifespan, start every part.
+        Check Redis, write the declared limits, enter the lifespan and start all parts.
 
         Args:
-            entered: called when the lifespan is entered and nothing is worked yet.
-            before_call: notes a call in the thread that begins it, before the first instruction of its handler.
-            note_step: notes each step of a coroutine handler, as `AsyncExecutor` describes.
+            entered: called after the lifespan is entered, before the first claim.
+            before_call: called before each handler call, in the thread of the call.
+            note_step: called around each step of a coroutine handler; see `AsyncExecutor`.
 
         Raises:
-            ConfigurationError: the server is too old, or may evict messages.
-            RedisUnavailableError, RedisRefusedError: Redis cannot be asked.
+            ConfigurationError: Redis is too old, or may evict messages.
+            RedisUnavailableError: Redis cannot be reached.
+            RedisRefusedError: Redis refuses a command.
         """
         check_server(self._client, allow_eviction=self._settings.allow_eviction)
         self._served.read(self._client)
@@ -279,10 +281,10 @@ class Engine:
 
     def stop(self, grace_seconds: float) -> list[HeldDelivery]:
         """
-        Take no more messages, give back what has not started, let handlers end, settle.
+        Shut down gracefully: stop claiming, return prefetched messages, let handlers finish, and settle.
 
         Returns:
-            What still runs after `grace_seconds`, its leases left to end.
+            The deliveries that still run after `grace_seconds`; they are redelivered when their leases expire.
         """
         until = time.monotonic() + grace_seconds
         self.stopping.set()
@@ -316,7 +318,7 @@ class Engine:
         return cut_off
 
     def stop_claiming(self) -> None:
-        """Take no more messages, give back what has not started; may be called again."""
+        """Stop claiming and return prefetched messages; may be called again."""
         fetcher = self._loops["fetcher"]
         fetcher.stop()
         self.inflight.close()
@@ -325,24 +327,24 @@ class Engine:
         self._fetcher.hand_on()
 
     def is_in_handler(self) -> bool:
-        """Return whether the caller is a handler: its thread is the event loop, or runs a handler's call."""
+        """Return whether the caller runs in a handler thread or in the event loop of async handlers."""
         here = threading.get_ident()
         return here == self._tasks.thread_id or any(run.thread == here for run in self.inflight.runs())
 
     def must_be_replaced(self) -> bool:
         """
-        Return whether only another process can go on with the work.
+        Return whether this process must be replaced by a new process.
 
-        A part has ended, or handlers hang that only the end of the process ends: half of the slots, or all that is held.
+        That is the case if a part has stopped, or if hung handlers use half of the slots or all busy slots.
         """
         if dead := self.dead_parts():
-            logger.critical("the %s of this process ended by itself: it must be replaced", ", ".join(dead))
+            logger.critical("worker: the %s stopped unexpectedly; this process will be replaced", ", ".join(dead))
             return True
         hung = self.hung_slots
         return hung > 0 and (2 * hung >= self._settings.concurrency or len(self.inflight.runs()) <= hung)
 
     def dead_parts(self) -> list[str]:
-        """Return the names of the parts whose threads have ended although they were not stopped; there should be none."""
+        """Return the names of parts that have stopped unexpectedly; normally none."""
         if self.stopping.is_set():
             return []
         parts: dict[str, Loop | ThreadExecutor | AsyncExecutor] = {
@@ -350,12 +352,12 @@ class Engine:
             "threads of handlers": self._threads,
             "event loop": self._tasks,
         }
-        if self.inflight.closed:  # nothing more is claimed or started: these have ended, or will
+        if self.inflight.closed:  # these parts stop when claiming stops
             del parts["fetcher"], parts["threads of handlers"]
         return [name for name, part in parts.items() if not part.is_running]
 
     def stats(self) -> EngineStats:
-        """Return what this process does at this moment, for health and metrics."""
+        """Return the current state of this process, for health checks and metrics."""
         now = time.monotonic()
         runs = self.inflight.runs()
         if refusal := self._fetcher.refusal:
@@ -376,28 +378,28 @@ class Engine:
 
     @property
     def hung_slots(self) -> int:
-        """How many slots are lost to handlers that overran their time and cannot be ended."""
+        """The number of slots used by handlers that exceeded their timeout and cannot be cancelled."""
         return sum(run.hangs for run in self.inflight.runs())
 
 
 def reply_seconds(handlers: Sequence[Handler]) -> float:
     """
-    Return how long a reply of Redis is awaited, in seconds, before the connection is given up and the call repeated.
+    Return the time-out of a reply in seconds; after it, the call is repeated on a new connection.
 
-    An answer that comes after the shortest lease is of no use: the messages it lists have been redelivered by then.
+    A claim that is answered later than the shortest lease is useless, because its messages are redelivered by then.
     """
     shortest = min((handler.lease_seconds for handler in handlers), default=WORKER_TIMEOUT_SECONDS)
     return min(WORKER_TIMEOUT_SECONDS, max(LEAST_REPLY_SECONDS, shortest))
 
 
 def check_server(client: Client, *, allow_eviction: bool) -> None:
-    """Raise ConfigurationError when a server is older than 6.2 or may evict messages; what it hides is passed."""
+    """Raise ConfigurationError if a server is older than 6.2 or may evict messages; log servers that hide it."""
     answers = client.run_everywhere([commands.server_facts(section) for section in ("server", "memory")])
     errors = {name: error for name, facts in answers.items() for error in facts if isinstance(error, Exception)}
     for name, error in errors.items():
         if isinstance(error, LoginError) or (isinstance(error, RedisUnavailableError) and len(errors) == len(answers)):
             raise error
-        logger.warning("cannot check the server%s: %s", f" {name}" * bool(name), error)
+        logger.warning("worker: cannot check the Redis server%s; continuing: %s", f" {name}" * bool(name), error)
     for name in answers.keys() - errors.keys():
         server, memory = answers[name]
         ServerVersion.read(server).check()

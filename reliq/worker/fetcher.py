@@ -1,4 +1,4 @@
-"""The fetcher of a worker: claims messages of every queue that has room, reads their bodies, and waits for work."""
+"""The fetcher of a worker: claim messages of all queues, read their bodies, and wait for new messages."""
 
 from __future__ import annotations
 
@@ -30,25 +30,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-#: Every queue is polled this often, which bounds the delay after a lost wake token or a publish from Go.
+#: How often every queue is polled; this bounds the delay after a lost wake-up or a publish by the Go library.
 POLL_SECONDS = 1.0
-#: While other queues keep the worker busy, wake tokens of idle queues are taken this often.
+#: How often wake-ups of idle queues are checked while other queues are busy.
 GLANCE_SECONDS = 0.05
-#: A wait that ends sooner shows that tokens come faster than one can be taken at a time.
+#: If a wait ends sooner, wake-ups come faster than the fetcher takes them.
 RUSH_SECONDS = 0.001
-#: The log says so when no slot has come free for 30 s and messages wait in a queue that has none.
+#: Log a warning if no slot became free for this long while messages wait.
 HELD_SECONDS = 30.0
 
 
 class Fetcher:
     """
-    Claims in rounds: of queues that are hot at once, else after waiting for a token.
+    Claim messages in rounds: at once from queues known to have messages (hot), else after a wake-up.
 
-    A round whose reply was lost is made again under the same numbers: Redis gives the same answer. When a wait for a
-    token began without queues that had no room, it ends as soon as there is some (see `Inflight.watch`).
+    A round without a reply is repeated with the same call numbers, and Redis returns the same answer. A wait for
+    wake-ups also ends when a queue without free slots gets one (see `Inflight.watch`).
 
     Args:
-        workers: returns how many worker processes there are.
+        client: the client for all calls.
+        served: the queues and their shards.
+        inflight: the deliveries and slots of this process.
+        scheduler: gets the due times that claims return.
+        submit: called with deliveries that have their bodies.
+        settle: called with deliveries and an outcome.
+        workers: returns the number of worker processes.
+
+    Attributes:
+        last_claim_at: the monotonic time of the last completed round.
     """
 
     def __init__(
@@ -68,10 +77,10 @@ class Fetcher:
         self._lanes = {handler.queue.name: token() for handler in served.handlers}
         self._claims: dict[Keys, QueueClaims] = {}
         self._queues: list[QueueClaims] = []
-        self._tokens: WakeTokens  # from the first step on
+        self._tokens: WakeTokens  # set in the first step
         self._places: dict[Hashable, list[Keys]] = {}
-        self._has_shared_waits = False  # several queues lie at one place
-        self._served_at = float("-inf")  # when the shards were last taken up
+        self._has_shared_waits = False  # whether several queues share a wait
+        self._served_at = float("-inf")  # when the shards were last updated
         self._name = token()
         self._poll_jitter = PollJitter(workers)
         self._order = FairOrder()
@@ -80,16 +89,16 @@ class Fetcher:
         self._settle = settle
 
         def expect(queue: str, messages: int) -> None:
-            inflight.queues[queue].read_limit = messages  # no more are claimed ahead than three reads bring
+            inflight.queues[queue].read_limit = messages  # bounds the number of prefetched messages
 
         max_body = {handler.queue.name: handler.queue.settings.max_body for handler in served.handlers}
         self._reader: BodyReader[HeldDelivery] = BodyReader(max_body, self._backoff.until, expect)
         self._polled_at = self._glanced_at = time.monotonic()
-        self._held_slots_logged = False  # the log has said who holds all slots
+        self._held_slots_logged = False  # whether the warning about busy slots is logged
         self.last_claim_at = time.monotonic()
 
     def step(self) -> float:
-        """Make one round; return 0: the waiting is done in Redis, or for a slot."""
+        """Make one round; return 0, because the round itself waits in Redis or for a slot."""
         if self._served.has_changed or time.monotonic() - self._served_at >= POLL_SECONDS:
             self._serve()
         waits = self._backoff.waits
@@ -110,12 +119,12 @@ class Fetcher:
 
     @property
     def refusal(self) -> str:
-        """Why the claims of all queues fail; empty when a claim goes well."""
+        """The reason why the claims of all queues fail; empty if one succeeds."""
         queues = self._queues
         return self._backoff.last_error if queues and all(self._backoff.has(queue.keys) for queue in queues) else ""
 
     def _serve(self) -> None:
-        """Take up the shards that the queues have by now, and leave those that they have no more."""
+        """Start to claim from new shards, and stop claiming from removed shards."""
         self._served_at = time.monotonic()
         self._served.has_changed = False
         handlers = self._served.shards()
@@ -125,7 +134,7 @@ class Fetcher:
             if not known:
                 self._tokens = self._client.wake_tokens()
                 self._inflight.poke = self._tokens.poke
-            # The claims of all shards of a queue go by one name, each with numbers of its own.
+            # All shards of a queue use the same call sequence name, each with its own numbers.
             self._claims = {
                 keys: known.get(keys) or QueueClaims(handler, keys, self._lanes[keys.name])
                 for keys, handler in handlers.items()
@@ -140,7 +149,7 @@ class Fetcher:
                 self._scheduler.forget(keys)
 
     def _hot_with_room(self, queues: list[QueueClaims]) -> list[Offer]:
-        """Return the hot queues that have room; none when it is time to look at the others."""
+        """Return the hot queues that have room; none if it is time to check the other queues."""
         now = time.monotonic()
         hot = [queue for queue in queues if queue.hot]
         if not hot or now - self._polled_at >= POLL_SECONDS:
@@ -151,7 +160,7 @@ class Fetcher:
         return [offer for offer in zip(hot, capacities, strict=True) if offer[0].is_to_be_asked(offer[1])]
 
     def _look_around(self, queues: list[QueueClaims]) -> None:
-        """Find out which queues have work, claim of it, or wait for some; first for a slot, if all are taken."""
+        """Check all queues, then claim messages or wait for a wake-up; if no slot is free, wait for a slot first."""
         capacities = self._inflight.wait_for_capacity(queues, 0.0 if self._tokens.standing else POLL_SECONDS / 2)
         offers = list(zip(queues, capacities, strict=True))
         reached = [(queue, capacity) for queue, capacity in offers if queue.has_room(capacity) or capacity.crowded]
@@ -174,26 +183,26 @@ class Fetcher:
                 self._inflight.unwatch()
 
     def _log_held_slots(self, waiting: list[str]) -> None:
-        """Log once which queue holds the slots when none has come free for long while messages wait in others."""
+        """Log once which queue uses the slots if no slot became free for long while messages wait."""
         runs = self._inflight.runs() if waiting else []
         until = time.monotonic() - HELD_SECONDS
         is_held = len(runs) >= self._inflight.concurrency and all(run.started_at <= until for run in runs)
         if is_held and not self._held_slots_logged:
             ((name, slots),) = Counter(run.handler.queue.name for run in runs).most_common(1)
             logger.warning(
-                "all %d slots have been held for %.0f s, %d of them by %s, while messages wait in %s: give its handler a "
-                "shorter timeout or concurrency=, or its queue a worker of its own",
+                "all %d slots have been held for %.0f s, %d of them by queue %s, while messages wait in %s: give its handler "
+                "a shorter timeout or a concurrency= limit, or run a separate worker for its queue",
                 *(len(runs), HELD_SECONDS, slots, name, join_first(list(dict.fromkeys(waiting)))),
             )
         self._held_slots_logged = is_held
 
     def hand_on(self) -> None:
-        """Pass this process' wake tokens and watches on to other processes, because it ends."""
+        """Pass wake-ups and watches of this process on to other processes at shutdown."""
         if self._queues:
             self._tokens.close()
         requests: list[Any] = []
         for queue in self._queues:
-            # Others look at a shard of many but rarely while they believe that it is watched.
+            # Other processes poll a shard rarely while they assume that this process watches it.
             watches = self._scheduler.watches(queue.keys) or (
                 queue.is_watched_here and self._served.is_sharded(queue.name)
             )
@@ -205,11 +214,7 @@ class Fetcher:
             self._client.run_all(requests)
 
     def _find_hot(self, offers: list[Offer]) -> None:
-        """
-        Find the queues that are to be claimed from.
-
-        They are all once a second, those that wait for a suspect when one has ended, and those with a token.
-        """
+        """Mark the queues to claim from: all once a second, and queues with a wake-up or an ended suspect."""
         now = time.monotonic()
         is_time = now - self._polled_at >= POLL_SECONDS
         if is_time:
@@ -221,7 +226,7 @@ class Fetcher:
                 queue.hot = True
         if not self._has_shared_waits or now - self._glanced_at < GLANCE_SECONDS:
             return
-        # Others at the place of some queues are hot, so that no wait for their tokens stands.
+        # No wait is open for queues that share it with a hot queue: check their wake-ups without waiting.
         waiting = [queue for queue, _ in offers if not queue.hot and queue.place not in self._tokens.standing]
         cold = [queue for queue in waiting if any(self._claims[keys].hot for keys in self._places[queue.place])]
         if cold:
@@ -231,7 +236,7 @@ class Fetcher:
                 queue.hot = token_there is True
 
     def _expect(self, queues: list[QueueClaims], *, beside_hot: bool = False) -> None:
-        """Wait for tokens of the queues that are not hot; `beside_hot` not at places where some are."""
+        """Open waits for wake-ups of the queues that are not hot; with `beside_hot`, only waits without a hot queue."""
         cold: dict[Hashable, list[Keys]] = {}
         for queue in queues:
             if not queue.hot:
@@ -241,15 +246,15 @@ class Fetcher:
                 self._tokens.expect(place, shards)
 
     def _note_tokens(self, seconds: float) -> None:
-        """Wait so long for tokens; where there is no room for what they announce, another process gets them."""
+        """Wait for wake-ups; pass wake-ups of queues without room on to other processes."""
         began = time.monotonic()
         came, failed = self._tokens.came(seconds)
-        # The wait was for all of them: a glance at the others is too soon, but in a rush.
+        # The wait covered all queues, so the next check can wait, unless wake-ups come very fast.
         now = time.monotonic()
         self._glanced_at = 0.0 if came and now - began < RUSH_SECONDS else now
         heard = [self._claims[keys] for keys in came if keys in self._claims]
         for queue in [*heard, *(self._claims[keys] for keys in failed if keys in self._claims)]:
-            queue.hot = True  # a claim finds out why a wait has failed
+            queue.hot = True  # the next claim raises the error of a failed wait
         if heard:
             capacities = self._inflight.wait_for_capacity(heard, 0.0)
             self._tokens.pass_on(
@@ -257,9 +262,9 @@ class Fetcher:
             )
 
     def _claim(self, hot: list[Offer], reads: list[Read[HeldDelivery]]) -> None:
-        """Claim from `hot` and make `reads` of earlier claims in one round trip; then submit what has its body."""
+        """Claim from `hot` and send `reads` of earlier claims in one round trip; then submit complete deliveries."""
         asked = shared_out(hot, self._order) if len(hot) > 1 else hot
-        if len(hot) == 1:  # rounds without claims do not count
+        if len(hot) == 1:  # count only rounds with claims
             self._order.order([hot[0][0].name])
         requests = [queue.claim(part, self._name) for queue, part in asked]
         sent_at = time.monotonic()
@@ -277,16 +282,16 @@ class Fetcher:
         if reader.gone:
             self._settle(self._inflight.withdraw(reader.gone), EXPIRED)
             reader.gone = []
-        if reader.ready:  # what must not wait comes first
+        if reader.ready:  # messages that must start at once come first
             self._submit(sorted(reader.ready, key=attrgetter("must_start"), reverse=True))
             reader.ready = []
         for keys, failure in failures:
             self._backoff.note(keys, failure)
             if isinstance(failure, RedisUnavailableError):
-                self._scheduler.spare(keys)  # no lease could be renewed there
+                self._scheduler.spare(keys)  # other workers could not renew their leases there either
 
     def _claimed(self, asked: list[Offer], answers: Sequence[Any], sent_at: float) -> list[tuple[Keys, Exception]]:
-        """Update queues from the answers of claims; return those that failed."""
+        """Update the queues from the answers of claims; return the failures."""
         at = min(time.monotonic(), sent_at + REPLY_LAG_SECONDS)
         failures: list[tuple[Keys, Exception]] = []
         for (queue, _), answer in zip(asked, answers, strict=True):

@@ -1,4 +1,4 @@
-"""The health of a worker: the pulse that each of its processes writes, and whether it is alive and ready by that."""
+"""Worker health: the pulse that each process writes, and the checks for `/live` and `/ready`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-#: The page of figures and probes is served there, for this machine alone, unless another address is named.
+#: The default address of the metrics and health page: reachable from this machine only.
 DEFAULT_HOST = "127.0.0.1"
-#: A process that has completed no claim round for 30 s hangs.
+#: A process without a completed claim round for this long counts as hung.
 CLAIM_SECONDS = 30.0
-#: A process that starts, or has found Redis away, has 5 minutes until the next sign of life, which is that it finds
-#: Redis away again: a restart would not help it.
+#: The limit for a process that starts, or that cannot reach Redis. Each new attempt to reach Redis counts as a sign of
+#: life, because a restart would not help.
 PATIENT_SECONDS = 300.0
-#: The parts of a process whose tries to reach Redis are its signs of life: those that claim, or will.
+#: Attempts of these parts to reach Redis count as signs of life.
 CLAIMING = ("fetcher", "start")
-#: The figures of a process are sampled twice a second.
+#: How often the state of a process is sampled.
 SAMPLE_SECONDS = 0.5
 
-#: At most so many bytes say why a process is not ready.
+#: The size of the text that explains why a process is not ready.
 _UNREADY_BYTES = 200
 
 _FIELDS = struct.Struct(f"dd??{_UNREADY_BYTES}s")
@@ -39,17 +39,18 @@ PULSE_BYTES = _FIELDS.size
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """
-    The state of a worker process's engine at one moment.
+    The state of a worker process at one moment.
 
     Attributes:
-        last_claim_at: when its last claim round was completed, in monotonic seconds.
-        is_broken: one of its parts has ended by itself.
-        running, held: messages that handlers run, and messages that wait for a slot.
-        longest_seconds: for how long the oldest running handler has run, 0.0 when none runs.
-        slots: handlers that may run at once.
-        busy_slots: how many run.
-        hung_slots: how many of those overran their time and cannot be ended.
-        unready: why the process is not ready although it has started; empty when it is.
+        last_claim_at: the monotonic time of the last completed claim round.
+        is_broken: whether a part has stopped unexpectedly.
+        running: the number of messages in running handlers.
+        held: the number of prefetched messages.
+        longest_seconds: the run time of the oldest running call in seconds; 0.0 if none runs.
+        slots: the number of slots.
+        busy_slots: the number of slots in use.
+        hung_slots: the number of slots used by handlers that exceeded their timeout and cannot be cancelled.
+        unready: why a started process is not ready; empty if it is ready.
     """
 
     last_claim_at: float
@@ -73,12 +74,13 @@ class _Facts(NamedTuple):
 
 class Pulse:
     """
-    The facts that a process writes of itself for its supervisor; times are monotonic seconds of the machine.
+    The health data that a process writes for its supervisor; times are monotonic seconds.
 
     Args:
-        memory: shared by both, the pulse is in it at `at`; None when the reader is the process itself.
-        rounds: the name of its rounds, for complaints.
-        seconds: after this time without a round a process hangs that is ready and has not found Redis away.
+        memory: memory shared with the supervisor; None if only this process reads the pulse.
+        at: the offset of the pulse in `memory`.
+        rounds: the word for a round in complaints.
+        seconds: the time without a round after which a ready process counts as hung.
     """
 
     kinds = (RedisUnavailable,)
@@ -100,18 +102,18 @@ class Pulse:
             self._write(_Facts(time.monotonic()))
 
     def follow(self, before: Pulse) -> None:
-        """Go on from the pulse of an earlier process: one that dies again and again before it claims leaves an old pulse."""
+        """Copy the times of the previous process, so that a process that dies at each start becomes visible."""
         claimed_at, away_at, *_ = before._read()
         self._write(_Facts(claimed_at, away_at))
 
     def __call__(self, event: Event, /) -> None:
-        """Note a try of a claiming part that found Redis away."""
+        """Store the time of an attempt to reach Redis that failed."""
         if isinstance(event, RedisUnavailable) and event.part in CLAIMING:
             with self._lock:
                 self._write(self._read()._replace(away_at=time.monotonic()))
 
     def note(self, stats: EngineStats | None) -> None:
-        """Note the state of the process's engine, None before its start and after its stop."""
+        """Write the state of the engine; None before its start and after its stop."""
         with self._lock:
             claimed_at, away_at, *_ = self._read()
             if stats is None:
@@ -122,15 +124,15 @@ class Pulse:
                 self._write(_Facts(claimed_at, away_at, ready=True, broken=stats.is_broken, unready=unready))
 
     def beat(self) -> None:
-        """Note that a round is over, and with the first one that the process is ready."""
+        """Write that a round is completed; after the first round the process is ready."""
         with self._lock:
             self._write(_Facts(time.monotonic(), ready=True))
 
     def complaint(self, now: float) -> str:
-        """Return why the process should be restarted, empty when it should not."""
+        """Return why the process should be restarted; empty if it is healthy."""
         claimed_at, away_at, ready, broken, _ = self._read()
         if broken:
-            return "a part of it ended by itself"
+            return "one of its parts stopped unexpectedly"
         is_away = away_at > claimed_at
         age = now - max(claimed_at, away_at)
         if age <= (self._seconds if ready and not is_away else PATIENT_SECONDS):
@@ -139,29 +141,29 @@ class Pulse:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the process has entered its lifespan and claims."""
+        """Whether the process has entered its lifespan and started to claim."""
         return self._read().ready
 
     @property
     def unready(self) -> str:
-        """Why the process is not ready although it has started; empty when it is."""
+        """Why a started process is not ready; empty if it is ready."""
         return self._read().unready.rstrip(b"\0").decode(errors="replace")
 
     def _read(self) -> _Facts:
         return _Facts(*_FIELDS.unpack_from(self._memory, self._at))
 
     def _write(self, facts: _Facts) -> None:
-        # In one piece: `pack_into` clears the memory first, and the other process may read at any moment.
+        # Write in one piece: `pack_into` would clear the memory first, and the supervisor may read at any moment.
         self._memory[self._at : self._at + PULSE_BYTES] = _FIELDS.pack(*facts)
 
 
 def sampler(look: Callable[[], EngineStats | None], *notes: Callable[[EngineStats | None], None]) -> Loop:
-    """Return the loop that hands what `look` returns to each of `notes`, twice a second."""
+    """Return a loop that passes the result of `look` to each of `notes`, twice a second."""
 
     def step() -> float:
         stats = look()
         for note in notes:
-            with suppress(Exception):  # a figure that cannot be kept must not end the pulse
+            with suppress(Exception):  # a failing metric must not stop the pulse
                 note(stats)
         return SAMPLE_SECONDS
 
@@ -169,14 +171,14 @@ def sampler(look: Callable[[], EngineStats | None], *notes: Callable[[EngineStat
 
 
 def live(pulses: Iterable[Pulse]) -> str:
-    """Return why a worker should be restarted, empty when it should not."""
+    """Return why a worker should be restarted; empty if it is healthy."""
     now = time.monotonic()
     complaints = [pulse.complaint(now) for pulse in pulses]
     return "; ".join(f"process {number}: {text}" for number, text in enumerate(complaints) if text)
 
 
 def ready(pulses: Iterable[Pulse], redis_answers: Callable[[], bool]) -> str:
-    """Return why a worker is not ready, empty when it is."""
+    """Return why a worker is not ready; empty if it is ready."""
     pulses = list(pulses)
     if starting := [str(number) for number, pulse in enumerate(pulses) if not pulse.is_ready]:
         return f"starting: process {', '.join(starting)}"

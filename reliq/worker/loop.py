@@ -1,7 +1,8 @@
 """
-What the threads of a process share: `Loop` runs a part's steps, `QueueBackoff` backs off from single queues.
+Helpers for the threads of a worker process.
 
-A `step` does one round of a part and returns how long to wait for the next. `EventQueue` calls observers in their own thread.
+`Loop` repeats the `step` of a part in a thread; a step makes one round and returns the seconds to wait for the next.
+`QueueBackoff` backs off from single queues. `EventQueue` calls observers in their own thread.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A step waits at most this long for the next: due times of foreign writers may lie further ahead than a thread can wait.
+#: The longest wait between two steps: due times of other publishers may be further ahead than a thread can wait.
 LONGEST_SLEEP_SECONDS = 3600.0
-#: Due times in an answer count from at most so long after its call was sent: it may have waited for the answer of another
-#: server, or for this process. From too early a time a due message is asked for once too often, from too late it is late.
+#: Due times in an answer count from at most this long after the call was sent, because the answer may have waited for
+#: another server or for this process. Counting too early causes an extra call; counting too late delays messages.
 REPLY_LAG_SECONDS = 0.005
-#: At most 10,000 events wait for slow observers; later events are dropped.
+#: The most events that wait for slow observers; further events are dropped.
 WAITING_LIMIT = 10_000
-#: At a stop, observers have 2 s for the events that still wait.
+#: How long observers may process waiting events at shutdown.
 CLOSE_SECONDS = 2.0
 
 
 class Loop:
     """
-    Calls `step` until it is stopped, waiting as long as it says; backs off while it fails.
+    Call `step` repeatedly in a thread until it is stopped; back off while it fails.
 
-    The broad `except` of the whole engine is here, around the waiting and the reporting too: a part never dies, it
-    tries again. `away` is called whenever Redis could not be reached.
+    It catches all exceptions and retries, so that a part never stops by an error. `away` is called whenever Redis could
+    not be reached.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Loop:
         self._away = away
         self._stopped = threading.Event()
         self._woken = threading.Event()
-        #: Lets the next step begin now, unless Redis is away.
+        #: Start the next step now, unless the loop backs off.
         self.wake = self._woken.set
         self._failures = 0
         self._is_away = False
@@ -68,17 +69,17 @@ class Loop:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the running step; return at once."""
+        """Stop after the current step; return immediately."""
         self._stopped.set()
         self._woken.set()
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread has been started and has not ended."""
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def join(self, timeout_seconds: float | None = None) -> bool:
-        """Wait for the thread to end; return whether it has. A thread that was never started has ended."""
+        """Wait for the thread to end; return whether it has ended or was never started."""
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
@@ -111,18 +112,18 @@ class Loop:
         is_login = isinstance(error, LoginError)
         if not is_login or self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, ...
             trace = None if is_login else error
-            logger.error("the %s failed and tries again: %s", self._name, error, exc_info=trace)
+            logger.error("worker: the %s failed; retrying: %s", self._name, error, exc_info=trace)
 
 
 class QueueBackoff:
     """
-    The shards that one part cannot work on, each with a backoff of its own: none holds up the others.
+    The backoff of one part from single shards, so that a failing shard does not delay the others.
 
-    Redis refuses them, or the node that has them is away while others answer.
+    A shard fails if Redis refuses a command for it, or if its node is unavailable.
 
     Attributes:
-        until: when each of them may be tried again; empty while all is well.
-        last_error: the text of the last failure.
+        until: the monotonic time of the next attempt, for each failing shard.
+        last_error: the text of the last error.
     """
 
     def __init__(self, part: str, observers: Sequence[Observer] = ()) -> None:
@@ -134,7 +135,7 @@ class QueueBackoff:
         self.last_error = ""
 
     def note(self, keys: Keys, error: Exception) -> None:
-        """Back off from a shard that failed by `error`."""
+        """Back off from a shard after `error`."""
         failures = self._failures[keys] = self._failures.get(keys, 0) + 1
         self.last_error = str(error)
         self.until[keys] = time.monotonic() + seconds_after(RECONNECT, failures)
@@ -146,37 +147,37 @@ class QueueBackoff:
         if isinstance(error, RedisRefusedError):
             notify(self._observers, [RedisRefused(keys.name, self._part, str(error))])
         if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
-            logger.error("queue %s: the %s failed for the %d. time: %s", keys.name, self._part, failures, error)
+            logger.error("queue %s: the %s failed (attempt %d); retrying: %s", keys.name, self._part, failures, error)
 
     def over(self, keys: Keys) -> None:
-        """End the backoff of a shard: it answered."""
+        """End the backoff of a shard after a success."""
         if self._failures:
             self._failures.pop(keys, None)
             self.until.pop(keys, None)
             self._is_back(keys)
 
     def refuses(self, keys: Keys) -> bool:
-        """Return whether the last try failed, and not because the node was away."""
+        """Return whether the last attempt failed, and not because the node was unavailable."""
         return keys in self._failures and keys not in self._away
 
     def has(self, keys: Keys) -> bool:
-        """Return whether the last try failed."""
+        """Return whether the last attempt failed."""
         return keys in self._failures
 
     def waits(self, keys: Keys) -> bool:
-        """Return whether the next try must not be made yet."""
+        """Return whether it is too early for the next attempt."""
         return self.until.get(keys, 0.0) > time.monotonic()
 
     def seconds_of(self, keys: Keys) -> float:
-        """Return the seconds until the next try may be made."""
+        """Return the seconds until the next attempt."""
         return max(0.0, self.until.get(keys, 0.0) - time.monotonic())
 
     def seconds(self) -> float:
-        """Return how long until the first of them may be tried again, 0 when there is none."""
+        """Return the seconds until the first attempt of all failing shards; 0 without failing shards."""
         return max(0.0, min(self.until.values(), default=0.0) - time.monotonic())
 
     def _is_back(self, keys: Keys) -> None:
-        """Notify observers when the last shard of a queue that was away has answered."""
+        """Notify observers when the last unavailable shard of a queue has answered."""
         if keys in self._away:
             self._away.discard(keys)
             if not any(shard.name == keys.name for shard in self._away):
@@ -185,12 +186,12 @@ class QueueBackoff:
 
 class EventQueue:
     """
-    An observer that hands each event to other observers, in the order of the events, in one thread.
+    An observer that passes events to other observers in a separate thread, in order.
 
-    The threads that renew leases and settle messages report their events here: they never wait for an observer.
+    So threads that renew leases and settle messages never wait for a slow observer.
 
     Attributes:
-        kinds: the kinds of events that an observer wants.
+        kinds: the classes of events that at least one observer takes.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
@@ -205,7 +206,7 @@ class EventQueue:
         self._thread.start()
 
     def __call__(self, event: Event, /) -> None:
-        """Queue `event` for the observers; drop it when too many events wait already."""
+        """Queue `event` for the observers; drop it if too many events are waiting."""
         if not isinstance(event, self.kinds):
             return
         if self._waiting.qsize() < WAITING_LIMIT:
@@ -213,10 +214,12 @@ class EventQueue:
             self._is_full = False
         elif not self._is_full:
             self._is_full = True
-            logger.warning("observers are too slow: %d events wait, dropping events", WAITING_LIMIT)
+            logger.warning(
+                "observers are too slow: %d events are waiting; dropping new events until they catch up", WAITING_LIMIT
+            )
 
     def close(self) -> None:
-        """End the thread after the events that wait, or when an observer takes too long."""
+        """Stop the thread after the waiting events, or after CLOSE_SECONDS."""
         self._waiting.put(None)
         self._thread.join(CLOSE_SECONDS)
 

@@ -1,8 +1,8 @@
 """
-Runs the handlers of a worker: plain ones on threads, coroutines on one event loop.
+Run the handlers of a worker: plain functions on threads, coroutine functions on one event loop.
 
-`Runner` makes one call of a handler, hands its outcomes on, and reports the deliveries that failed.
-`ThreadExecutor` and `AsyncExecutor` take calls that have a slot.
+`Runner` calls a handler, passes its outcomes to the settler, and reports failures. `ThreadExecutor` and `AsyncExecutor`
+start the calls that have a slot.
 """
 
 from __future__ import annotations
@@ -48,56 +48,61 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ErrorHook = Callable[[Job[Any], BaseException, bool], Any]
-#: A handler's answer, and what it raised.
+#: The return value of a handler, and its exception.
 Returned = tuple[Any, BaseException | None]
-#: Notes which call takes a step in the event loop, None after the step; returns the call noted before.
+#: Stores which call runs in the event loop now, None after its step; returns the call stored before.
 NoteStep = Callable[["HandlerCall | None"], "HandlerCall | None"]
 
 logger = logging.getLogger("reliq")
 
-#: The first failure of a kind is logged with its traceback; this many kinds are remembered.
+#: The first failure of each kind is logged with its traceback; at most this many kinds are stored.
 KINDS_LIMIT = 1000
 TEXT_HINT = " (text hidden: see `reliq show QUEUE ID`, or use --log-error-text)"
-#: A message is delivered again this long after its handler gave an answer that is not allowed.
+#: The delay of a retry after an answer that is not allowed.
 NONSENSE_MS = 1000
-#: A start counts as at most this late, because due times are written by publishers.
+#: The largest reported lag of a start; publishers may write any due time.
 LONGEST_LAG_SECONDS = 7 * 86_400.0
-#: The event loop wakes at least this often.
+#: How often the event loop wakes up, at least.
 TICK_SECONDS = 1.0
-#: An event loop that has not answered a ping after one look is late: no more is claimed for it.
+#: After this many checks without an answer to a ping, the event loop is late: claim no more for it.
 LATE_LOOKS = 1
-#: After ten looks it is blocked. Looks count, not seconds: while the machine stands still, no look is made.
+#: After this many checks it is blocked. Checks count instead of seconds, because a suspended machine makes none.
 BLOCKED_LOOKS = 10
-#: The log names a blocked loop after this time.
+#: A blocked event loop is logged after this time.
 REPORT_BLOCKED_SECONDS = 1.0
 
-#: Iterables that compute nothing until they are iterated over.
+#: Lazy iterables, which have not computed any answers yet.
 _LAZY = (Generator, AsyncGenerator, map, filter, zip)
-#: The forks between the first process and this one: a handler that forks returns in both.
+#: One entry for each fork of this process; if a handler forks, it returns in both processes.
 _forks: list[None] = []
 os.register_at_fork(after_in_child=lambda: _forks.append(None))
-#: The call of the handler that runs, also in tasks that the handler makes.
+#: The current handler call, also in tasks that the handler creates.
 _current: contextvars.ContextVar[HandlerCall | None] = contextvars.ContextVar("reliq_handler_call", default=None)
 
 
 def is_failure(held: HeldDelivery, outcome: HandlerOutcome) -> bool:
-    """Return whether the handler did not choose `outcome`, or it is a `Nack` after which no retry is left."""
+    """Return whether `outcome` comes from an error, or is a `Nack` without a retry left."""
     return outcome.failed or (outcome.kind == "nack" and is_final(held.delivery.claimed, outcome))
 
 
 class Runner:
     """
-    Runs one call of a handler where it is asked to: a plain one by `run`, a coroutine by `begin` and then `arun`.
+    Run single handler calls: first `begin`, then `run` for plain handlers or `arun` for coroutine handlers.
 
-    Nothing that a message, a handler or an observer brings raises here, so that no thread and no slot is lost. Failures are
-    logged and reported to the hooks of `Consumer.on_error`.
+    Exceptions of messages, handlers and observers are caught, so that no thread and no slot is lost. Failures are
+    logged and passed to the hooks of `Consumer.on_error`.
 
     Args:
-        error_text: log the texts of exceptions and the reasons of answers too, which may hold a part of a body.
+        settle: called with deliveries and an outcome, or None if each delivery has its own.
+        middleware: the middleware of the consumer, the outermost first.
+        observers: the observers of the consumer.
+        stopping: set when the shutdown begins.
+        on_error: the hooks of `Consumer.on_error`.
+        error_text: whether to log texts of exceptions and reasons of answers; they may contain parts of bodies.
 
     Attributes:
-        state: what the lifespan yielded.
-        before_call: notes a call, in the thread that begins it.
+        state: the value that the lifespan yielded.
+        before_call: called before each handler call, in its thread.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class Runner:
         self._end_observers = wanting(observers, Handled)
 
     def run(self, run: HandlerCall) -> Returned:
-        """Make a plain handler's call, which has begun; return its answer, and what it raised."""
+        """Call a plain handler; return its return value and its exception."""
         answer: Any = None
         error: BaseException | None = None
         try:
@@ -135,7 +140,7 @@ class Runner:
         return answer, error
 
     async def arun(self, run: HandlerCall) -> Returned:
-        """As `run`, of a coroutine handler's call."""
+        """Call a coroutine handler; return its return value and its exception."""
         answer: Any = None
         error: BaseException | None = None
         try:
@@ -149,7 +154,7 @@ class Runner:
         return answer, error
 
     def begin(self, run: HandlerCall) -> bool:
-        """Return whether the handler may start; a delivery without a lease goes back, unspent if it was not claimed again."""
+        """Return whether the handler may start; release deliveries with an expired lease."""
         late = 0
         for held in run.deliveries:
             if held.lost or run.started_at >= held.lease_until:
@@ -162,12 +167,12 @@ class Runner:
                     self.before_call(run)
                 if self._start_observers:
                     notify(self._start_observers, map(_started, run.unanswered))
-            except BaseException:  # noqa: S110  the work goes on; cheaper than `suppress`, for every message
+            except BaseException:  # noqa: S110  ignore errors of observers; cheaper than `suppress`
                 pass
         return run.began
 
     def _jobs(self, run: HandlerCall) -> list[Job[Any]]:
-        """Return the jobs of `run`; what does not decode is answered for, and left out."""
+        """Return the jobs of `run`; messages with undecodable bodies are settled here and left out."""
         decode = run.handler.codec.decode
         jobs = []
         for held in run.unanswered:
@@ -181,8 +186,8 @@ class Runner:
         return jobs
 
     def end(self, run: HandlerCall, answer: Any, error: BaseException | None) -> None:
-        """Hand over what the handler has answered, or raised, for everything in `run` or for each."""
-        if len(_forks) != self._forks:  # the handler has forked, and this is the copy
+        """Settle the deliveries of `run` by the return value or exception of the handler."""
+        if len(_forks) != self._forks:  # the handler has forked, and this is the child process
             os._exit(0)
         deliveries = run.unanswered
         outcomes = dict.fromkeys(deliveries, ACKED)
@@ -221,7 +226,7 @@ class Runner:
         self, run: HandlerCall, deliveries: list[HeldDelivery], answer: Any, error: BaseException | None
     ) -> dict[HeldDelivery, HandlerOutcome]:
         if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
-            # Cut off by the stop: no fault of the messages, and they run no more.
+            # Cancelled by the shutdown, so the messages do not lose a retry.
             return dict.fromkeys(deliveries, RELEASED)
         if error is None and run.handler.is_batch:
             if isinstance(answer, _LAZY):
@@ -235,12 +240,12 @@ class Runner:
         return {held: _outcome(held, answer, error) for held in deliveries}
 
     def _answer(self, run: HandlerCall, outcomes: dict[HeldDelivery, HandlerOutcome], cause: Any) -> None:
-        """Hand over `outcomes`; `cause` is what the handler answered or raised, None when it returned nothing."""
+        """Settle deliveries with `outcomes`; `cause` is the return value or exception of the handler."""
         seconds = (time.monotonic() - run.started_at) / len(run.deliveries)
-        if run.handler.is_async or not run.abandoned:  # else that was done when it overran
+        if run.handler.is_async or not run.abandoned:  # timeouts in threads are reported when they happen
             is_success = not run.abandoned and list(outcomes.values()).count(ACKED) == len(outcomes)
             observers = self._end_observers
-            try:  # the work goes on when observers fail
+            try:
                 if observers and is_success:
                     observers = [observer for observer in observers if getattr(observer, "wants_success", True)]
                 if observers:
@@ -259,28 +264,30 @@ class Runner:
     def _report(
         self, run: HandlerCall, outcomes: dict[HeldDelivery, HandlerOutcome], cause: Any, seconds: float
     ) -> None:
-        """Report the deliveries that failed after `seconds`; `cause` was raised or answered, a list for a batch."""
+        """Log failed deliveries and call the error hooks; `cause` is the return value or exception of the handler."""
         for held, outcome in outcomes.items():
             if not is_failure(held, outcome):
                 continue
-            # By its type alone: an answer may raise when it is asked for its class.
+            # Not isinstance(): an answer may define __class__ and raise there.
             error = cause if issubclass(type(cause), BaseException) else Nack(reason=outcome.error)
-            with suppress(BaseException):  # an exception whose own code raises is not logged
+            with suppress(BaseException):  # exceptions may have methods that raise
                 self._log(run, held, outcome, error, seconds)
             for hook in self._error_hooks:
                 payload = held.delivery.payload
                 body: Any = payload
                 try:
-                    with suppress(Exception):  # of a body that does not decode, the job has the bytes
+                    with suppress(Exception):  # for an undecodable body, job.body is bytes
                         body = run.handler.codec.decode(payload)
                     job = Job(held, run, body, self.state, self._stopping)
                     hook(job, error, is_final(held.delivery.claimed, outcome))
                 except BaseException as hook_error:
                     name = getattr(hook, "__qualname__", hook)
-                    logger.warning("on_error %s itself failed: %s", name, placed(hook_error))
+                    logger.warning(
+                        "on_error hook %s raised an exception, which is ignored: %s", name, placed(hook_error)
+                    )
 
     def report_overrun(self, run: HandlerCall, seconds: float) -> None:
-        """Report a handler whose thread overran its time, and where it stands; a new thread calls the hooks."""
+        """Report a timeout in a thread, with the current stack of the handler; a new thread calls the error hooks."""
         frame = sys._current_frames().get(run.thread)  # noqa: SLF001  the documented way to see other threads
         traceback: TracebackType | None = None
         while frame is not None:
@@ -288,16 +295,17 @@ class Runner:
             frame = frame.f_back
         error = TimeoutError("the handler overran its timeout").with_traceback(traceback)
         arguments = (run, dict.fromkeys(run.unanswered, OVERRAN), error, seconds)
-        with suppress(RuntimeError):  # no thread to be had
+        with suppress(RuntimeError):  # no thread can be started
             threading.Thread(target=self._report, args=arguments, name="reliq-overran", daemon=True).start()
 
     def _log(
         self, run: HandlerCall, held: HeldDelivery, outcome: HandlerOutcome, error: BaseException, seconds: float
     ) -> None:
         """
-        Write a line: at ERROR, with the exception, when a message died; with its traceback when its kind is new.
+        Log a failed delivery, at ERROR if the message becomes a dead letter, else at INFO.
 
-        The traceback is formatted here, so that a handler of log records adds no text of an exception.
+        The first failure of each kind and dead letters have a traceback. It is formatted here, so that log handlers do
+        not add the text of the exception.
         """
         delivery = held.delivery
         final = is_final(delivery.claimed, outcome)
@@ -305,14 +313,14 @@ class Runner:
         if not logger.isEnabledFor(level):
             return
         kind = "timeout" if run.abandoned else outcome.kind
-        verb = {"reject": "was rejected", "timeout": "overran its time"}.get(kind, "failed")
+        verb = {"reject": "was rejected", "timeout": "exceeded its timeout"}.get(kind, "failed")
         attempt = "a delivery"
         if delivery.attempt is not None:
             attempt = f"attempt {delivery.attempt} of {delivery.attempt + max(0, delivery.claimed.left)}"
         if final:
             consequence = "now a dead letter"
         elif outcome is OVERRAN:
-            consequence = "again when its lease ends"
+            consequence = "again when its lease expires"
         elif outcome.delay_ms:
             consequence = f"again in {format_duration(outcome.delay_ms / 1000)}"
         else:
@@ -322,7 +330,7 @@ class Runner:
         error_type = place.partition(" ")[0]
         error_text = place
         if self._error_text:
-            places = place.partition(" ")[2]  # of the exception and its causes
+            places = place.partition(" ")[2]  # the source lines of the exception and its causes
             error_text = f"{outcome.error} ({places})" if places else outcome.error
         failure = (held.queue, placed(error))
         with_trace = final or failure not in self._failures_seen
@@ -345,7 +353,9 @@ class Runner:
         line = printable(f"{text}: {error_text}" if error_text else text) + hint
         exc_info = (type(error), error, error.__traceback__) if final else None
         record = logger.makeRecord(logger.name, level, __file__, 0, "%s", (line,), exc_info, extra={"reliq": fields})
-        if with_trace and not isinstance(error, UndecodableError):  # its place is ours, its text names the field
+        if with_trace and not isinstance(
+            error, UndecodableError
+        ):  # its text names the field, and its traceback shows only reliq
             record.exc_text = traceback_of(error, with_text=self._error_text)
         elif final:
             record.exc_text = type(error).__name__
@@ -353,16 +363,18 @@ class Runner:
 
 
 def _done(answer: Any) -> Any:
-    """Return a plain handler's answer; raise TypeError for an awaitable, whose work was never done."""
+    """Return the answer of a plain handler; raise TypeError for an awaitable, because it was never awaited."""
     if answer is not None and inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()
-        raise TypeError("the handler returned an awaitable that nobody awaits; define it with async def")
+        raise TypeError(
+            "a plain handler returned an awaitable, which is not awaited; define the handler with async def"
+        )
     return answer
 
 
 def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> HandlerOutcome:
-    """Return what is to be done; an answer that makes no sense counts as a failure of the handler."""
+    """Return the outcome of a delivery; an answer that is not allowed counts as a failure."""
     settings = held.handler.settings
     attempt = held.delivery.attempt
     try:
@@ -372,13 +384,16 @@ def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> Ha
 
 
 def _nonsense(held: HeldDelivery, error: BaseException) -> HandlerOutcome:
-    """Return the outcome of an answer that is not allowed; of a foreign exception the log has class and place alone."""
+    """Return the outcome of an answer that is not allowed; log no texts of other exceptions."""
     text = "the handler's answer is not allowed"
     place = ""
-    with suppress(BaseException):  # a class of errors may raise when it is asked for its name
+    with suppress(BaseException):  # exceptions may have methods that raise
         text = described(error)
         place = "" if isinstance(error, ConfigurationError) else placed(error)
-        logger.warning("queue %s: handler's answer is not allowed: %s", held.queue, place or text)
+        logger.warning(
+            "queue %s: handler %s gave an answer that is not allowed; retrying: %s",
+            *(held.queue, held.handler.name, place or text),
+        )
     return HandlerOutcome("nack", NONSENSE_MS, error=text, raised=place)
 
 
@@ -399,7 +414,7 @@ def _handled(run: HandlerCall, held: HeldDelivery, outcome: HandlerOutcome, seco
 
 
 class ThreadExecutor:
-    """Plain handlers, one on each of as many threads as there are slots, at most."""
+    """Run plain handlers on threads, at most one thread for each slot."""
 
     def __init__(self, runner: Runner, inflight: Inflight) -> None:
         self._runner = runner
@@ -407,25 +422,25 @@ class ThreadExecutor:
         self._threads: list[threading.Thread] = []
 
     def submit(self, deliveries: list[HeldDelivery]) -> None:
-        """Queue `deliveries` for slots, with as many threads as plain calls and slots need."""
+        """Queue `deliveries` for slots, and start more threads if needed."""
         wanted = self._inflight.enqueue(deliveries)
         while len(self._threads) < wanted:
             name = f"reliq-handler-{len(self._threads) + 1}"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
-            thread.start()  # a thread that cannot start is not counted, and tried again
+            thread.start()  # if this raises, the next submit tries again
             self._threads.append(thread)
-        time.sleep(0)  # a thread of a handler has the interpreter now, not when the caller waits for Redis
+        time.sleep(0)  # let a handler thread start now, not only when the caller waits for Redis
 
     @property
     def is_running(self) -> bool:
-        """Whether every thread that was started still takes work."""
+        """Whether all started threads are alive."""
         return all(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
         run: HandlerCall | None = None
         while True:
             done = run
-            run = None  # the slot of `done` is freed once, whatever raises
+            run = None  # free the slot of `done` only once, even after an exception
             try:
                 run = self._inflight.next_plain(done)
                 if run is None:
@@ -433,15 +448,15 @@ class ThreadExecutor:
                 if self._runner.begin(run):
                     self._runner.run(run)
             except BaseException:
-                logger.exception("a thread of the handlers failed and goes on")
+                logger.exception("worker: internal error in a handler thread; the thread continues")
 
 
 class Steps(Coroutine[Any, Any, Any]):
     """
-    A coroutine of a handler call, which notes each step before it runs.
+    The coroutine of a handler call; it calls `note` before and after each step.
 
-    A step that holds the interpreter lets no other thread run, so the note must come first. Code that inspects the
-    task finds the attributes of the coroutine itself.
+    A step may hold the interpreter and let no other thread run, so the note must be written first. Attributes are those
+    of the wrapped coroutine.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], run: HandlerCall, note: NoteStep) -> None:
@@ -457,7 +472,7 @@ class Steps(Coroutine[Any, Any, Any]):
 
     def send(self, value: Any) -> Any:
         """Run the next step."""
-        # A task that outlives its handler call is no longer the call's.
+        # A task may outlive the handler call that created it.
         is_over = self._run.task is not None and self._run.task.done()
         before = self._note(None if is_over else self._run)
         try:
@@ -466,7 +481,7 @@ class Steps(Coroutine[Any, Any, Any]):
             self._note(before)
 
     def throw(self, *error: Any) -> Any:
-        """Run the next step, in which an error is raised first."""
+        """Run the next step, which begins with an exception."""
         is_over = self._run.task is not None and self._run.task.done()
         before = self._note(None if is_over else self._run)
         try:
@@ -481,20 +496,20 @@ class Steps(Coroutine[Any, Any, Any]):
 
 class DaemonThreads(ThreadPoolExecutor):
     """
-    The threads of `asyncio.to_thread` in handlers, as daemons.
+    Daemon threads for `asyncio.to_thread` in handlers.
 
-    At its end Python waits for the threads of an ordinary ThreadPoolExecutor, however long after a worker's grace.
+    Python waits at exit for the threads of a ThreadPoolExecutor, even longer than the grace period of a worker.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._limit = min(32, (os.cpu_count() or 1) + 4)  # as of an ordinary executor
+        self._limit = min(32, (os.cpu_count() or 1) + 4)  # the default of ThreadPoolExecutor
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._started = 0
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call `function` on an idle thread, on a new thread, or, at the limit, on the first thread that is free."""
+        """Call `function` on an idle or new thread; at the limit, on the next free thread."""
         future: Future[T] = Future()
         self._calls.put((future, partial(function, *args, **kwargs)))
         if not self._idle.acquire(blocking=False) and self._started < self._limit:
@@ -503,7 +518,7 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Do nothing: the threads end with the program."""
+        """Do nothing, because the threads end with the program."""
 
     def _work(self) -> None:
         while True:
@@ -513,16 +528,16 @@ class DaemonThreads(ThreadPoolExecutor):
                     future.set_result(call())
                 except BaseException as error:
                     future.set_exception(error)
-            del future, call  # an idle thread keeps no result alive
+            del future, call  # do not keep the result alive while idle
             self._idle.release()
 
 
 class AsyncExecutor:
     """
-    Coroutine handlers, each a task of its own on one event loop, which is pinged while it has any.
+    Run coroutine handlers as tasks on one event loop in a thread; ping the loop to detect that it is blocked.
 
     Attributes:
-        note_step: notes the call whose coroutine, or task, takes a step; None when nothing reads the notes.
+        note_step: called with the current handler call around each step of its tasks; None to call nothing.
     """
 
     note_step: NoteStep | None = None
@@ -530,15 +545,15 @@ class AsyncExecutor:
     def __init__(self, runner: Runner, inflight: Inflight) -> None:
         self._runner = runner
         self._inflight = inflight
-        self._done: list[HandlerCall] = []  # calls whose slots are to be freed
-        self._filling = False  # whether the loop will call `fill`
-        self._timer: asyncio.TimerHandle | None = None  # for a batch that lingers
+        self._done: list[HandlerCall] = []  # ended calls that still have their slots
+        self._filling = False  # whether a call of `fill` is scheduled
+        self._timer: asyncio.TimerHandle | None = None  # calls `fill` when a batch has lingered
         self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)
-        self._context = contextvars.copy_context()  # of the consumer's start; each handler gets a copy
+        self._context = contextvars.copy_context()  # each handler call gets a copy
         self._closing = False
         self._ping_lock = threading.Lock()
-        self._pinged_at: float | None = None  # None: it has answered
-        self._missed = 0  # looks since then without an answer
+        self._pinged_at: float | None = None  # None if the loop has answered
+        self._missed = 0  # checks since then without an answer
         self._is_block_logged = False
 
     def start(self) -> None:
@@ -551,21 +566,21 @@ class AsyncExecutor:
 
     @property
     def is_running(self) -> bool:
-        """Whether the event loop's thread has not ended."""
+        """Whether the thread of the event loop is alive."""
         return self._thread.is_alive()
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Schedule a call on the loop, unless that is closed; other threads call this."""
+        """Schedule a call on the event loop from another thread; do nothing if the loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
 
     @property
     def thread_id(self) -> int:
-        """The loop's thread."""
+        """The id of the event loop's thread."""
         return self._thread.ident or 0
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Run a coroutine on this loop, and return its future."""
+        """Run a coroutine on the event loop from another thread; return its future."""
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:
@@ -573,14 +588,14 @@ class AsyncExecutor:
             raise
 
     def cancel_all(self, timeout_seconds: float = 5.0) -> None:
-        """Cancel what still runs and wait a while for it to end, unless the loop's thread has ended."""
+        """Cancel all running coroutine handlers and wait for them to end, at most `timeout_seconds`."""
         runs = [run for run in self._inflight.runs() if run.task is not None and self.is_running]
         for run in runs:
             self.call(run.task.cancel)
         self._inflight.wait_until_ended(runs, timeout_seconds)
 
     def close(self, timeout_seconds: float = 5.0) -> None:
-        """End the thread."""
+        """Stop the event loop and its thread."""
         self._closing = True
         self.call(self._loop.stop)
         self._thread.join(timeout_seconds)
@@ -593,22 +608,23 @@ class AsyncExecutor:
                 try:
                     loop.run_forever()
                 except Exception:
-                    # The loop's own, such as that its selector is closed; what callbacks raise besides stays in the loop.
-                    # It would come again at once: the thread ends, and the process is replaced.
-                    logger.exception("the event loop of the handlers is broken")
+                    # An error of the loop itself, for example a closed selector, which would occur again immediately.
+                    logger.exception(
+                        "worker: the event loop of async handlers is broken; this process will be replaced"
+                    )
                     return
-                except BaseException as error:  # SystemExit of a task that a handler has made
-                    logger.error("a task tried to end the event loop of the handlers: %s", placed(error))  # noqa: TRY400  no text
+                except BaseException as error:  # SystemExit in a task that a handler created
+                    logger.error("worker: a task tried to end the event loop; ignored: %s", placed(error))  # noqa: TRY400  no text
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
 
     def _tick(self) -> None:
-        """Wake the loop each second: after a handler has closed its selector, only the next wait fails."""
+        """Wake the loop each second, to detect that a handler has closed its selector."""
         self._loop.call_later(TICK_SECONDS, self._tick)
 
     def fill(self) -> None:
-        """Free the slots of what has ended, and start what may start, until nothing more may; the loop calls this."""
+        """Free the slots of ended calls and start the calls that have slots; runs in the event loop."""
         self._filling = False
         if self._timer is not None:
             self._timer.cancel()
@@ -626,14 +642,14 @@ class AsyncExecutor:
             self._timer = self._loop.call_later(linger, self.fill)
 
     def _start(self, run: HandlerCall) -> bool:
-        """Make a task of `run`; return whether that worked: a task factory is the application's."""
+        """Create the task of `run`; return False if the task factory of the application raises."""
         coroutine: Coroutine[Any, Any, None] = self._run(run)
         if self.note_step is not None:
             coroutine = Steps(coroutine, run, self.note_step)
         context = self._context.copy()
         context.run(_current.set, run)
         try:
-            # Not by the argument `context`, which not every task factory takes.
+            # Not every task factory takes the argument `context`.
             run.task = context.run(self._loop.create_task, coroutine)
         except BaseException as error:
             coroutine.close()
@@ -641,7 +657,7 @@ class AsyncExecutor:
         return run.task is not None
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-        """Make a task; the steps of a task that a handler makes are noted as steps of the handler's call."""
+        """Create a task; steps of tasks that a handler creates count as steps of its call."""
         run = _current.get()
         if run is not None and self.note_step is not None and inspect.iscoroutine(coroutine):
             coroutine = Steps(coroutine, run, self.note_step)
@@ -654,14 +670,14 @@ class AsyncExecutor:
             self._free(run)
 
     def _free(self, run: HandlerCall) -> None:
-        """Have the slot of `run` freed."""
+        """Schedule that the slot of `run` is freed."""
         self._done.append(run)
         if not self._filling:
             self._filling = True
             self._loop.call_soon(self.fill)
 
     def _end_unbegun(self, run: HandlerCall) -> None:
-        if run.unanswered:  # it was not ended before
+        if run.unanswered:  # not ended yet
             try:
                 self._runner.end(run, None, asyncio.CancelledError())
             finally:
@@ -669,12 +685,12 @@ class AsyncExecutor:
 
     def watch(self, now: float) -> list[HeldDelivery]:
         """
-        Ping the loop again if it answered the latest ping, else count one more look without an answer.
+        Ping the event loop, or count a missed answer to the last ping.
 
-        It also ends calls whose tasks were cancelled before their first steps: no code of such a task does.
+        It also ends calls with tasks that were cancelled before their first step, because such tasks run no code.
 
         Returns:
-            what was held for a loop that is blocked by now: it goes back to Redis, and plain handlers use the slots.
+            If the loop is now blocked, the prefetched messages of async handlers, to be released.
         """
         for run in self._inflight.runs():
             if run.task is not None and run.task.done() and run.unanswered:
@@ -692,8 +708,8 @@ class AsyncExecutor:
             if self._missed >= BLOCKED_LOOKS and not self._is_block_logged and seconds >= REPORT_BLOCKED_SECONDS:
                 self._is_block_logged = True
                 logger.warning(
-                    "the event loop has not run for %.1f s: a coroutine blocks it, and async messages stay in Redis "
-                    "until it runs again; await what takes long, or call it by asyncio.to_thread. It is at:\n%s",
+                    "the event loop has not run for %.1f s: a coroutine blocks it. Messages of async handlers stay in Redis "
+                    "until it runs again. Await slow calls, or run them with asyncio.to_thread. It is blocked at:\n%s",
                     seconds,
                     "\n".join(f"  {place}" for place in thread_stack(self.thread_id)),
                 )
@@ -703,7 +719,7 @@ class AsyncExecutor:
             return self._inflight.withdraw([held for held in self._inflight.deliveries() if held.handler.is_async])
 
     def _answer(self) -> None:
-        """Record that the loop runs; the loop calls this."""
+        """Record the answer to a ping; runs in the event loop."""
         with self._ping_lock:
             if self._missed:
                 self._inflight.note_loop()

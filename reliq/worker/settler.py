@@ -1,4 +1,4 @@
-"""Reports to Redis about deliveries: the settler sends their outcomes, the renewer extends their leases."""
+"""Settle and renew deliveries in Redis: the settler sends outcomes, the renewer renews leases."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from reliq.handlers.settlement import ACKED, RELEASED, UNTELLABLE, HandlerOutcom
 from reliq.lua import transitions
 from reliq.redis.connection import packed
 from reliq.settings import BATCH_LIMIT
+from reliq.text import printable
 from reliq.worker.loop import QueueBackoff
 from reliq.worker.slots import HOLD_SECONDS, HandlerCall, HeldDelivery, Inflight
 
@@ -32,30 +33,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A step of the settler waits at most this long for the first outcome.
+#: How long a step of the settler waits for the first outcome.
 FIRST_OUTCOME_SECONDS = 0.5
-#: While few outcomes come, a step waits this long for more, to settle several in one round trip. A worker that dies
-#: meanwhile has them done twice; nothing else is late. Where a place is limited, its next message would be: none waits
-#: when nothing else of its queue is at work here.
+#: With few outcomes, a step waits this long for more, to settle several in one round trip. If the worker dies
+#: meanwhile, these messages run twice. It does not wait if the next message of a limited queue could be delayed.
 GATHER_SECONDS = 0.002
-#: Outcomes come in numbers, and a step waits for no more, when the last round trip or the queue had this many.
+#: A step does not wait for more outcomes if the last round trip, or the queue, had this many.
 MANY = 20
-#: One round trip settles about this many at most: Redis serves no other client meanwhile.
+#: The most outcomes of a round trip, roughly, because Redis serves no other client meanwhile.
 GATHER_LIMIT = BATCH_LIMIT
-#: While anything is held the renewer looks at least this often.
+#: The longest interval between two checks of the renewer while there are deliveries.
 RENEWER_STEP_SECONDS = 0.05
-#: It goes on for this long after the last delivery, then waits for the next delivery.
+#: How long the renewer keeps checking after the last delivery, before it waits for the next.
 IDLE_SECONDS = 1.0
-#: A renewal is reported as late when this share of the rest of its lease has passed.
+#: A renewal counts as late if this share of the remaining lease has passed.
 LATE_PART = 0.5
 
 
 class Settler:
     """
-    Collects outcomes and settles all that are there in one round trip, again and again until it is made.
+    Collect outcomes and settle them together in one round trip; retry until Redis has answered.
 
-    Whatever raises, no outcome is forgotten: a delivery leaves when Redis has answered its call, or when not even its
-    failure can be sent; its lease then ends.
+    No outcome is dropped before Redis has answered its call, except an outcome that cannot be encoded at all: that
+    message is redelivered when its lease expires.
     """
 
     def __init__(self, client: Client, inflight: Inflight, buried: Callable[[], None]) -> None:
@@ -64,11 +64,11 @@ class Settler:
         self._buried = buried
         self._waiting: queue.SimpleQueue[Sequence[HeldDelivery]] = queue.SimpleQueue()
         self._unsettled: dict[HeldDelivery, None] = {}
-        self._latest = 0  # how many outcomes the last round trip had
+        self._latest = 0  # the number of outcomes in the last round trip
         self._backoff = QueueBackoff("settler", client.observers)
 
     def settle(self, deliveries: Sequence[HeldDelivery], outcome: HandlerOutcome | None = None) -> None:
-        """Queue `deliveries` for settling, with one outcome for all or the one that each has."""
+        """Queue `deliveries` to be settled with `outcome`, or with their own outcomes if it is None."""
         for held in deliveries:
             held.settling = True
             if outcome is not None:
@@ -77,18 +77,18 @@ class Settler:
             self._waiting.put(deliveries)
 
     def nudge(self) -> None:
-        """End the wait of a step for the first outcome."""
+        """End the current wait for an outcome."""
         self._waiting.put([])
 
     def step(self) -> float:
-        """Settle what is there, waiting a little for the first; return 0."""
+        """Settle the queued outcomes, after a short wait for the first; return 0."""
         self._gather()
         if due := self._due():
             self._settle_all(due)
         return 0.0
 
     def _gather(self) -> None:
-        """Wait for one outcome, unless some are due already, and a moment for more if few come; then take all."""
+        """Take the queued outcomes; wait for the first, and a moment for more if there are few."""
         room = GATHER_LIMIT - len(self._due())
         try:
             if room == GATHER_LIMIT:
@@ -106,13 +106,13 @@ class Settler:
             return
 
     def _due(self) -> list[HeldDelivery]:
-        """Return the deliveries whose shards do not back off."""
+        """Return the deliveries of shards that are not in backoff."""
         if not self._backoff.until:
             return list(self._unsettled)
         return [held for held in self._unsettled if not self._backoff.waits(held.keys)]
 
     def _is_place_wanted(self) -> bool:
-        """Return whether a queue's next messages may need the places of these, and no more of it is at work here."""
+        """Return whether a limited queue may wait for these outcomes, because nothing else of it runs here."""
         limited = set()
         for held in self._unsettled:
             limits = held.handler.queue.limits
@@ -123,7 +123,7 @@ class Settler:
         return bool(limited.difference(held.queue for held in self._inflight.deliveries() if not held.settling))
 
     def _settle_all(self, deliveries: list[HeldDelivery]) -> None:
-        """Make every call in one round trip; what Redis did not take is made again, which is safe."""
+        """Send all calls in one round trip. Calls without an answer are repeated later, which is safe."""
         self._latest = len(deliveries)
         try:
             groups = _grouped(deliveries)
@@ -151,10 +151,10 @@ class Settler:
 
     def _drop_unsendable(self, deliveries: list[HeldDelivery]) -> bool:
         """
-        Try each outcome alone, and have messages whose outcome cannot be put into a call end as dead letters.
+        Find outcomes that cannot be encoded in a call, and make their messages dead letters.
 
         Returns:
-            whether there was such an outcome.
+            Whether there was such an outcome.
         """
         unsendable: dict[HeldDelivery, str] = {}
         for held in deliveries:
@@ -163,7 +163,10 @@ class Settler:
             except Exception as error:
                 unsendable[held] = type(error).__name__
         for held, error_type in unsendable.items():
-            logger.error("queue %s: an answer cannot be told to Redis (%s): a dead letter", held.queue, error_type)
+            logger.error(
+                "queue %s: message %s: the answer of the handler cannot be sent to Redis (%s); it becomes a dead letter",
+                *(held.queue, printable(held.delivery.id), error_type),
+            )
             if held.outcome is UNTELLABLE:
                 self._forget([held])
             held.outcome = UNTELLABLE
@@ -171,10 +174,10 @@ class Settler:
 
     def _try_later(self, deliveries: list[HeldDelivery], error: Exception) -> None:
         """
-        Back off from the shard of deliveries that failed by `error`.
+        Back off from the shard of deliveries that could not be settled because of `error`.
 
-        What Redis refuses is tried until its lease is over and the message is delivered again; what could not be sent
-        because a server is away is tried until it is back.
+        Refused outcomes are retried until the lease expires and the message is redelivered. If the server is
+        unavailable, they are retried until it is back.
         """
         self._backoff.note(deliveries[0].keys, error)
         if isinstance(error, RedisUnavailableError):
@@ -185,16 +188,16 @@ class Settler:
 
 
 def _note_try(deliveries: Iterable[HeldDelivery], error: BaseException) -> None:
-    """Mark deliveries whose calls may have run: a receipt that no longer holds is then no loss."""
+    """Mark deliveries that may already be settled: an invalid receipt then does not mean a lost lease."""
     for held in deliveries:
         held.tried = held.tried or getattr(error, "maybe_ran", True)
 
 
 def _grouped(deliveries: Iterable[HeldDelivery]) -> list[tuple[Call[Settled], list[HeldDelivery]]]:
     """
-    Return the calls for `deliveries`, each with its own.
+    Return the calls for `deliveries`, each with its deliveries.
 
-    The calls for deliveries whose receipt may be used up report no loss: it is known, or caused by our own first try.
+    Calls for lost or possibly settled deliveries do not report a lost lease.
     """
     by_shard: dict[tuple[Keys, bool], list[HeldDelivery]] = defaultdict(list)
     for held in deliveries:
@@ -214,9 +217,9 @@ def _without_loss(call: Call[Settled]) -> Call[Settled]:
 
 class Renewer:
     """
-    Extends leases and enforces timeouts, in a thread of its own, which no handler can keep waiting.
+    Renew leases and enforce timeouts in a separate thread, which handlers do not delay.
 
-    It also gives back what has waited for a slot for too long, and pings the event loop.
+    It also returns messages that have waited too long for a slot, and pings the event loop.
     """
 
     def __init__(
@@ -236,15 +239,15 @@ class Renewer:
         self._look_seconds = min([RENEWER_STEP_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._backoff = QueueBackoff("renewer", client.observers)
         self._asked_at = 0.0  # when the last renewals were sent
-        self._answered_at = 0.0  # when their answer came, or that of earlier ones while Redis is away
-        self._held_at = 0.0  # when there was something to look at
+        self._answered_at = 0.0  # when the last answer to renewals came
+        self._held_at = 0.0  # when there were deliveries
 
     def is_behind(self, keys: Keys) -> bool:
         """
-        Return whether Redis lacks the renewal, or the outcome, of a delivery of a shard whose renewal is due.
+        Return whether a renewal or outcome for this shard is overdue in Redis.
 
-        The renewal may wait for an answer, or for this process, which was held up. A renewal that Redis refuses does not
-        count, and an outcome counts until a third of a lease after the lease has ended: Redis may refuse it for longer.
+        Then expired leases must not be reclaimed, because they may be leases of this process. Refused renewals do not
+        count. Outcomes count until a third of a lease after their lease has expired.
         """
         now = time.monotonic()
         is_refused = self._backoff.refuses(keys)
@@ -255,7 +258,7 @@ class Renewer:
         )
 
     def step(self) -> float:
-        """Look once; return how long nothing can need it."""
+        """Check all deliveries once; return the seconds until the next check."""
         now = time.monotonic()
         deliveries = self._inflight.deliveries()
         if not deliveries:
@@ -280,7 +283,7 @@ class Renewer:
         return self._look_seconds if time.monotonic() - now < self._look_seconds else 0.0
 
     def _extend(self, due: list[HeldDelivery]) -> None:
-        """Extend the leases of `due` in one round trip."""
+        """Renew the leases of `due` in one round trip."""
         groups = _groups([held for held in due if not self._backoff.waits(held.keys)])
         if not groups:
             return
@@ -306,14 +309,14 @@ class Renewer:
                     held.lease_until = sent_at + lease_seconds
                     held.renew_at = sent_at + lease_seconds / 3
                     held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
-                elif not held.settling:  # else its own settling has used up its receipt
+                elif not held.settling:  # else it may be settled already, which ends its receipt
                     held.lost = True
                     lost.append(held.delivery.id)
             if lost:
                 notify(self._client.observers, [LeaseLost(group[0].queue, tuple(lost), "extend")])
 
     def _notify_lateness(self, due: list[HeldDelivery], now: float) -> None:
-        """Notify observers of a late renewal, and whether it waited for the answer to the renewal before."""
+        """Notify observers of a late renewal, and whether Redis or this process caused the delay."""
         if not due:
             return
         first = min(due, key=lambda held: held.renew_at)
@@ -325,9 +328,10 @@ class Renewer:
 
     def _overran(self, run: HandlerCall, now: float) -> None:
         """
-        Cancel a coroutine; a thread cannot be stopped: its lease is left to end and its slot is lost.
+        Handle a timeout: cancel a coroutine; give up a thread, which cannot be cancelled.
 
-        A coroutine that has not ended CANCEL_SECONDS after it was cancelled is like a thread.
+        A handler that is given up keeps its slot, and its leases are not renewed any more. A coroutine is given up if
+        it still runs CANCEL_SECONDS after it was cancelled.
         """
         if run.handler.is_async and run.task is None:
             return
@@ -350,10 +354,10 @@ class Renewer:
 
 def _groups(deliveries: Sequence[HeldDelivery]) -> list[list[HeldDelivery]]:
     """
-    Return `deliveries` as the calls that renew them: of one shard, at most BATCH_LIMIT in each.
+    Group `deliveries` by shard for renewal, at most BATCH_LIMIT in each group.
 
-    An answer lists messages by their ids. A process can hold two deliveries of one message, the first with a receipt
-    that no longer holds; they go into different calls.
+    Answers list message ids. A process can have two deliveries of a message, the first with an expired lease, so these
+    go into different groups.
     """
     grouped: dict[tuple[Keys, int], list[HeldDelivery]] = defaultdict(list)
     seen: Counter[tuple[Keys, str]] = Counter()

@@ -1,8 +1,8 @@
 """
-The deliveries of a process from their claim until Redis has their outcome, and the slots that calls of handlers need.
+The deliveries of a process, from their claim until they are settled, and the slots for handler calls.
 
-A `HeldDelivery` is one claimed message, a `HandlerCall` one call of a handler. `QueueSlots` has the messages and calls of one
-queue, `Inflight` divides the free slots among queues and guards all with a lock for all threads.
+A `HeldDelivery` is a claimed message, a `HandlerCall` is a call of a handler. `QueueSlots` has the messages and calls
+of one queue. `Inflight` divides the free slots among the queues; all its methods hold one lock.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
 
 
-#: A cancelled coroutine has this long to end before its slot counts as hung.
+#: How long a cancelled coroutine may run before its slot counts as hung.
 CANCEL_SECONDS = 5.0
-#: A message that is held ahead and has not started after this time goes back to Redis.
+#: How long a prefetched message may wait for a slot before it is returned to Redis.
 HOLD_SECONDS = 0.1
-#: At most three reads are held ahead: one whose messages start, one on its way, and one just claimed.
+#: Prefetch at most the messages of three reads: one starting, one being read, one just claimed.
 HOLD_READS = 3
-#: No more is claimed while about this many messages have ended and are not settled.
+#: Stop claiming while about this many finished messages are not settled.
 UNSETTLED_LIMIT = 4 * BATCH_LIMIT
-#: A call's duration has this weight in the running mean.
+#: The weight of a call's duration in the moving average.
 _PACE_WEIGHT = 0.2
-#: The mean counts as at least this long, so that it divides.
+#: The least average duration, to avoid a division by zero.
 _SHORTEST_SECONDS = 1e-5
 
 
 class HeldDelivery(msgspec.Struct, eq=False, gc=False):
     """
-    One delivery in this process.
+    A delivery in this process; all times are monotonic.
 
-    Two deliveries of one message have the same id and can be here at once, so objects are compared, never ids.
+    Compare deliveries by identity, not by id: a process can have two deliveries of the same message.
 
     Attributes:
+        delivery: the delivery; without its body until the body is read.
+        handler: the handler of its queue.
         queue: the name of its queue.
-        keys: the Redis keys of the shard that it was claimed from.
-        delivery: without its body until that is read.
-        size: of its value, when that is too large to be read unasked.
+        keys: the shard that it was claimed from.
         fetched_at: when it was claimed.
-        held_since: since when it could have started: not before its body is read, for which it has its lease.
-        lease_until: until when no other consumer can have it, by the monotonic clock, counted from before the
-            claim or renewal was sent.
-        renew_at: when its lease is to be extended next.
-        must_start: it may not wait in a buffer: a suspect, or a message with no retry left.
-        started: its handler has begun.
-        took_ms: how long its handler took for it.
-        lost: its receipt no longer holds.
-        cancelled: its message was cancelled meanwhile.
-        abandoned: its handler overran its time, goes on all the same, and its lease is left to end.
-        settling: its outcome is on the way to Redis.
-        outcome: what that is; meaningless before.
-        tried: its outcome may have reached Redis without our knowing.
-        trace_id: of the trace that its handling is a part of; empty without one.
+        held_since: since when it can start; in the future until the body is read.
+        lease_until: when the lease expires, counted from before the claim or renewal was sent.
+        renew_at: when to renew the lease.
+        must_start: whether it must not be prefetched: a suspect, or a message without a retry left.
+        started: whether the handler was called.
+        took_ms: the run time of the handler in ms.
+        lost: whether the receipt is invalid.
+        cancelled: whether the message was cancelled meanwhile.
+        abandoned: whether the handler exceeded its timeout and still runs; the lease is not renewed any more.
+        settling: whether the outcome is being sent to Redis.
+        outcome: the outcome; valid only while `settling`.
+        tried: whether the outcome may have reached Redis already.
+        trace_id: the OpenTelemetry trace id; empty without a trace.
+        size: bytes of the stored body, if it is too large to be read with others.
     """
 
     delivery: Delivery
@@ -94,7 +94,7 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
 def deliveries_of(
     claimed: Sequence[Claimed], handler: Handler, leased_at: float, keys: Keys | None = None
 ) -> list[HeldDelivery]:
-    """Return a delivery for each of `claimed`, whose claim from the shard `keys`, or the first, was sent at `leased_at`."""
+    """Return the deliveries for messages that were claimed from the shard `keys` at `leased_at`."""
     keys = keys or handler.queue.keys
     queue = handler.queue_name
     lease = handler.lease_seconds
@@ -114,15 +114,17 @@ def deliveries_of(
 
 class HandlerCall(msgspec.Struct, eq=False):
     """
-    One call of a handler.
+    A call of a handler.
 
     Attributes:
-        deliveries: one, or what a batch handler takes at once.
-        started_at: by the monotonic clock.
-        timeout_at: when the handler has had its time, None for no limit.
-        began: the handler was called.
-        abandoned: it overran its time.
-        thread, task: the thread it runs in; its asyncio task, if it is a coroutine.
+        deliveries: the delivery, or the deliveries of a batch.
+        handler: the handler.
+        started_at: the monotonic time of the start.
+        timeout_at: the monotonic time of the timeout; None for no timeout.
+        began: whether the handler was called.
+        abandoned: whether it exceeded its timeout.
+        thread: the id of its thread.
+        task: the asyncio task of a coroutine handler.
     """
 
     deliveries: list[HeldDelivery]
@@ -135,7 +137,7 @@ class HandlerCall(msgspec.Struct, eq=False):
     task: Any = None
 
     def arguments(self, jobs: list[Job[Any]]) -> tuple[Any, ...]:
-        """Return what the handler is called with for `jobs`."""
+        """Return the arguments of the handler for `jobs`."""
         if self.handler.is_batch:
             bodies = [job.body for job in jobs]
             return (bodies, jobs) if self.handler.takes_job else (bodies,)
@@ -143,7 +145,7 @@ class HandlerCall(msgspec.Struct, eq=False):
 
     @property
     def unanswered(self) -> list[HeldDelivery]:
-        """The deliveries whose outcome is not on its way."""
+        """The deliveries without an outcome."""
         for held in self.deliveries:
             if held.settling:
                 return [held for held in self.deliveries if not held.settling]
@@ -151,7 +153,7 @@ class HandlerCall(msgspec.Struct, eq=False):
 
     @property
     def hangs(self) -> bool:
-        """Whether it overran its time and only the end of the process ends it."""
+        """Whether it exceeded its timeout and cannot be cancelled."""
         if not self.handler.is_async:
             return self.abandoned
         now = time.monotonic()
@@ -159,7 +161,7 @@ class HandlerCall(msgspec.Struct, eq=False):
 
 
 def started_call(deliveries: list[HeldDelivery], thread: int = 0) -> HandlerCall:
-    """Return a call of the handler of `deliveries`, which starts now."""
+    """Return a handler call for `deliveries` that starts now."""
     handler = deliveries[0].handler
     now = time.monotonic()
     timeout = handler.timeout_seconds
@@ -173,16 +175,19 @@ class QueueSlots:
     The messages and calls of one queue in this process.
 
     Attributes:
-        limit: how many calls there may be at once.
-        batch: how many messages a call has at most.
-        waiting: what has its body and waits for a slot, in the order in which it starts.
-        queued: the messages that are claimed and have no slot, those in `waiting` included.
-        running: how many slots its calls have.
-        ended: how many messages have ended, or gone back, and are not settled in Redis.
-        pace: running mean of a call's seconds, None before the first.
-        read_limit: how many messages one round trip reads at most.
-        suspects: those that are held or run, but for one whose handler has overran its time.
-        stalled: its event loop is blocked: its calls get no slots, and those that they have count as free.
+        is_async: whether the handler is a coroutine function.
+        limit: the most concurrent calls.
+        batch: the most messages of a call.
+        linger: the longest wait for a full batch, in seconds.
+        waiting: the deliveries with bodies that wait for a slot, in order.
+        queued: the deliveries without a slot, including `waiting`.
+        running: the number of slots in use.
+        ended: the number of deliveries that have ended or were returned, and are not settled yet.
+        pace: the moving average of call durations in seconds; None before the first call.
+        read_limit: the most messages read by one round trip.
+        suspects: the suspects in this process, except suspects of calls that exceeded their timeout.
+        no_suspects: the limits for a claim without suspects here.
+        stalled: whether the event loop is blocked; async calls then get no slots, and their slots count as free.
     """
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
@@ -203,16 +208,16 @@ class QueueSlots:
 
     @property
     def calls(self) -> int:
-        """How many calls run, and will be made with what is queued."""
+        """The number of running calls, and of calls needed for the queued deliveries."""
         return self.running + (len(self.queued) + self.batch - 1) // self.batch
 
     @property
     def rest(self) -> int:
-        """How many more messages the batch takes that is being gathered."""
+        """The number of messages missing to fill the current batch."""
         return -len(self.queued) % self.batch
 
     def hold_limit(self, standstill: float) -> int:
-        """Return how many messages would start within HOLD_SECONDS, when none has for `standstill` seconds."""
+        """Return how many messages to prefetch: those that start within HOLD_SECONDS at the current pace."""
         if self.pace is None:
             return 0
         pace = max(self.pace, standstill, _SHORTEST_SECONDS)
@@ -221,13 +226,13 @@ class QueueSlots:
         return min(HOLD_READS * self.read_limit, int(self.limit * self.batch * HOLD_SECONDS / pace))
 
     def ripe_at(self) -> float:
-        """Return when the next call may start: a batch lingers for more, unless one is full."""
+        """Return when the next call may start; 0 for at once, later if a batch lingers."""
         if self.waiting[0].must_start or self._first_of_full_batch() is not None:
             return 0.0
         return self.waiting[0].held_since + self.linger
 
     def take(self) -> list[HeldDelivery]:
-        """Remove the messages of the next call from the queue: what must not wait is called alone."""
+        """Remove the messages of the next call; a message that must start at once gets its own call."""
         waiting = self.waiting
         first = waiting.popleft()
         deliveries = [first]
@@ -241,23 +246,23 @@ class QueueSlots:
 
 class SlotsByKey(QueueSlots):
     """
-    As `QueueSlots`: a call takes messages of one key, and those without a key are called together.
+    Slots of a queue with `batch_by_key`: all messages of a call have the same key, or no key.
 
-    A batch that is full starts before one that lingers, unless the lingering batch is ripe.
+    A full batch starts before a batch that still lingers.
     """
 
     @property
     def calls(self) -> int:
-        """How many calls run, and will be made with what is queued: one for each key at least."""
+        """The number of running calls, and of calls needed for the queued deliveries, at least one for each key."""
         return self.running + sum(-(-count // self.batch) for count in Counter(map(_key, self.queued)).values())
 
     @property
     def rest(self) -> int:
-        """Nothing: a claim cannot ask for the key whose batch is being gathered."""
+        """Always 0, because a claim cannot ask for messages of a certain key."""
         return 0
 
     def take(self) -> list[HeldDelivery]:
-        """Remove the messages of the next call from the queue: all of one key."""
+        """Remove the messages of the next call, all with the same key."""
         first = self.waiting[0]
         lingers = not first.must_start and first.held_since + self.linger > time.monotonic()
         if lingers and (full := self._first_of_full_batch()) is not None:
@@ -269,7 +274,7 @@ class SlotsByKey(QueueSlots):
         return deliveries
 
     def _first_of_full_batch(self) -> HeldDelivery | None:
-        """Return the first message of a key that has a whole batch here."""
+        """Return the first message of a key with a full batch."""
         sizes = Counter(_key(held) for held in self.waiting if not held.must_start)
         return next((held for held in self.waiting if sizes[_key(held)] >= self.batch), None)
 
@@ -280,16 +285,19 @@ def _key(held: HeldDelivery) -> str | None:
 
 class Inflight:
     """
-    The deliveries of a process, from claim to settled, and the slots that its queues share. Every method is atomic.
+    The deliveries of a process, from their claim until they are settled, and the slots that its queues share.
 
-    Free slots are given to calls at once. One thread is woken; it wakes the next when it takes a call. The fetcher waits
-    for capacity here or in Redis (`watch`).
+    Every method is atomic. Free slots are given to calls at once. Only one thread is woken; it wakes the next thread
+    when it takes a call. The fetcher waits for capacity here, or in Redis (`watch`).
 
     Attributes:
-        started, closed: how many messages were given to handlers, and whether nothing more starts.
-        max_jobs: no more messages start than these; a batch that begins before starts as a whole.
-        call_loop, poke: called when a coroutine may start, and when the fetcher's wait for tokens is over.
-        queues: the slots of each queue, by its name.
+        concurrency: the number of slots.
+        started: the number of messages passed to handlers.
+        closed: whether no more calls start.
+        max_jobs: the number of messages after which no more calls start.
+        call_loop: called when a coroutine may start.
+        poke: called to end the fetcher's wait in Redis.
+        queues: the slots of each queue, by name.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
@@ -305,27 +313,27 @@ class Inflight:
         }
         self._batching = [slots for slots in self.queues.values() if slots.batch > 1]
         self._free = concurrency
-        self._slots_given = 0  # how many messages have slots, or had
-        self._slot_given_at = 0.0  # when the latest call was given one
-        self._queued = 0  # messages of all queues that are claimed and have no slot
-        self._refill_at = 0  # at how many of them there is capacity ahead again
-        self._loop_late = False  # the event loop does not answer
+        self._slots_given = 0  # the number of messages that got a slot so far
+        self._slot_given_at = 0.0  # when the last call got a slot
+        self._queued = 0  # the number of claimed messages without a slot
+        self._refill_at = 0  # prefetch again when this many are left
+        self._loop_late = False  # whether the event loop does not answer
         self._lock = threading.Lock()
         self._plain_call_ready = threading.Condition(self._lock)  # a plain handler may start
         self._capacity_grew = threading.Condition(self._lock)  # more can be claimed
-        self._changed = threading.Condition(self._lock)  # something ended, or is held where nothing was
+        self._changed = threading.Condition(self._lock)  # a call ended, or the first delivery was added
         self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
-        self._plain_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no thread yet
-        self._async_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no task yet
+        self._plain_calls: deque[list[HeldDelivery]] = deque()  # calls with a slot and without a thread
+        self._async_calls: deque[list[HeldDelivery]] = deque()  # calls with a slot and without a task
         self._runs: dict[HandlerCall, None] = {}
         self._idle_threads = 0  # threads without a call
-        self._waking = False  # one of these threads is on its way
-        self._loop_called = False  # the event loop is on its way
-        self._fetcher_waits = False  # it waits here for capacity
-        self._watched: Sequence[QueueClaims] | None = None  # what the fetcher, waiting in Redis, cannot claim
+        self._waking = False  # whether an idle thread was notified
+        self._loop_called = False  # whether the event loop was notified
+        self._fetcher_waits = False  # whether the fetcher waits here for capacity
+        self._watched: Sequence[QueueClaims] | None = None  # queues without room while the fetcher waits in Redis
 
     def add(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Hold claimed `deliveries` of one queue."""
+        """Add claimed `deliveries` of one queue."""
         with self._lock:
             if not self._deliveries:
                 self._changed.notify_all()
@@ -339,12 +347,12 @@ class Inflight:
                     slots.suspects.add(held)
 
     def wait_for_deliveries(self, timeout_seconds: float) -> None:
-        """Wait until something is held, or nothing more will be."""
+        """Wait until there are deliveries, or the process stops claiming."""
         with self._lock:
             self._changed.wait_for(lambda: self._deliveries or self.closed, timeout_seconds)
 
     def wait_for_capacity(self, claims: Sequence[QueueClaims], timeout_seconds: float) -> list[Capacity]:
-        """Return the capacity for each of `claims`, waiting a little until one has room."""
+        """Return the capacity of each of `claims`; wait at most `timeout_seconds` until one has room."""
         until = time.monotonic() + timeout_seconds
         with self._lock:
             capacities = self._capacities(claims)
@@ -358,20 +366,20 @@ class Inflight:
             return capacities
 
     def watch(self, claims: Sequence[QueueClaims]) -> bool:
-        """Begin a wait for tokens that a poke ends when one of `claims` can be made; return False when one can be now."""
+        """Call `poke` when one of `claims` gets room; return False if one has room now."""
         with self._lock:
             self._watched = None if self._can_claim(claims) else claims
             return self._watched is not None
 
     def unwatch(self) -> None:
-        """End the watch: the wait in Redis is over."""
+        """Stop watching, after the wait in Redis."""
         self._watched = None
 
     def enqueue(self, deliveries: Iterable[HeldDelivery]) -> int:
         """
-        Queue `deliveries` for slots; return how many threads plain handlers can use.
+        Queue `deliveries` for slots; return the number of threads that plain handlers can use.
 
-        A message that must not wait goes before a batch that is being gathered.
+        A message that must start at once is queued before an incomplete batch.
         """
         with self._lock:
             for held in deliveries:
@@ -390,7 +398,7 @@ class Inflight:
             return min(self.concurrency, threads)
 
     def next_plain(self, done: HandlerCall | None) -> HandlerCall | None:
-        """Free the slot of `done`, wait for a call of a plain handler and start it; None when it is over."""
+        """Free the slot of `done`, then wait for the next plain call and start it; return None after `close`."""
         with self._lock:
             if done is not None:
                 self._finish((done,))
@@ -399,7 +407,7 @@ class Inflight:
                 self._idle_threads += 1
                 try:
                     self._plain_call_ready.wait(linger)
-                finally:  # a time limit of a handler's own may raise here, too late for its handler
+                finally:  # a time limit set by application code may raise here
                     self._idle_threads -= 1
                     self._waking = False
                 if linger is not None:
@@ -413,9 +421,9 @@ class Inflight:
             return run
 
     def next_async(self, done: Sequence[HandlerCall]) -> tuple[list[HandlerCall], float | None]:
-        """Free the slots of `done`, start what may start of coroutine handlers; return when a batch will have waited."""
+        """Free the slots of `done` and start async calls; also return the seconds until a lingering batch may start."""
         with self._lock:
-            self._loop_called = True  # it is here
+            self._loop_called = True  # this is the event loop
             self._finish(done)
             self._wake_thread()
             runs = [started_call(deliveries) for deliveries in self._async_calls]
@@ -427,7 +435,7 @@ class Inflight:
             return runs, self._linger(time.monotonic(), is_async=True)
 
     def withdraw(self, deliveries: Iterable[HeldDelivery]) -> list[HeldDelivery]:
-        """Return those of `deliveries` that have not started and now never will."""
+        """Remove deliveries that have not started; return the removed deliveries."""
         with self._lock:
             waiting = [held for held in deliveries if not (held.started or held.settling)]
             if not waiting:
@@ -449,9 +457,9 @@ class Inflight:
 
     def note_loop(self, *, is_late: bool = False, is_blocked: bool = False) -> None:
         """
-        Note how the event loop does: no more is claimed for one that is late.
+        Store the state of the event loop. While it is late, claim no messages for async handlers.
 
-        Calls of coroutine handlers get no slots while the loop is blocked, and those that they have count as free.
+        While it is blocked, async calls get no slots, and their slots count as free.
         """
         with self._lock:
             self._loop_late = is_late
@@ -463,7 +471,7 @@ class Inflight:
             self._notify_fetcher()
 
     def settled(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Drop deliveries whose outcome Redis has."""
+        """Remove settled deliveries."""
         with self._lock:
             for held in deliveries:
                 if held in self._deliveries:
@@ -473,17 +481,17 @@ class Inflight:
             self._notify_fetcher()
 
     def abandon(self, run: HandlerCall) -> None:
-        """Expect nothing more of a handler that overran its time."""
+        """Give up a call that exceeded its timeout."""
         with self._lock:
             if run in self._runs and not run.abandoned:
                 run.abandoned = True
-                # Suspects among them count no more, so that others get their turn.
+                # Its suspects do not count any more, so that other suspects can run.
                 self.queues[run.handler.queue_name].suspects.difference_update(run.deliveries)
                 self._changed.notify_all()
                 self._notify_fetcher()
 
     def close(self) -> None:
-        """Start nothing more."""
+        """Start no more calls."""
         with self._lock:
             self.closed = True
             self._take_back()
@@ -492,41 +500,41 @@ class Inflight:
             self._notify_fetcher()
 
     def wait_until_none_runs(self, timeout_seconds: float) -> bool:
-        """Wait until no handler runs but those that overran their time; return whether that is so."""
+        """Wait until all handlers have ended, except timed-out handlers; return False if the time is over first."""
         with self._lock:
             return self._changed.wait_for(lambda: all(run.abandoned for run in self._runs), timeout_seconds)
 
     def wait_until_ended(self, runs: Collection[HandlerCall], timeout_seconds: float) -> bool:
-        """Wait until calls of handlers have ended; return whether they have."""
+        """Wait until handler calls have ended; return whether they have."""
         with self._lock:
             return self._changed.wait_for(lambda: self._runs.keys().isdisjoint(runs), timeout_seconds)
 
     def wait_until_settled(self, timeout_seconds: float) -> bool:
-        """Wait until Redis has every outcome there is; return whether it has."""
+        """Wait until all outcomes are settled; return whether they are."""
         with self._lock:
             return self._changed.wait_for(lambda: not any(held.settling for held in self._deliveries), timeout_seconds)
 
     def deliveries(self) -> list[HeldDelivery]:
-        """Return everything held, running or being settled."""
+        """Return all deliveries: prefetched, running, or being settled."""
         with self._lock:
             return list(self._deliveries)
 
     def runs(self) -> list[HandlerCall]:
-        """Return the calls of handlers that are under way."""
+        """Return the running calls."""
         with self._lock:
             return list(self._runs)
 
     @property
     def loop_is_used(self) -> bool:
-        """Whether calls of coroutine handlers have slots, or wait for some."""
+        """Whether async calls run or wait for slots."""
         return any(slots.is_async and slots.calls for slots in self.queues.values())
 
     def _can_claim(self, claims: Sequence[QueueClaims]) -> bool:
-        """Return whether one of `claims` can be made, or nothing more will be."""
+        """Return whether one of `claims` has room, or the process stops claiming."""
         return self.closed or (bool(claims) and any(map(QueueClaims.can_claim, claims, self._capacities(claims))))
 
     def _capacities(self, claims: Sequence[QueueClaims]) -> list[Capacity]:
-        """Return how much of each queue can be claimed, and note when there will be more."""
+        """Return the capacity of each queue, and store when there will be more."""
         free = self.concurrency
         is_busy = False
         calls = {}
@@ -535,7 +543,7 @@ class Inflight:
             if not slots.stalled:
                 free -= min(slots.limit, calls[name])
                 is_busy = is_busy or slots.running > 0
-        # When nothing has started for longer than calls usually take, the next will take as long.
+        # If no call has started for longer than the average duration, expect the next slot as late.
         standstill = time.monotonic() - self._slot_given_at if is_busy else 0.0
         self._refill_at = 0
         starves = False
@@ -566,7 +574,7 @@ class Inflight:
         return capacities
 
     def _give_slots(self) -> None:
-        """Give free slots to what was claimed first of all that may start, and call the event loop for its own."""
+        """Give free slots to the calls that may start, oldest claim first; notify the event loop of async calls."""
         now = time.monotonic()
         while not self.closed and self._free > 0 and self._slots_given < self.max_jobs:
             first: QueueSlots | None = None
@@ -593,21 +601,21 @@ class Inflight:
             self.call_loop()
 
     def _linger(self, now: float, *, is_async: bool) -> float | None:
-        """Return the seconds until a batch that lingers now may start, None when there is none."""
+        """Return the seconds until a lingering batch may start; None without a lingering batch."""
         if not self._batching:
             return None
         ripe = [slots.ripe_at() for slots in self._batching if slots.is_async is is_async and slots.waiting]
         return min((at - now for at in ripe if at > now), default=None)
 
     def _wake_thread(self) -> None:
-        """Wake a thread for the next call, or for a batch that lingers, unless one is on its way: it wakes the next."""
+        """Wake a thread for the next call or lingering batch, unless one is already notified."""
         if self._idle_threads and not self._waking:
             self._waking = bool(self._plain_calls) or self._linger(time.monotonic(), is_async=False) is not None
             if self._waking:
                 self._plain_call_ready.notify()
 
     def _take_back(self) -> None:
-        """Take the slots of calls that have no thread or task yet."""
+        """Take the slots back from calls without a thread or task."""
         for calls in (self._plain_calls, self._async_calls):
             while calls:
                 deliveries = calls.pop()
@@ -620,7 +628,7 @@ class Inflight:
                 self._slots_given -= len(deliveries)
 
     def _finish(self, runs: Iterable[HandlerCall]) -> None:
-        """Free the slots of `runs` and give them on."""
+        """Free the slots of `runs` and give them to the next calls."""
         is_slot_unused = False
         now = time.monotonic()
         for run in runs:
@@ -634,7 +642,7 @@ class Inflight:
             if run.began:
                 took = now - run.started_at
                 slots.pace = took if slots.pace is None else slots.pace * (1 - _PACE_WEIGHT) + took * _PACE_WEIGHT
-            is_slot_unused = is_slot_unused or not slots.queued  # nothing of the queue takes the slot
+            is_slot_unused = is_slot_unused or not slots.queued  # no queued message of its queue can use the slot
         if self.closed:
             self._changed.notify_all()
         self._give_slots()
@@ -642,9 +650,9 @@ class Inflight:
             self._notify_fetcher()
 
     def _notify_fetcher(self) -> None:
-        """Wake the fetcher wherever it waits, because there may be more to claim."""
+        """Wake the fetcher, because there may be more capacity."""
         if self._fetcher_waits:
-            self._fetcher_waits = False  # once; it notes when it waits again
+            self._fetcher_waits = False  # notify only once
             self._capacity_grew.notify()
             return
         watched = self._watched

@@ -1,10 +1,11 @@
 """
-What a worker does beside its messages, at due times and in rounds.
+Background tasks of a worker.
 
-The scheduler promotes and reclaims messages, and the ticker publishes periodic jobs: both wait for the next due time in this
-process, not in Redis. The janitor collects dead letters, tidies shards, moves messages when the number of shards changes, and
-notes the history of queues once a minute. The heartbeat writes the worker record, which says what each slot runs; on request
-its stacks are written too.
+- The scheduler promotes due messages and reclaims expired leases.
+- The ticker publishes periodic jobs.
+- The janitor collects dead letters, tidies shards, moves messages while the number of shards changes, and writes the
+  history of queues once a minute.
+- The heartbeat writes the worker record with the running jobs and, on request, their stacks.
 """
 
 from __future__ import annotations
@@ -53,27 +54,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Leases that are over but spared are looked at this often.
+#: How often expired leases that are spared are checked.
 SPARED_SECONDS = 0.25
-#: One round trip moves at most this many messages over all queues, because Redis serves no other client meanwhile.
+#: The most messages moved by one round trip in all queues, because Redis serves no other client meanwhile.
 MOVE_LIMIT = 2 * BATCH_LIMIT
-#: One queue moves at least this many, however many queues share the round trip.
+#: The least limit of one queue, if many queues share a round trip.
 LEAST_MOVED = 20
-#: A process registers its periodic jobs at least this often, and reads which runs were asked for.
+#: How often a process registers its periodic jobs and reads requested runs, at least.
 TICKER_SECONDS = 5.0
-#: One round trip makes at most this many ticks.
+#: The most ticks published by one round trip.
 TICKS_TOGETHER = 100
-#: When a body cannot be made, the next try waits for 1 s, 2 s, 4 s, … and at most a minute.
+#: The backoff after a failing body function: 1 s, 2 s, 4 s, … up to a minute.
 BODY_BACKOFF = wait_exponential(max=60)
 
 
 class Scheduler:
     """
-    Keeps the next due times of the shards that this process watches; each shard has one watcher.
+    Promote and reclaim messages of the shards that this process watches, at their due times.
 
-    After a start or an outage no lease is reclaimed for a third of its length: its worker may be alive and about to
-    renew it. No lease of a shard is reclaimed either while this process is behind with its own deliveries of the shard:
-    a Redis that hung could reclaim them before it serves the renewal that waits beside.
+    Each shard has one watcher. After a start or an outage, expired leases are not reclaimed for a third of a lease,
+    because their workers may be alive and renew them. They are also not reclaimed while renewals of this process are
+    overdue in the shard: after a hang, Redis could reclaim its leases before it serves the renewals.
     """
 
     def __init__(
@@ -88,30 +89,30 @@ class Scheduler:
         self._is_behind = is_behind
         self._lease_seconds = {handler.queue.name: handler.lease_seconds for handler in handlers}
         self._lock = threading.Lock()
-        self._due: dict[tuple[Keys, str], float] = {}  # by shard and verb
+        self._due: dict[tuple[Keys, str], float] = {}  # monotonic times, by shard and verb
         self._backoff = QueueBackoff("scheduler", client.observers)
-        self._spared_at: dict[Keys | None, float] = {}  # None: every shard
+        self._spared_at: dict[Keys | None, float] = {}  # None stands for all shards
         self.spare(None)
         self.wake: Callable[[], None] = lambda: None
 
     def spare(self, keys: Keys | None) -> None:
-        """Reclaim no lease of a shard, or of any with None, for a third of its length: its server was away."""
+        """After an outage, do not reclaim leases of a shard, or of all shards with None, for a third of a lease."""
         self._spared_at[keys] = time.monotonic()
 
     def watches(self, keys: Keys) -> bool:
-        """Return whether this process waits for a due time of a shard."""
+        """Return whether this process watches a due time of a shard."""
         with self._lock:
             return any(shard is keys for shard, _ in self._due)
 
     def forget(self, keys: Keys) -> None:
-        """Wait for no due time of a shard any more."""
+        """Stop watching a shard."""
         with self._lock:
             for move in [move for move in self._due if move[0] is keys]:
                 del self._due[move]
         self._spared_at.pop(keys, None)
 
     def note(self, keys: Keys, answer: ClaimAnswer, at: float) -> None:
-        """Update the next due times from the answer of a claim at `at`; drop them when another process watches."""
+        """Store the due times in the answer of a claim at `at`; drop them if another process watches the shard."""
         sooner = False
         with self._lock:
             for verb, wait_ms in (("promote", answer.promote_in_ms), ("reclaim", answer.reclaim_in_ms)):
@@ -124,7 +125,7 @@ class Scheduler:
             self.wake()
 
     def step(self) -> float:
-        """Move what is due; return the wait until the next due time."""
+        """Move due messages; return the seconds until the next due time."""
         now = time.monotonic()
         with self._lock:
             due = {move: at for move, at in self._due.items() if at <= now}
@@ -151,7 +152,7 @@ class Scheduler:
             return max(0.0, min(self._due.values(), default=now + LONGEST_SLEEP_SECONDS) - time.monotonic())
 
     def _seconds_until_next(self, keys: Keys, verb: str, answer: Any, limit: int) -> float | None:
-        """Return the seconds until a shard's `verb`, which moved `limit` at most, is due again; None when nothing is."""
+        """Return the seconds until `verb` is due again for a shard; None if it is not."""
         if isinstance(answer, Exception):
             self._backoff.note(keys, answer)
             if isinstance(answer, RedisUnavailableError):
@@ -167,7 +168,7 @@ class Scheduler:
             return None
         if next_ms == 0 and verb == "reclaim" and self._spares(keys):
             return SPARED_SECONDS
-        # A score so far ahead that Redis cannot answer it as a number is less than none.
+        # Redis returns a negative number for a due time that is too far ahead.
         return min(next_ms / 1000, LONGEST_SLEEP_SECONDS) if next_ms >= 0 else LONGEST_SLEEP_SECONDS
 
     def _spares(self, keys: Keys) -> bool:
@@ -178,11 +179,13 @@ class Scheduler:
 @dataclass(slots=True)
 class Registered:
     """
-    A periodic job whose schedule is in force, as Redis had it when it was registered.
+    The state of a periodic job in Redis, read when it was registered.
 
     Attributes:
-        last: the tick up to which all is done, in unix seconds.
-        asked: the run that was asked for; None without.
+        entry: the periodic job.
+        now_ms: the Redis clock at the registration, in Unix ms.
+        last: the last handled tick, in Unix seconds.
+        asked: the requested run, in Unix ms; None without a request.
     """
 
     entry: Periodic
@@ -192,7 +195,7 @@ class Registered:
 
 
 class DueTick(NamedTuple):
-    """A tick `at` to be made, or a run that was asked for, of which `at` is None."""
+    """A due tick; `at` is None for a requested run."""
 
     row: Registered
     at: int | None
@@ -201,10 +204,10 @@ class DueTick(NamedTuple):
 
 class Ticker:
     """
-    Registers all periodic jobs in one round trip, and publishes what is due in the next.
+    Register all periodic jobs in one round trip, and publish due ticks in the next.
 
-    There is no leader, and only Redis' clock counts. The process that started last decides the schedules, and in a Redis
-    that has lost its data the jobs are registered as new.
+    There is no leader, and only the clock of Redis counts. If processes have different schedules, the schedule of the
+    process that started last is used. After Redis has lost its data, the jobs are registered as new.
     """
 
     def __init__(self, client: Client, entries: Sequence[Periodic]) -> None:
@@ -222,7 +225,7 @@ class Ticker:
         self._failures: dict[str, tuple[int, float]] = {}
 
     def step(self) -> float:
-        """Publish what is due; return the wait for the next round."""
+        """Publish due ticks; return the seconds until the next round."""
         began = time.monotonic()
         rows = self._register()
         self._publish([tick for row in rows for tick in self._due(row)])
@@ -232,7 +235,7 @@ class Ticker:
         return max(0.0, min(waits, default=TICKER_SECONDS) - (time.monotonic() - began))
 
     def _register(self) -> list[Registered]:
-        """Register every job; return those whose schedule is in force."""
+        """Register all jobs; return the jobs with a schedule that is not superseded."""
         groups = [group for group in self._groups if not self._registering.waits(group[0].queue.keys)]
         requests: list[commands.Request[Any]] = []
         for group in groups:
@@ -240,7 +243,7 @@ class Ticker:
             is_first = group[0].name not in self._started
             requests.append(transitions.register(group[0].queue.keys, schedules, newest=is_first))
         if time.monotonic() >= self._named_until:
-            # A queue of periodic jobs needs no handler, so this names it in the queue registry, once in a minute.
+            # A queue may have periodic jobs and no handler here: add it to the queue registry, once a minute.
             self._named_until = time.monotonic() + NAMING_SECONDS
             requests.append(commands.register([group[0].queue.keys.entry for group in self._groups], int(time.time())))
         rows = []
@@ -256,13 +259,13 @@ class Ticker:
                 if state is not None:
                     self._superseded.discard(entry.name)
                     rows.append(Registered(entry, now_ms, state.last, state.asked))
-                elif entry.name not in self._superseded:  # another schedule is in force: report it once
+                elif entry.name not in self._superseded:  # report a superseded schedule once
                     self._superseded.add(entry.name)
                     notify(self._client.observers, [ScheduleReplaced(entry.queue.name, entry.name)])
         return rows
 
     def _due(self, row: Registered) -> Iterator[DueTick]:
-        """Yield what is due of a job now; where its body cannot be made, what comes before."""
+        """Yield the due ticks of a job; stop at a tick with a failing body function."""
         entry = row.entry
         keys = entry.queue.keys
         settings = entry.queue.settings
@@ -279,20 +282,20 @@ class Ticker:
                     yield DueTick(row, planned.at, call(entry.tick(planned)))
             if row.asked is not None:
                 yield DueTick(row, None, call(entry.run(row.asked)))
-        except BaseException as error:  # a body is the user's code, and one that fails holds up no other job
+        except BaseException as error:  # an error in application code must not delay other jobs
             self._handle_body_failure(entry, failures + 1, error)
         else:
             self._failures.pop(entry.name, None)
 
     def _handle_body_failure(self, entry: Periodic, failures: int, error: BaseException) -> None:
-        """Log a body that cannot be made, and have its tick wait; the ticker of the testing kit raises the error instead."""
+        """Log a failing body function and back off; the testing kit overrides this to raise the error."""
         self._failures[entry.name] = (failures, time.monotonic() + seconds_after(BODY_BACKOFF, failures))
         if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
-            text = "queue %s: the body of %s failed for the %d. time; its tick waits"
+            text = "queue %s: the body function of %s failed (attempt %d); its tick waits and is retried"
             logger.error(text, entry.queue.name, entry, failures, exc_info=error)
 
     def _publish(self, due: Sequence[DueTick]) -> None:
-        """Make the calls; note how far each job is then."""
+        """Publish the ticks, and store the last handled tick of each job."""
         for ticks in chunked(due, TICKS_TOGETHER):
             answers = self._client.run_all([tick.call for tick in ticks])
             for tick, answer in zip(ticks, answers, strict=True):
@@ -305,7 +308,7 @@ class Ticker:
                     tick.row.last = tick.at
 
     def _seconds_until_next(self, row: Registered) -> float:
-        """Return the seconds from the registration to the next tick of a job, or to the next try of a failed one."""
+        """Return the seconds from the registration to the next tick, or to the next retry of a failed tick."""
         coming = self._next_tick(row)
         wait = TICKER_SECONDS if coming is None else min(TICKER_SECONDS, coming - row.now_ms / 1000)
         now = time.monotonic()
@@ -313,44 +316,45 @@ class Ticker:
         return max(wait, retry_at - now, self._ticking.seconds_of(row.entry.queue.keys))
 
     def _next_tick(self, row: Registered) -> int | None:
-        """Return the first tick that is not done; None when none comes."""
+        """Return the next tick to handle; None if the schedule has none."""
         known = self._next.get(row.entry.name)
         if known is None or known[0] != row.last:
             known = self._next[row.entry.name] = (row.last, row.entry.schedule.next_after(row.last))
         return known[1]
 
 
-#: Every queue is tidied at least this often; processes spread over the second half of it by chance.
+#: How often every queue is tidied, at least; the processes choose random times in the second half.
 ROUND_SECONDS = 30.0
-#: In the time of a round each shard of a sharded queue is tidied by about so many of its workers.
+#: About this many workers tidy each shard of a sharded queue in a round.
 TIDIERS = 2
-#: One collect takes at most this many messages, because it reads their bodies.
+#: The most messages of one collect, because it reads their bodies.
 COLLECT_LIMIT = 20
-#: Other work of the janitor waits at most this long while messages move to other shards.
+#: How long the janitor moves messages to other shards before it does its other work.
 CHANGES_SECONDS = 0.1
-#: A stack has its innermost frames.
+#: The most frames of a stack, the innermost.
 STACK_FRAMES = 40
-#: Characters of one frame.
+#: The most characters of a frame.
 FRAME_CHARACTERS = 300
-#: Characters of all stacks of a report: a page must be able to show it, and Redis to hold it.
+#: The most characters of all stacks in a report.
 REPORT_CHARACTERS = 60_000
-#: While the server that has the record is away and others answer, the record is written again this often.
+#: How often to retry writing the record while its server is unavailable.
 BEAT_AGAIN_SECONDS = 1.0
-#: Workers are counted with each fourth record.
+#: Count the workers with every fourth record.
 COUNT_BEATS = 4
-#: Workers that were silent for an hour are forgotten with each twelfth record.
+#: Remove workers that were silent for an hour with every twelfth record.
 FORGET_BEATS = 12
 
-#: An application that seeds `random` keeps its numbers: this one has none of its state.
+#: A separate generator, so that an application that seeds `random` gets its expected numbers.
 _chance = random.SystemRandom()
 
 
 class HistoryRollup:
     """
-    Notes the minutes of the shards that `shards` returns, in Redis.
+    Write the history of queues to Redis, with one entry for each minute.
 
-    Each minute a process reads the note of every queue. A process that finds none takes a snapshot of the queue and writes it.
-    Two may do so at a time, and write nearly the same. A queue that refuses has no notes, and nothing else depends on them.
+    Each minute every process reads the entry of each queue, and writes it from a snapshot if it is missing. Two
+    processes may do so at the same time and write nearly the same values. If Redis refuses it, only the history is
+    incomplete.
     """
 
     def __init__(self, client: Client, shards: Callable[[], Iterable[Keys]]) -> None:
@@ -363,7 +367,7 @@ class HistoryRollup:
         self._minute = -1
 
     def step(self, now_ms: int) -> None:
-        """Note the minute of `now_ms`, by Redis' clock, where no process has."""
+        """Write the missing entries for the minute of `now_ms`, a time of the Redis clock."""
         minute = now_ms // commands.MINUTE_MS
         if minute == self._minute:
             return
@@ -388,13 +392,15 @@ class HistoryRollup:
 
 class Janitor:
     """
-    Looks at every queue, in one round trip while there is nothing to do.
+    Collect dead letters, tidy queues, and move messages when the number of shards changes.
 
-    The workers of a sharded queue share its shards: in a round each takes the next of them.
+    Without work, a round needs one round trip. The workers of a sharded queue divide its shards among them.
 
     Args:
-        connection: makes sessions for changes of the number of shards.
-        workers: returns how many worker processes there are.
+        client: the client for all calls.
+        served: the queues and their shards.
+        connection: opens sessions to change the number of shards.
+        workers: returns the number of worker processes.
     """
 
     def __init__(
@@ -404,8 +410,8 @@ class Janitor:
         self._served = served
         self._connection = connection
         self._workers = workers
-        self._migrations: dict[str, Iterator[int]] = {}  # the changes of shards under way, by queue
-        self._next = _chance.randrange(SHARDS_LIMIT)  # the shard of each queue to go on with
+        self._migrations: dict[str, Iterator[int]] = {}  # the running changes of shards, by queue
+        self._next = _chance.randrange(SHARDS_LIMIT)  # the next shard of each queue
         self._cursors: dict[Keys, tuple[int, int]] = {}
         self._history = HistoryRollup(client, served.shards)
         self._claims: dict[Keys, int] = {}
@@ -413,7 +419,7 @@ class Janitor:
         self._round_at = 0.0
 
     def step(self) -> float:
-        """Collect some garbage of every queue, now and then tidy a part; return the wait for the next look."""
+        """Collect some garbage of every queue, and tidy some shards if due; return the seconds to wait."""
         shards = self._served.shards()
         if time.monotonic() >= self._round_at:
             self._round_at = time.monotonic() + ROUND_SECONDS * _chance.uniform(0.5, 1)
@@ -430,7 +436,7 @@ class Janitor:
         return max(0.0, self._round_at - time.monotonic())
 
     def _next_part(self, shards: dict[Keys, Handler]) -> dict[Keys, Handler]:
-        """Return the shards that this process tidies in this round, the next ones of each queue."""
+        """Return the next shards of each queue, which this process tidies in this round."""
         first = self._next
         counts = Counter(keys.name for keys in shards)
         shares = {name: -(-TIDIERS * count // self._workers()) for name, count in counts.items()}
@@ -442,7 +448,7 @@ class Janitor:
         }
 
     def _tidy(self, shards: Sequence[Keys]) -> None:
-        """Name every queue in the registry, tidy a part of `shards`, check that claim counts grow, note the minute."""
+        """Register the queues, tidy `shards`, check that claim counts grow, and write the history."""
         calls: list[commands.Request[Any]] = []
         for keys in shards:
             cursor, lease_cursor = self._cursors.get(keys, (0, 0))
@@ -452,7 +458,7 @@ class Janitor:
         now_ms, *answers, named = self._client.run_all([commands.server_ms(), *calls, naming])
         if isinstance(named, RedisRefusedError):
             notify(self._client.observers, [RedisRefused("", "janitor", str(named))])
-            logger.error("the janitor cannot name its queues in the registry: %s", named)
+            logger.error("worker: cannot add the queues to the queue registry: %s", named)
         for keys, cursors, claims in zip(shards, answers[: len(shards)], answers[len(shards) :], strict=True):
             if isinstance(cursors, Exception):
                 self._backoff.note(keys, cursors)
@@ -467,25 +473,29 @@ class Janitor:
             self._history.step(now_ms)
 
     def _migrate(self, shards: list[Keys]) -> Iterator[int]:
-        """Move what is to leave `shards`, a step at a time; the process with the first shard ends the change if it can."""
-        from reliq.redis.session import Session  # noqa: PLC0415  a change is rare
+        """Move messages out of `shards` step by step; the process with the first shard finishes the change."""
+        from reliq.redis.session import Session  # noqa: PLC0415  rarely needed
         from reliq.sharding import ShardChange  # noqa: PLC0415
 
         session = Session(self._connection.wire(), self._connection.clock)
         yield from ShardChange(session, shards[0]).steps({keys.shard for keys in shards})
 
     def _step_migrations(self) -> bool:
-        """Take some steps of the changes under way; return whether there are more."""
+        """Make some steps of the running changes; return whether there are more."""
         until = time.monotonic() + CHANGES_SECONDS
         while self._migrations and time.monotonic() < until:
             for name, steps in list(self._migrations.items()):
                 try:
                     if next(steps, None) is not None:
                         continue
-                except (RedisUnavailableError, ConfigurationError) as error:  # another process may have ended it
-                    logger.debug("%s: the change of its shards goes on later: %s", name, error)
+                except (RedisUnavailableError, ConfigurationError) as error:  # another process may have finished it
+                    logger.debug("queue %s: the change of shards is interrupted and will be continued: %s", name, error)
                 except ReliqError as error:
-                    logger.warning("%s: the change of its shards waits for `reliq shards --finish`: %s", name, error)
+                    logger.warning(
+                        "queue %s: the change of shards has stopped; continue it with `reliq shards --finish`: %s",
+                        name,
+                        error,
+                    )
                 del self._migrations[name]
         return bool(self._migrations)
 
@@ -515,7 +525,7 @@ class Janitor:
 
 
 def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> commands.StackReport:
-    """Return where each of `runs` stands, and the thread of the event loop where a coroutine is among them."""
+    """Return the stacks of `runs`, and the stack of the event loop if a coroutine is among them."""
     stacks = []
     if any(run.task is not None for run in runs):
         stacks.append(commands.HandlerStack("", "", thread_stack(loop_thread)))
@@ -533,7 +543,7 @@ def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> commands.Stac
 
 
 def call_stack(run: HandlerCall) -> tuple[str, ...]:
-    """Return where a handler stands as `thread_stack` does, from the handler on: what called the handler is ours."""
+    """Return the stack of a handler as `thread_stack` does, without the frames of reliq that called it."""
     frames = _thread_frames(run.thread) if run.task is None else _task_frames(run.task)
     names = [str(frame.f_globals.get("__name__", "")) for frame in frames]
     while names and (names[-1] == "threading" or names[-1].startswith("reliq.")):
@@ -542,7 +552,7 @@ def call_stack(run: HandlerCall) -> tuple[str, ...]:
 
 
 def thread_stack(thread: int) -> tuple[str, ...]:
-    """Return where a thread stands: `file:line function` of each frame, the innermost last; no values, no lines of code."""
+    """Return the stack of a thread, `file:line function` for each frame, the innermost last."""
     return _format_frames(_thread_frames(thread))
 
 
@@ -553,7 +563,7 @@ def _thread_frames(thread: int) -> list[FrameType]:
 
 
 def _task_frames(task: Any) -> list[FrameType]:
-    """Return the frames of a task, the innermost first; a foreign awaitable may have none."""
+    """Return the frames of a task, the innermost first; other awaitables may have no frames."""
     frames = []
     awaitable = task.get_coro()
     while awaitable is not None:
@@ -582,23 +592,25 @@ def _format_frames(innermost_first: Sequence[FrameType]) -> tuple[str, ...]:
 
 
 def _printable_id(held: HeldDelivery) -> str:
-    """Return a message id for JSON, which holds text alone: an id of a foreign publisher may be any bytes."""
+    """Return a message id for JSON; ids of other publishers may contain any bytes."""
     return held.delivery.id.encode("utf-8", "replace").decode()
 
 
 class Heartbeat:
     """
-    Writes the worker record of this process, and removes it at a clean stop.
+    Write the worker record of this process, and remove it at a clean shutdown.
 
-    With the record it reads requests for stacks, and what this process must know of others: how many shards its queues
-    have by now, which have keys, and how many workers there are.
+    With the record, it reads requests for stacks, the shard maps of the queues, and the number of workers.
 
     Args:
-        last_claim_at: returns when the last claim round was completed, by the monotonic clock.
-        report: returns where the handlers stand.
+        client: the client for all calls.
+        served: the queues and their shards.
+        inflight: the deliveries of this process.
+        last_claim_at: returns the monotonic time of the last completed claim round.
+        report: returns the stacks of the handlers.
 
     Attributes:
-        wake: lets the next step begin now.
+        wake: starts the next step now.
     """
 
     def __init__(
@@ -616,8 +628,8 @@ class Heartbeat:
         self._report = report
         self.wake: Callable[[], None] = lambda: None
         self._workers = 1
-        self._requests = 0  # how many requests for stacks were taken
-        self._answered = 0  # which of them was the last that has its answer
+        self._requests = 0  # the number of requests for stacks so far
+        self._answered = 0  # the number of answered requests
         self._id = token()
         self._queues = tuple(handler.queue.name for handler in served.handlers)
         self._host = socket.gethostname()
@@ -626,7 +638,7 @@ class Heartbeat:
         self._beats = 0
 
     def step(self) -> float:
-        """Write what is asked for and due; return the wait until it is. Where Redis refuses it, the work goes on without."""
+        """Write requested stacks and the record if due; return the seconds to wait. Refusals are ignored."""
         if self._answered < self._requests:
             requests = self._requests
             (answer,) = self._client.run_all([commands.write_report(self._id, self._report())])
@@ -651,19 +663,19 @@ class Heartbeat:
         return BEAT_SECONDS
 
     def workers(self) -> int:
-        """Return how many worker processes there are; 1 while no queue is sharded."""
+        """Return the number of worker processes; 1 if no queue is sharded."""
         return self._workers
 
     def leave(self) -> None:
-        """Remove the record."""
+        """Remove the worker record."""
         with suppress(ReliqError):
             self._client.run_all([*commands.remove_worker(self._id)])
 
     def _record(self) -> list[commands.Command[None]]:
-        """Return the commands that write the record, and take a request for stacks."""
+        """Return the commands that write the record and take a request for stacks."""
         runs = sorted(self._inflight.runs(), key=lambda run: run.started_at)
         now = time.time()
-        epoch = now - time.monotonic()  # the unix time at which the monotonic clock began
+        epoch = now - time.monotonic()  # the Unix time at which the monotonic clock started
         running = []
         for run in runs[: commands.SLOTS_LIMIT]:
             first = run.deliveries[0]

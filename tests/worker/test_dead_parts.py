@@ -34,8 +34,8 @@ def test_a_process_of_which_a_part_ended_names_it_and_must_be_replaced(acking, s
 
     assert engine.dead_parts() == [part]
     assert engine.must_be_replaced()
-    assert live([pulse]) == "process 0: a part of it ended by itself"
-    assert f"the {part} of this process ended by itself" in caplog.text
+    assert live([pulse]) == "process 0: one of its parts stopped unexpectedly"
+    assert f"the {part} stopped unexpectedly" in caplog.text
     acking.stop(grace=0)
     assert engine.dead_parts() == []
 
@@ -59,7 +59,7 @@ def test_an_event_loop_whose_selector_is_closed_ends_its_thread_and_does_not_spi
 
     eventually(lambda: engine.dead_parts() == ["event loop"], "the loop's thread has ended")
     assert engine.must_be_replaced()
-    assert caplog.text.count("the event loop of the handlers is broken") == 1
+    assert caplog.text.count("the event loop of async handlers is broken") == 1
 
 
 def waits_in_select(thread_id):

@@ -104,7 +104,7 @@ def test_a_drain_waits_for_messages_of_other_consumers_and_logs_it(queue, consum
         engine = start()
         assert not engine.is_drained(delayed=False)
 
-    assert "draining: waits for q: 1 unack" in caplog.text
+    assert "drain: waiting for q: 1 unack" in caplog.text
     assert engine.is_drained(delayed=False)
 
 

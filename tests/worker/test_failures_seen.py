@@ -125,7 +125,7 @@ def test_hooks_hear_of_each_failure_and_whether_it_is_final(make_queue, consumer
     assert found["cards"] == [("c", SECRET.encode(), UndecodableError, True)]
     [letter] = make_queue("cards", Card).dead_letters()
     assert (letter.reason, SECRET in letter.error) == ("undecodable", False)
-    assert "broken itself failed: SystemExit at test_failures_seen.py" in caplog.text
+    assert "broken raised an exception, which is ignored: SystemExit at test_failures_seen.py" in caplog.text
     assert SECRET not in caplog.text
 
 
@@ -143,7 +143,7 @@ def test_a_body_whose_class_exits_keeps_no_hook_from_its_warning(make_queue, con
     make_queue("cards", dict).publish({"number": 1})
     work_until(DeadLettered)
 
-    assert caplog.text.count("itself failed: SystemExit at test_failures_seen.py") == 2
+    assert caplog.text.count("raised an exception, which is ignored: SystemExit at test_failures_seen.py") == 2
     assert (told, SECRET in caplog.text) == ([], False)
 
 
@@ -195,7 +195,7 @@ def test_a_task_that_ends_the_event_loop_is_logged_without_its_text(queue, consu
     work_until(Acked)
 
     [line] = [formatted(one) for one in caplog.records if "end the event loop" in one.getMessage()]
-    assert line.startswith("a task tried to end the event loop of the handlers: SystemExit at ")
+    assert line.startswith("worker: a task tried to end the event loop; ignored: SystemExit at ")
     assert SECRET not in line
 
 
@@ -211,7 +211,7 @@ def test_a_hook_hears_of_a_thread_that_overran_and_where_it_stands(queue, consum
     assert "in pass_through" in traceback_of(error, with_text=False)
     [record] = records()
     assert record.reliq["outcome"] == "timeout"
-    assert re.search(r"m attempt 1 of \d+ overran its time after \S+ s, again when its l", record.getMessage())
+    assert re.search(r"m attempt 1 of \d+ exceeded its timeout after \S+ s, again when its l", record.getMessage())
 
 
 def test_an_answer_is_an_exception_that_shows_its_arguments_and_can_be_pickled():

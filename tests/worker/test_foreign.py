@@ -152,7 +152,7 @@ def test_a_message_far_ahead_keeps_no_delayed_message_waiting(queue, acking, sta
         eventually(lambda one=id: one in recorder.ids(Acked), f"{id} is acked")
 
     assert engine.dead_parts() == []
-    assert "failed and tries again" not in caplog.text
+    assert "failed; retrying" not in caplog.text
 
 
 def test_a_score_that_redis_cannot_answer_as_a_number_is_asked_for_rarely(queue, acking, caller, client):

@@ -133,7 +133,7 @@ def test_declared_limits_are_written_and_an_operators_stay_until_the_code_change
     workers(1, make_queue(**declared))
     names = ("per_key", "rate_us", "burst", "weight:vip")
     assert [stored(name) for name in names] == [b"2", b"10000", b"20", b"4"]
-    assert "q: limits written: " in caplog.text
+    assert "queue q: limits written to Redis: " in caplog.text
     client.hset(queue.keys.limits, "per_key", "7")
     caplog.clear()
 

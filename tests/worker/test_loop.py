@@ -83,7 +83,7 @@ def test_no_exception_and_no_odd_wait_ends_a_loop(run, caplog):
     for _ in range(9):
         assert made.acquire(timeout=30)
         loop.wake()
-    assert "the part failed and tries again" in caplog.text
+    assert "the part failed; retrying" in caplog.text
 
 
 def test_no_observer_and_no_log_that_raises_ends_a_loop(run):
@@ -119,7 +119,7 @@ def test_a_queue_in_trouble_is_left_alone_ever_longer_and_logged_ever_more_rarel
     assert troubles.seconds() == troubles.seconds_of(Q) == 0
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(lines) == 7  # the 1st, 2nd, 4th, ... 64th
-    assert lines[0] == "queue q: the settler failed for the 1. time: no rights"
+    assert lines[0] == "queue q: the settler failed (attempt 1); retrying: no rights"
 
 
 def test_a_server_that_is_away_while_others_answer_is_reported_with_its_queues(recorder, caplog):

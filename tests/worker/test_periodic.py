@@ -315,7 +315,7 @@ def test_a_body_that_fails_holds_up_its_own_entry_alone_and_its_tick_waits(entry
         if failures < 3:
             assert ids() == [f"cron.sound.{SIX + HOUR}"]
             one._failures["e"] = (failures, 0.0)  # the backoff is over
-    assert "the body of periodic entry 'e' failed for the 1. time; its tick waits" in caplog.text
+    assert "the body function of periodic entry 'e' failed (attempt 1); its tick waits" in caplog.text
     assert "no rate for today" in caplog.text
     assert "BodyError" in caplog.text
 

@@ -76,7 +76,9 @@ def test_a_queue_with_all_slots_is_logged_once(serve, make_queue, consumer, star
     recorder.wait_for(Acked, queue="waiting")
 
     (line,) = caplog.messages
-    assert line.startswith("all 3 slots have been held for 0 s, 3 of them by hanging, while messages wait in waiting: ")
+    assert line.startswith(
+        "all 3 slots have been held for 0 s, 3 of them by queue hanging, while messages wait in waiting: "
+    )
 
 
 @pytest.mark.parametrize("kind", ["plain", "coroutine", "last chance"])
