@@ -168,7 +168,8 @@ class Effects:
         """Return the options of a follow-up: its id and publication_id are the same in each delivery."""
         if "id" in options or "publication_id" in options:
             raise ConfigurationError(
-                "job.publish derives the id from its job; leave id and publication_id out, and give name= to distinguish "
+                "job.publish derives the id from its job; leave id and publication_id out, and give "
+                "name= to distinguish "
                 "follow-ups"
             )
         if name and _NAME.fullmatch(name) is None:

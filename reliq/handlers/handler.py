@@ -246,7 +246,8 @@ class Handler:
         per_key = int((queue.limits and queue.limits.fields().get("per_key")) or 0)
         if 0 < per_key < self.batch:
             raise ConfigurationError(
-                f"{where}: queue {queue.name!r} has at most {pluralize(per_key, 'message')} of a key at once, so that a batch "
+                f"{where}: queue {queue.name!r} has at most {pluralize(per_key, 'message')} of a "
+                "key at once, so that a batch "
                 f"of one key never has {self.batch}; give batch={per_key}, or leave batch_by_key out"
             )
 

@@ -510,7 +510,8 @@ class Registration:
             if plain and (is_async_class or inspect.isasyncgenfunction(inspect.unwrap(around))):
                 raise ConfigurationError(
                     f"middleware {function_name(around)} is an async context manager, and handler "
-                    f"{function_name(plain.function)} of queue {plain.queue.name!r} is plain; make the middleware a plain one, "
+                    f"{function_name(plain.function)} of queue {plain.queue.name!r} is plain; make "
+                    "the middleware a plain one, "
                     "or the handler async"
                 )
         return chosen

@@ -532,7 +532,8 @@ class OutboxMover:
                     known[row.queue, row.terms] = terms
             except ConfigurationError as error:
                 logger.error(  # noqa: TRY400  the text contains row and reason
-                    "outbox: row %d cannot be published and stays in the table; fix the cause and run `reliq outbox retry`: %s",
+                    "outbox: row %d cannot be published and stays in the table; fix the cause and "
+                    "run `reliq outbox retry`: %s",
                     row.seq,
                     error,
                 )

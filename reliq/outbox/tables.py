@@ -263,7 +263,8 @@ class Statement:
         if self.kind == "once":
             return (
                 f"INSERT INTO {self.table} (queue, id, publication_id, keep_until_ms) "
-                f"VALUES (:queue, :id, :publication_id, {now} + :keep_ms) ON CONFLICT (queue, id, publication_id) DO NOTHING"
+                f"VALUES (:queue, :id, :publication_id, {now} + :keep_ms) ON CONFLICT (queue, id, "
+                "publication_id) DO NOTHING"
             )
         if self.kind == "prolong":
             return (
@@ -302,7 +303,8 @@ def explaining_missing_table(table: str) -> Iterator[None]:
             codes = {getattr(cause, "sqlstate", None), getattr(driver_error, "sqlstate", None)}
             if codes & _MISSING_CODES or any(words in str(cause) for words in _MISSING_WORDS):
                 raise ConfigurationError(
-                    f"the database has no table {table} with reliq's columns: create it by a migration or by the output of "
+                    f"the database has no table {table} with reliq's columns: create it by a "
+                    "migration or by the output of "
                     "`reliq outbox sql --dialect postgresql`; if its name has another prefix, give prefix="
                 ) from error
             cause = cause.__cause__

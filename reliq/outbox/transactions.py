@@ -176,7 +176,8 @@ def _write_sqlalchemy(tx: Any, statement: Statement) -> int:
         connection = tx if isinstance(tx, Connection) else tx.connection()
     except UnboundExecutionError:
         raise ConfigurationError(
-            "the Session has no default bind, so reliq cannot choose its database: give the connection of a mapped class, "
+            "the Session has no default bind, so reliq cannot choose its database: give the "
+            "connection of a mapped class, "
             "session.connection(bind_arguments={'mapper': Order})"
         ) from None
     if not connection.in_transaction():

@@ -1,8 +1,12 @@
 """
 The processes of `reliq worker`.
 
-worker.py is the command, with --reload. supervisor.py starts, watches and replaces the processes, and notifies systemd;
-child.py is one of them as the supervisor sees it, with the folder of their files and the guard (guard_main.py) that ends
-the processes of a killed supervisor. main.py is the program of such a process, by the plan of plan.py; both share the
-memory of status.py. recovery.py settles the messages of a silent or dead process.
+    worker.py       the command, after its options are parsed
+    supervisor.py   starts, watches and replaces the worker processes, and notifies systemd
+    child.py        a worker process as the supervisor sees it, and the folder for temporary files
+    guard_main.py   the guard: kills the worker processes of a killed supervisor
+    main.py         the program of a worker process
+    plan.py         the settings that the supervisor sends to a worker process
+    status.py       the status that a worker process writes to shared memory for the supervisor
+    recovery.py     renews the leases of silent processes, and returns the messages of dead processes
 """

@@ -1,8 +1,8 @@
 """
-A worker process as its supervisor sees it: its start, its signs of life, its end, and its files.
+A worker process as its supervisor sees it: start, signs of life, end and files.
 
-A handler may hold the GIL, and its process then gives no sign of life: the supervisor compares the CPU time of its threads
-to find the handler.
+If a handler holds the GIL, its process gives no sign of life. The supervisor then finds the handler by the CPU time of
+the threads.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ if TYPE_CHECKING:
     from reliq.worker.health import Pulse
 
 PREFIX = "reliq-worker-"
-#: The variable of Prometheus' client that names that folder to the processes.
+#: The variable of the Prometheus client with the folder for the metrics of all processes.
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-#: A folder is not swept in its first minute: it may not be locked yet.
+#: Do not remove a folder in its first minute, because it may not be locked yet.
 YOUNG_SECONDS = 60.0
-#: A thread that computes has at least a twentieth of the time between two looks, on a busy machine too.
+#: A computing thread uses at least this share of the time between two checks, even on a busy machine.
 LEAST_SHARE = 0.05
-#: A process starts again after 1 s; one that dies at its start waits twice as long each time, up to 60 s.
+#: A process is restarted after 1 s. If it dies at its start, this time doubles, up to 60 s.
 RESTART_SECONDS = 1.0
 SLOWEST_RESTART_SECONDS = 60.0
-#: A handler has 1 s beyond its timeout, in which its own process may end it.
+#: How long after a timeout the process itself may end the handler, before the supervisor acts.
 HARD_LIMIT_SECONDS = 1.0
-#: At most 1 s of silence counts between two looks: the supervisor may have been paused together with its children.
+#: The most silence counted between two checks, because supervisor and children may have been paused together.
 LONGEST_GAP_SECONDS = 1.0
-#: The supervisor begins to compare the threads of a process after 0.75 s of silence.
+#: The supervisor starts to compare the threads of a process after this silence.
 LOOK_CLOSER_SECONDS = 0.75
-#: A process has 0.1 s to stand still: one that waits for a disk may take longer, and a supervisor has more to do.
+#: How long to wait until SIGSTOP has stopped a process.
 STOPPED_SECONDS = 0.1
-#: The signals by which a process ends itself; all others are sent from outside.
+#: Signals of crashes; other signals are sent by other processes.
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS)
 
 
 class Folder:
     """
-    A temporary folder of this process alone.
+    A private temporary folder of this process.
 
     Attributes:
-        path: where it is; another folder after the first was cleaned away.
+        path: its path; it changes if the folder was removed and created again.
 
     Raises:
-        ConfigurationError: there is no place for one.
+        ConfigurationError: no temporary folder can be created.
     """
 
     def __init__(self) -> None:
@@ -75,10 +75,10 @@ class Folder:
             self._make()
         except OSError as error:
             raise ConfigurationError(
-                f"a worker needs a folder for temporary files: {error}; set TMPDIR to one"
+                f"a worker needs a folder for temporary files: {error}; set TMPDIR to a writable folder"
             ) from error
         for path in self.path.parent.glob(f"{PREFIX}*"):  # remove the folders of workers that were killed
-            with suppress(OSError):  # it is in use, it is another user's, or has gone meanwhile
+            with suppress(OSError):  # in use, owned by another user, or already removed
                 stat = path.lstat()
                 is_young = time.time() - stat.st_mtime < YOUNG_SECONDS
                 if not (path.is_symlink() or stat.st_uid != os.geteuid() or is_young):
@@ -88,9 +88,9 @@ class Folder:
 
     def restore(self, within: str) -> None:
         """
-        Make another folder if this one was cleaned away, and the folder `within` it.
+        Create the folder again if it was removed, and create the folder `within` in it.
 
-        Another user may have made a folder of the same name since.
+        A folder of the same name does not count, because another user may have created it.
         """
         try:
             is_there = os.path.samestat(self.path.lstat(), self._made)
@@ -99,7 +99,7 @@ class Folder:
         if not is_there:
             Path(tempfile.gettempdir()).mkdir(parents=True, exist_ok=True)
             before = self._lock
-            self._make()  # when it fails, the lock is closed by the next try, once
+            self._make()  # if this raises, the next attempt closes the old lock
             with suppress(OSError):
                 os.close(before)
         (self.path / within).mkdir(mode=0o700, exist_ok=True)
@@ -120,7 +120,7 @@ class Folder:
 
 
 def _lock(path: Path) -> int:
-    """Lock a folder against systemd-tmpfiles and other workers; return the lock's descriptor, raise OSError if it is taken."""
+    """Lock a folder against systemd-tmpfiles and other workers; return the descriptor, or raise OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,12 +132,12 @@ def _lock(path: Path) -> int:
 
 class Activity(NamedTuple):
     """
-    The work of a thread since it began.
+    The activity of a thread since its start.
 
     Attributes:
-        seconds: its CPU time.
-        waits: how often it gave up the CPU by itself; a thread that waits for the GIL does so all the time. 0 where the
-            system does not show it.
+        seconds: the CPU time.
+        waits: the number of voluntary context switches; a thread that waits for the GIL makes many. 0 if the system
+            does not report it.
     """
 
     seconds: float
@@ -145,7 +145,7 @@ class Activity(NamedTuple):
 
 
 def activities(pid: int) -> dict[int, Activity]:
-    """Return the activity of each thread of a process; nothing where the system does not show it."""
+    """Return the activity of each thread of a process; empty if the system does not report it."""
     try:
         threads = psutil.Process(pid).threads()
     except (psutil.Error, NotImplementedError):
@@ -162,10 +162,10 @@ def activities(pid: int) -> dict[int, Activity]:
 
 
 class OrphanKiller:
-    """Starts the guard, and sends it the number of each process that begins or ends; its input ends with this process."""
+    """Start the guard, and send it the id of each process that starts or ends; its input ends with this process."""
 
     def __init__(self) -> None:
-        # Isolated and without site, it imports nothing of the user's, and is small.
+        # -I and -S: import nothing of the application, and stay small.
         self._process = subprocess.Popen(  # noqa: S603  ours
             [sys.executable, "-I", "-S", guard_main.__file__],
             stdin=subprocess.PIPE,
@@ -174,30 +174,30 @@ class OrphanKiller:
             text=True,
             start_new_session=True,
         )
-        self._process.wait()  # the guard is its child, and is not waited for
+        self._process.wait()  # the guard itself is a child of this process, which ends at once
 
     def note(self, pid: int, *, begins: bool) -> None:
-        """Have the guard watch a process that begins, and watch it no more when it has ended."""
+        """Send to the guard that a process begins or has ended."""
         if self._process.stdin is not None:
             with suppress(OSError):  # the guard was killed
                 self._process.stdin.write(f"{'+' if begins else '-'}{pid}\n")
                 self._process.stdin.flush()
 
     def close(self) -> None:
-        """End the guard's input: the supervisor itself has ended its children."""
+        """End the guard, because the supervisor has ended its children itself."""
         self._process.communicate()
 
 
 @dataclass(slots=True)
 class HeartbeatMonitor:
     """
-    The time for which the interpreter of a process has let no thread give a sign of life.
+    Measure how long a process has given no sign of life, for example because a handler holds the GIL.
 
     Attributes:
-        seconds: its length, 0.0 while there are signs.
-        since: when it began, in monotonic seconds.
-        helped_at: its length when the supervisor last renewed the leases.
-        beat: when the last sign of life was given, in monotonic seconds.
+        seconds: the length of the silence; 0.0 without silence.
+        since: when the silence began, in monotonic seconds.
+        helped_at: the length of the silence when the supervisor last renewed the leases.
+        beat: the last sign of life, in monotonic seconds.
     """
 
     seconds: float = 0.0
@@ -209,7 +209,7 @@ class HeartbeatMonitor:
     _looked_at: float = 0.0
 
     def hear(self, beat: float, now: float, pid: int) -> float:
-        """Note the last sign of life; return the seconds since the last call, as far as the supervisor was awake."""
+        """Store the last sign of life; return the seconds since the last call, at most LONGEST_GAP_SECONDS."""
         gap = min(now - self._heard_at, LONGEST_GAP_SECONDS)
         self._heard_at = now
         if beat != self.beat:
@@ -227,9 +227,9 @@ class HeartbeatMonitor:
 
     def gil_holders(self, pid: int, threads: set[int], now: float) -> set[int]:
         """
-        Return those of `threads` that may hold the GIL, by their activity since the silence began.
+        Return the threads that may hold the GIL, by their activity since the silence began.
 
-        A thread that computes holds it. Where none computes, a thread that sleeps does, and it does not wait for the GIL.
+        If a thread computes, it holds the GIL. Otherwise a thread that sleeps without waiting for the GIL holds it.
         """
         before = self._before
         after = activities(pid)
@@ -245,20 +245,27 @@ class HeartbeatMonitor:
 @dataclass(slots=True)
 class Child:
     """
-    A process, or the place for one.
+    A worker process, or the place for the next one.
 
     Attributes:
-        handlers: the handlers of the process, in its own order.
-        has_worked: the process has entered its lifespan, and owes signs of life since.
-        failures: how many processes in a row have died here at their start.
-        crashes: how many of them ended by themselves; the others were killed from outside.
-        complained: for how many seconds the process, awake, has made no claim round.
-        overrun_seconds: for how long handlers have overrun their timeouts, as far as the supervisor was awake.
-        done: no other process is to be started here.
-        is_killed: the supervisor has killed the process.
-        is_helped: the supervisor is about to renew its leases, or does so.
-        end_reason: why the supervisor has ended the process, in one word; empty when it ended by itself.
-        charged: the rows whose messages pay for its end; None when that is unknown, and all that had started pay.
+        number: the number of this place, used in file names.
+        folder: the folder of its files.
+        pulse: its pulse.
+        handlers: its handlers.
+        process: the process; None before the start and after the end.
+        board: its status; None before the start.
+        silence: measures the time without a sign of life.
+        started_at: the monotonic time of the last start.
+        failures: the number of processes in a row that died here at their start.
+        crashes: the number of these that were not killed from outside.
+        complained: seconds without a claim round although the process is awake.
+        overrun_seconds: seconds since a handler exceeded its timeout, without pauses of the supervisor.
+        has_worked: whether the process has completed its start.
+        done: whether no other process is to be started here.
+        is_killed: whether the supervisor has killed the process.
+        is_helped: whether the supervisor is renewing its leases.
+        end_reason: why the supervisor has ended the process, in one word; empty if it ended by itself.
+        charged: the status rows of messages that lose a retry by its end; None if unknown: all started messages do.
     """
 
     number: int
@@ -282,16 +289,16 @@ class Child:
 
     @property
     def report(self) -> Path:
-        """The file in which the process names what it could not finish."""
+        """The file in which the process lists its unfinished messages."""
         return self.folder / f"report-{self.number}"
 
     @property
     def pid(self) -> int:
-        """The id of the process, 0 when there is none."""
+        """The process id; 0 without a process."""
         return 0 if self.process is None else self.process.pid
 
     def start(self, plan: ChildPlan) -> None:
-        """Start a process with `plan`; its standard input stays open as long as the supervisor lives."""
+        """Start a process with `plan`; its standard input ends when the supervisor ends."""
         path = self.folder / f"board-{self.number}"
         self.board = ProcessStatusView(
             path, [handler.queue.name for handler in self.handlers], plan.settings.concurrency
@@ -301,7 +308,7 @@ class Child:
         command, environment = command_of("reliq.supervisor.main")
         if plan.metrics:
             environment[METRICS_VARIABLE] = str(self.folder / METRICS_FOLDER)
-        # SIGUSR1 is held back until the process has a handler for it: its default is to end the process.
+        # Block SIGUSR1 until the process has a handler for it, because its default action ends the process.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         try:
             self.process = subprocess.Popen(  # noqa: S603  ours
@@ -315,7 +322,7 @@ class Child:
             self.process.stdin.flush()
 
     def note_end(self, returncode: int) -> None:
-        """Count the end of a process at its start; one that has worked, if for a moment, begins the count anew."""
+        """Count failures at the start; a process that has completed its start resets the count."""
         self.note_work()
         if self.has_worked:
             self.failures = self.crashes = 0
@@ -329,13 +336,13 @@ class Child:
         return time.monotonic() >= self.started_at + wait
 
     def ask_to_leave(self, reason: str) -> None:
-        """Have the process claim no more, let its handlers finish and end."""
+        """Request a graceful shutdown of the process."""
         self.end_reason = reason
         if self.board is not None:
             self.board.ask_to_leave()
 
     def hear(self, now: float) -> list[Row]:
-        """Note a sign of life, or a silence, once the process works; return the rows that overran their timeouts."""
+        """Update the signs of life of a started process; return the rows that exceeded their timeouts."""
         self.note_work()
         if self.board is None or not self.has_worked:
             return []
@@ -347,15 +354,15 @@ class Child:
         return overran
 
     def rows(self, *, is_silent: bool = False) -> list[Row]:
-        """Return what the process runs."""
+        """Return the handler calls that the process runs."""
         return [] if self.board is None else self.board.rows(is_silent=is_silent)
 
     @contextmanager
     def stopped(self) -> Iterator[bool]:
-        """Let the process not run within a `with` block; yield whether it has stood still since its silence began."""
+        """Stop the process by SIGSTOP within a `with` block; yield whether it has stayed silent."""
         self.signal(signal.SIGSTOP)
         until = time.monotonic() + STOPPED_SECONDS
-        stands = False  # every thread of it does, a moment after SIGSTOP
+        stands = False  # whether all its threads have stopped
         try:
             while not stands and self.process is not None and self.process.poll() is None and time.monotonic() < until:
                 time.sleep(STOPPED_SECONDS / 100)
@@ -366,7 +373,7 @@ class Child:
             self.signal(signal.SIGCONT)
 
     def overran(self, now: float, *, since: float = 0.0) -> list[Row]:
-        """Return the rows that overran a timeout after `since`, and that the process had the time to end itself."""
+        """Return the rows that exceeded a timeout after `since`, and that the process did not end itself in time."""
         silent = self.silence.seconds > HARD_LIMIT_SECONDS
         return [
             row
@@ -377,51 +384,51 @@ class Child:
         ]
 
     def is_half_lease_over(self, overran: Sequence[Row]) -> bool:
-        """Return whether half of the shortest lease among `overran` has passed since a timeout was over."""
+        """Return whether half of the shortest lease of `overran` has passed since the first timeout."""
         queues = {row.queue for row in overran}
         leases = [handler.lease_seconds for handler in self.handlers if handler.queue.name in queues]
         shortest = min(leases, default=math.inf)
         return self.overrun_seconds + HARD_LIMIT_SECONDS > shortest / 2
 
     def gil_holders(self, now: float) -> list[Row]:
-        """Return the rows whose handlers may hold the GIL, or overran their timeouts."""
+        """Return the rows that may hold the GIL or have exceeded their timeouts."""
         rows = self.rows(is_silent=True)
         late = self.overran(now)
         threads = self.silence.gil_holders(self.pid, {row.thread for row in rows}, now)
         return [row for row in rows if row.thread in threads or row in late]
 
     def has_started(self, rows: Sequence[Row], queue: str, id: str) -> bool:
-        """Return whether a message is among `rows`, or may be: a row of coroutines or of a batch names no message."""
+        """Return whether a message has, or may have, started; rows of coroutines and batches contain no message id."""
         if any(row.queue == queue and row.id in ("", id) for row in rows):
             return True
         return queue in self._async and any(not row.queue for row in rows)
 
     def kill(self, reason: str, charged: list[Row] | None = None) -> None:
-        """Kill the process, and note why and which rows pay for it."""
+        """Kill the process; store the reason, and the rows of messages that lose a retry."""
         self.end_reason = reason
         self.charged = charged
         self.is_killed = True
         self.signal(signal.SIGKILL)
 
     def why(self, returncode: int) -> str:
-        """Return in one word why the process ended, for the metrics."""
+        """Return why the process ended, in one word for metrics."""
         if self.end_reason:
             return self.end_reason
         known = {0: "jobs", EXIT_REPLACE: "jobs", EXIT_HUNG: "hung"}
         return known.get(returncode, "killed" if returncode < 0 else "crashed")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal if the process lives."""
+        """Send a signal if the process is alive."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
     def collect(self) -> subprocess.Popen[str] | None:
-        """Return the dead process, and kill whatever its handlers have started: all of it is in the process's group."""
+        """Return the dead process, and kill programs that its handlers started, by their process group."""
         process = self.process
         self.process = None
         if process is None:
             return None
-        with suppress(OSError):  # nothing of the group is left
+        with suppress(OSError):  # the group is empty
             os.killpg(process.pid, signal.SIGKILL)
         if process.stdin is not None:
             with suppress(OSError):  # it may have died before it read its plan
@@ -429,22 +436,22 @@ class Child:
         return process
 
     def remove_files(self) -> None:
-        """Remove the files of a process that is dead."""
+        """Remove the files of a dead process."""
         for path in (self.folder / f"board-{self.number}", self.report, self.report.with_suffix(".half")):
             path.unlink(missing_ok=True)
 
     def memory_bytes(self) -> int:
-        """Return the process's resident memory, 0 when it is gone."""
+        """Return the resident memory of the process in bytes; 0 if it has ended."""
         try:
             return 0 if self.process is None else int(psutil.Process(self.process.pid).memory_info().rss)
         except psutil.Error:
             return 0
 
     def note_work(self) -> None:
-        """Note whether the process has come through its start."""
+        """Store whether the process has completed its start."""
         self.has_worked = self.has_worked or self.pulse.is_ready or bool(self.rows())
 
     @property
     def _async(self) -> set[str]:
-        """The queues whose handlers are coroutines."""
+        """The queues with coroutine handlers."""
         return {handler.queue.name for handler in self.handlers if handler.is_async}

@@ -1,9 +1,9 @@
 """
-The guard, a process of its own that ends what a killed supervisor leaves behind: `python guard_main.py`.
+The guard: a separate process that kills the worker processes of a killed supervisor.
 
-A child stops by itself when its supervisor is gone, unless a handler holds its interpreter; and a program that a
-handler has started knows of no supervisor. No handler can hold up the guard. It reads `+PID` and `-PID` from its
-standard input for each process that begins and ends, and does its work when that input ends.
+Worker processes stop when their supervisor has ended, unless a handler holds the GIL. Programs started by handlers do
+not stop. The guard reads `+PID` and `-PID` from its standard input when a worker process starts and ends. When its
+input ends, it waits for the worker processes and then kills their process groups.
 """
 
 import os
@@ -12,16 +12,16 @@ import sys
 import time
 from contextlib import suppress
 
-#: Children have 8 s to stop in peace.
+#: How long worker processes may shut down by themselves.
 PEACE_SECONDS = 8.0
-#: The guard looks ten times a second whether they have.
+#: How often the guard checks whether they have ended.
 CHECK_SECONDS = 0.1
 
 
 def main() -> None:
-    """Note which processes run until the supervisor is gone, and kill those that still run 8 s later."""
+    """Track the worker processes until the supervisor ends, and kill the rest PEACE_SECONDS later."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the end of a session comes to the guard too, which must be the last
+        signal.signal(number, signal.SIG_IGN)  # the guard must end last, even if its session ends
     running: set[int] = set()
     for line in sys.stdin:
         pid = int(line[1:])
@@ -43,5 +43,5 @@ def _is_there(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    if os.fork() == 0:  # without a parent: the supervisor's children are its workers alone
+    if os.fork() == 0:  # detach, so that the guard is not a child of the supervisor
         main()

@@ -1,7 +1,7 @@
 """
-The program of a worker process: it works as the plan on its standard input says, and ends when its supervisor is gone.
+The program of a worker process: read the plan from standard input, run the consumer, and end with the supervisor.
 
-`leave` ends a supervisor or one of its processes; no thread of the application can hold that up.
+`leave` ends a supervisor or worker process, even if threads of the application still run.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq.child")
 
-#: Twice a second a process looks whether a stop has begun.
+#: How often a process checks whether its shutdown has begun.
 STOP_LOOK_SECONDS = 0.5
-#: Running handlers have 5 s when the supervisor is gone: its guard ends what is left 3 s later.
+#: The grace period after the supervisor has died; 3 s later the guard kills the process.
 ALONE_SECONDS = 5.0
-#: The functions of atexit have 3 s to flush logs, spans and reports of errors.
+#: How long atexit functions may run, for example to flush logs, spans and error reports.
 ATEXIT_SECONDS = 3.0
 
 
 def leave(exit_code: int) -> NoReturn:
-    """Call what atexit has, and end this process although a thread of it may run on."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
+    """Run the atexit functions and end this process, even if other threads still run."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process already ends
     last = threading.Thread(target=_finish, daemon=True)
     last.start()
     last.join(ATEXIT_SECONDS)
@@ -65,17 +65,17 @@ def _finish() -> None:
 
 
 def main() -> int:
-    """Work as the plan on standard input says; return the exit code."""
-    # The supervisor speaks for the terminal; a program that a handler starts would inherit SIG_IGN, but not this.
+    """Run the consumer by the plan on standard input; return the exit code."""
+    # The supervisor handles Ctrl-C. Do not use SIG_IGN, because programs started by handlers would inherit it.
     handle_signal(signal.SIGINT, lambda *_: None)
     handle_signal(signal.SIGTERM, end_at_once)
     stack_requests = SignalNotes()
     handle_signal(signal.SIGUSR1, stack_requests.note)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor has held it back until now
-    # A buffer of texts loses lines and writes freed memory when threads fill it at once: gh-119506, before Python 3.12.4.
-    # So texts are handed on at once to the buffer of bytes, which many threads may fill.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor has blocked it until now
+    # Before Python 3.12.4, text buffers lose lines if several threads write at once (gh-119506): write through to the
+    # byte buffer, which is safe.
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # it is none where its descriptor is closed
+        if isinstance(stream, TextIOWrapper):  # None if its descriptor is closed
             stream.reconfigure(write_through=True)
     plan = ChildPlan.of(sys.stdin.readline())
     plan.find_modules()
@@ -89,19 +89,21 @@ def main() -> int:
     try:
         try:
             consumer = load_consumer(plan.consumer)
-        finally:  # not before, so that an application that configures logging itself is seen to
+        finally:  # after the import, in which the application may configure logging itself
             configure_logging(plan.log_level, plan.log_format)
         if plan.handlers not in ("", fingerprint(consumer.handlers)):
-            logger.error("the code has changed since this worker started; restart the worker, its processes do not fit")
+            logger.error(
+                "the code has changed since this worker started, so new processes cannot join it; restart the worker"
+            )
             return EXIT_CRASHED
         spare_the_collector()
         loaded.append(consumer)
         return _work(consumer, plan, stack_requests)
     except (ConfigurationError, LoginError) as error:
-        logger.error("%s", error)  # noqa: TRY400  what to do is in the message; a trace would hide it
+        logger.error("%s", error)  # noqa: TRY400  the text explains what to do
         return EXIT_CONFIG
     except Exception:
-        logger.exception("this process cannot work")
+        logger.exception("worker process: unexpected error; exiting")
         return EXIT_CRASHED
     finally:
         limiter.flush()
@@ -109,10 +111,10 @@ def main() -> int:
 
 def _stop_when_alone(supervisor: int, loaded: Sequence[Consumer]) -> None:
     """
-    Stop when the supervisor is gone, for its pipe ends with it; a process that has not loaded its consumer ends at once.
+    Shut down when the supervisor has ended, which closes this process's standard input.
 
-    The signal is sent again until a stop has begun: an application may have a handler of its own while it starts, and
-    Python drops an exception that a signal raises within a `__del__`.
+    SIGTERM is sent again until the shutdown has begun, because the application may handle it while it starts, and
+    Python drops exceptions that a signal handler raises within a `__del__`.
     """
     while os.read(supervisor, 4096):
         pass
@@ -124,7 +126,7 @@ def _stop_when_alone(supervisor: int, loaded: Sequence[Consumer]) -> None:
 
 
 def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> int:
-    """Run the consumer, and have it log what happens, and write what its supervisor reads."""
+    """Run the consumer with logs, metrics, and the status for the supervisor."""
     handlers = consumer.chosen(plan.queues)
     settings = plan.settings
     status = ProcessStatus(Path(plan.board), consumer, handlers, settings.concurrency)
@@ -137,7 +139,7 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> i
         notes.append(metrics.sample)
     sampler(consumer.stats, *notes).start()
     consumer.before_call = status.begins
-    if settings.concurrency > 1:  # else `begins` names the only coroutine
+    if settings.concurrency > 1:  # with one slot, `begins` is enough
         consumer.note_step = status.steps
 
     def write_stacks() -> None:
@@ -145,11 +147,11 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> i
             logger.warning("stacks:\n%s", stacks(consumer))
 
     def bound_the_stop() -> None:
-        """End this process when a stop of its own choice does not end; the supervisor watches the stops that it orders."""
+        """End this process if a shutdown that it began itself takes too long; the supervisor watches other shutdowns."""
         while not consumer.is_stopping:
             time.sleep(STOP_LOOK_SECONDS)
         time.sleep(seconds("grace", settings.grace) + STOP_MARGIN_SECONDS)
-        logger.error("the stop has taken %.0f s longer than its grace; ending this process", STOP_MARGIN_SECONDS)
+        logger.error("the shutdown took %.0f s longer than the grace period; ending this process", STOP_MARGIN_SECONDS)
         _report_unfinished(consumer, Path(plan.report))
         os._exit(EXIT_HUNG)
 
@@ -162,22 +164,22 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> i
 
 
 def _report_unfinished(consumer: Consumer, path: Path) -> None:
-    """Name the deliveries that the stop cut off: the supervisor gives them back once this process is dead."""
+    """Write a report of the unfinished deliveries; the supervisor returns them when this process has ended."""
     if consumer.unfinished is None:
-        return  # no stop has come so far, and the board knows more
+        return  # no shutdown has begun, so the supervisor uses the status
     rows = [
         {"queue": held.queue, "shard": held.keys.shard, **msgspec.structs.asdict(held.delivery.claimed)}
         for held in consumer.unfinished
         if not held.abandoned
     ]
     half = path.with_suffix(".half")
-    with suppress(OSError):  # the folder was cleaned up
+    with suppress(OSError):  # the folder was removed
         half.write_text(json.dumps(rows))
         half.replace(path)
 
 
 def stacks(consumer: Consumer) -> str:
-    """Return where each handler stands, with the message it works on, and each other thread of this process."""
+    """Return the stacks of all handlers, with their messages, and of all other threads."""
     lines = []
     running = consumer.running()
     for run in running:

@@ -1,4 +1,4 @@
-"""The agreement between a supervisor and its processes: a plan, exit codes, and the time of a stop."""
+"""The protocol between a supervisor and its processes: plan, exit codes, and time limits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
 
 EXIT_CRASHED = 1
-#: The folder for the figures of processes, beside their boards.
+#: The folder for the metrics of the processes, next to their status files.
 METRICS_FOLDER = "metrics"
-#: The default of --gil-timeout: a handler may hold the interpreter for 30 s where others run beside it.
+#: The default of --gil-timeout: how long a handler may hold the GIL in a process with several slots.
 GIL_TIMEOUT_SECONDS = 30.0
-#: A stop may take 10 s beyond its grace, to settle and to leave the lifespan.
+#: How long a shutdown may take after the grace period, to settle and to leave the lifespan.
 STOP_MARGIN_SECONDS = 10.0
 
 
@@ -31,13 +31,15 @@ class ChildPlan:
 
     Attributes:
         consumer: `module:name`.
-        queues: some of the handlers' queues, none for all.
-        settings: of each process.
-        handlers: the fingerprint of the supervisor's handlers, empty when there is no supervisor.
-        folder: where the modules of the application are, empty when they are installed.
-        board: the file in which the process writes what it runs, and that it claims.
-        report: the file in which the process names what it could not finish.
-        metrics: whether the processes keep figures for their supervisor, in METRICS_FOLDER beside their boards.
+        queues: the queues to serve; empty for all.
+        settings: the settings of each process.
+        log_level: the log level.
+        handlers: the fingerprint of the supervisor's handlers; empty without a supervisor.
+        folder: the folder of the application's modules; empty if they are installed.
+        board: the file for the status that the process writes.
+        report: the file for the unfinished messages at the end.
+        metrics: whether the processes write metrics to METRICS_FOLDER, next to their status files.
+        log_format: the format of log lines, as in `reliq worker --log-format`.
     """
 
     consumer: str
@@ -52,24 +54,24 @@ class ChildPlan:
     log_format: str = "auto"
 
     def as_line(self) -> str:
-        """Return the plan as it is sent."""
+        """Return the plan as a line of JSON."""
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
     def of(cls, line: str) -> ChildPlan:
-        """Return the plan in a line."""
+        """Parse a line of `as_line`."""
         fields: dict[str, Any] = json.loads(line)
         own = {"queues": tuple(fields["queues"]), "settings": WorkerSettings(**fields["settings"])}
         return cls(**{**fields, **own})
 
     def find_modules(self) -> None:
-        """Have this process find the modules of the application."""
+        """Add the folder of the application to sys.path."""
         if self.folder and self.folder not in sys.path:
             sys.path.insert(0, self.folder)
 
 
 def fingerprint(handlers: Sequence[Handler]) -> str:
-    """Return a text that differs when reliq, or the handlers that a supervisor and its processes must agree on, differ."""
+    """Return a text that changes if the version of reliq, or an essential setting of a handler, changes."""
     from hashlib import sha256  # noqa: PLC0415  a command's --help needs none
 
     rows = sorted(

@@ -1,4 +1,4 @@
-"""Settles for worker processes the leases of a silent process, the messages of a dead process, and orphans."""
+"""Renew leases of silent worker processes, return messages of dead processes, and reap orphans."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The leases of a silent process are renewed after a third of the shortest, as it would itself, at most twice a second.
+#: Renew the leases of a silent process after a third of the shortest lease, at most twice a second.
 RENEW_PART = 3
 SHORTEST_RENEWAL_SECONDS = 0.5
-#: A message that was held, but not started, by a process that died goes back unspent twice.
+#: How often a prefetched message of a dead process is returned without losing a retry.
 FREE_RELEASES = 2
-#: The last 10,000 such messages are remembered.
+#: The most such messages that are counted.
 REMEMBERED_LIMIT = 10_000
-#: A call is tried for 1 s while Redis is away: other processes may wait for the same help.
+#: How long a call is retried while Redis is unavailable; other processes may wait for the same help.
 CALL_SECONDS = 1.0
-#: The number of a container's first process.
+#: The process id of a container's first process.
 FIRST_PROCESS = 1
 
 
 def reap_orphans(own: Collection[int]) -> None:
-    """Collect the dead processes whose parents are gone, but for `own`, if this is a container's first process."""
+    """Reap dead orphans, except `own`, if this is the first process of a container."""
     if os.getpid() != FIRST_PROCESS:
         return
     with suppress(ChildProcessError):
@@ -56,7 +56,7 @@ def reap_orphans(own: Collection[int]) -> None:
 
 class Recovery:
     """
-    Settles for worker processes what they cannot: leases are extended, or messages given back unspent.
+    Renew the leases of silent processes, and return messages of dead processes without using a retry.
 
     `shards`, `held`, `extend` and `release` may raise ReliqError.
     """
@@ -65,18 +65,18 @@ class Recovery:
         self._consumer = consumer
         self._concurrency = concurrency
         self._handlers = {handler.queue.name: handler for handler in consumer.handlers}
-        self._call_seconds = CALL_SECONDS  # for how long a call is tried while Redis is away
-        self._released: dict[tuple[str, str], int] = {}  # (queue, id) -> how often; the latest at last
+        self._call_seconds = CALL_SECONDS  # how long a call is retried while Redis is unavailable
+        self._released: dict[tuple[str, str], int] = {}  # (queue, id) -> number of returns, the latest last
 
     def shards(self, names: Sequence[str]) -> list[Keys]:
-        """Return the shards of queues; while Redis is away, the first of each."""
+        """Return the shards of queues; only the first of each if Redis is unavailable."""
         served = ServedQueues([self._handlers[name] for name in names])
         with suppress(ReliqError):
             served.take(self._client().run_all(served.questions()))
         return list(served.shards())
 
     def held(self, keys: Keys, lane: str) -> list[Claimed]:
-        """Return the messages of a shard that the consumer holds that claims as `lane`; each call reads a part of unack."""
+        """Return the messages of a shard that are leased to the process that claims as `lane`."""
         client = self._client()
         is_keyed = client.run(declaration(keys), for_seconds=self._call_seconds) is not None
         at = 0
@@ -93,22 +93,22 @@ class Recovery:
         return claimed
 
     def extend(self, keys: Keys, claimed: Sequence[Claimed], lease_ms: int) -> None:
-        """Extend the leases of these messages of a shard to `lease_ms` from now."""
+        """Renew the leases of messages of a shard to `lease_ms` from now."""
         for piece in chunked(claimed, BATCH_LIMIT):
             self._client().run(transitions.extend(keys, piece, lease_ms=lease_ms), for_seconds=self._call_seconds)
 
     def release(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
-        """Give these messages of a shard back, unspent and in their order."""
+        """Return messages of a shard to its queue in their order, without using a retry."""
         pieces = list(chunked(claimed, BATCH_LIMIT))
-        for piece in reversed(pieces):  # each piece goes before the last one: the first must come last
+        for piece in reversed(pieces):  # each release puts messages at the head of ready
             self._client().run(transitions.release(keys, piece), for_seconds=self._call_seconds)
 
     def help(self, child: Child) -> None:
         """
-        Renew the leases of a silent process, as it would itself if it could.
+        Renew the leases of a silent process.
 
-        Messages that wait behind the only handler of a process are given back once their own leases, as the process
-        knows them, are over: then it starts them no more.
+        In a process with one slot, messages that wait for the slot are returned when their original leases have
+        expired, because the process does not start them any more.
         """
         silence = child.silence
         shortest = min(handler.lease_seconds for handler in child.handlers)
@@ -128,7 +128,7 @@ class Recovery:
         self._of_each(child, settle)
 
     def give_back(self, child: Child, pid: int) -> None:
-        """Release, unspent, what a dead process reports; without a report, all messages that do not pay for its end."""
+        """Return the unfinished messages of a dead process; without a report, all that it had not started."""
         reported: defaultdict[Keys, list[Claimed]] = defaultdict(list)
         try:
             for row in json.loads(child.report.read_text()):
@@ -139,12 +139,15 @@ class Recovery:
         except FileNotFoundError:
             has_reported = False
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            logger.exception("what a process could not finish is unknown; what it had started will end with its lease")
+            logger.exception(
+                "cannot read the report of a dead process; messages it had started are redelivered "
+                "when their leases expire"
+            )
             has_reported = False
         if not has_reported:
             self._of_each(child, lambda keys, claimed: self._release(child, keys, claimed))
-            with suppress(ReliqError):  # workers that look now and then find the rest
-                # A wake token or a watch of a dead process wakes no other.
+            with suppress(ReliqError):  # other workers poll anyway
+                # Wake other processes, because a wake-up or watch of the dead process is lost.
                 shards = self.shards([handler.queue.name for handler in child.handlers])
                 requests = [commands.drop_watch(keys) for keys in shards]
                 tokens = [token for keys in shards for token in commands.push_wake_token(keys)]
@@ -154,12 +157,12 @@ class Recovery:
         def release(keys: Keys) -> None:
             self.release(keys, reported[keys])
             ids = _format_ids(reported[keys])
-            logger.warning("process %d ended before its handlers; given back to %s: %s", pid, keys.name, ids)
+            logger.warning("process %d ended before its handlers; returned to queue %s: %s", pid, keys.name, ids)
 
         self._each(list(reported), release)
 
     def _give_back_waiting(self, child: Child, keys: Keys, claimed: list[Claimed]) -> list[Claimed]:
-        """Release and return the messages that have not started; none when the process wakes, for it may start them."""
+        """Release the messages that have not started, unless the process wakes up; return the released messages."""
 
         def waiting() -> list[Claimed]:
             rows = child.rows()
@@ -174,10 +177,10 @@ class Recovery:
 
     def _release(self, child: Child, keys: Keys, claimed: list[Claimed]) -> None:
         """
-        Release the messages that pay nothing for the end of the process.
+        Return the messages that the dead process had not started, and let the leases of the others expire.
 
-        A message may kill its process before it starts, by a body that is too large to read, and no board names it.
-        One that was held by several processes that died of unknown causes keeps its lease, and pays when that ends.
+        A message can kill its process before it starts, for example by a body that needs too much memory. So a message
+        that several processes had prefetched when they died is not returned: it loses a retry when its lease expires.
         """
         name = keys.name
         charged = child.rows() if child.charged is None else child.charged
@@ -189,36 +192,37 @@ class Recovery:
         )
         if suspects:
             logger.warning(
-                "%s: processes died one after another that held these, which had not started; their leases will end: %s",
+                "queue %s: several processes died that had prefetched these messages; they are redelivered when "
+                "their leases expire: %s",
                 name,
                 _format_ids(suspects),
             )
         self.release(keys, [message for message in innocent if message not in suspects])
-        # Nothing of a dead process can come late. What dies again keeps its lease, lest it end one process after another;
-        # but a key does not wait for it.
+        # End the leases of the others now, because a dead process cannot settle them. Messages that have caused deaths
+        # before keep their leases, so that they do not kill processes in quick succession, unless they have a key.
         paying = [message for message in claimed if message not in innocent or message in suspects]
         ended = [message for message in paying if not message.deaths or message.key is not None]
         self.extend(keys, ended, lease_ms=1)
 
     def _releases_of(self, name: str, id: str) -> int:
-        """Return how many processes, this one included, have died that held the message and had not started it."""
+        """Count and return how many processes have died that had prefetched the message."""
         count = self._released[name, id] = self._released.pop((name, id), 0) + 1
         while len(self._released) > REMEMBERED_LIMIT:
             del self._released[next(iter(self._released))]
         return count
 
     def _of_each(self, child: Child, settle: Callable[[Keys, list[Claimed]], None]) -> None:
-        """Call `settle` with the messages of each shard that the process holds."""
+        """Call `settle` for each shard with the messages of the process."""
         lanes = {} if child.board is None else child.board.lanes
         shards = self.shards(list(lanes))
         self._each(shards, lambda keys: settle(keys, self.held(keys, lanes[keys.name])))
 
     def _each(self, shards: Sequence[Keys], step: Callable[[Keys], None]) -> None:
         """
-        Take `step` for each shard, and log what Redis refuses.
+        Call `step` for each shard, and log errors.
 
-        When Redis is away the others are not tried: other processes may wait for the same help. Where there are many
-        servers they are, but once only.
+        If Redis is unavailable, skip the other shards, because other processes may wait for help. With several servers,
+        try each of the others once.
         """
         self._call_seconds = CALL_SECONDS
         for at, keys in enumerate(shards):
@@ -228,13 +232,24 @@ class Recovery:
                 is_away = isinstance(error, RedisUnavailableError)
                 is_over = is_away and not self._client().has_many
                 queues = ", ".join(dict.fromkeys(shard.name for shard in (shards[at:] if is_over else [keys])))
-                logger.warning("%s: what a process held could not be settled, its leases will end: %s", queues, error)
+                logger.warning(
+                    "queue %s: could not renew or return messages of a silent or dead process; they "
+                    "are redelivered when "
+                    "their leases expire: %s",
+                    queues,
+                    error,
+                )
                 if is_over:
                     return
                 if is_away:
                     self._call_seconds = 0.0
             except Exception:
-                logger.exception("%s: what a process held could not be settled, its leases will end", keys.name)
+                logger.exception(
+                    "queue %s: could not renew or return messages of a silent or dead process; they "
+                    "are redelivered when "
+                    "their leases expire",
+                    keys.name,
+                )
 
     def _client(self) -> Client:
         return Client.to(self._consumer.connection(self._consumer.handlers), PUBLISH_TIMEOUT_SECONDS)

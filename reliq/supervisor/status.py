@@ -1,8 +1,8 @@
 """
-The board of a worker process: memory, shared with its supervisor, that says what the process runs.
+The status of a worker process in memory shared with its supervisor: signs of life and running handlers.
 
-A handler may hold the interpreter, and its process then says nothing more: the board was written before. From it the
-supervisor knows since when the process is silent, what had started, and under which names its leases stand in Redis.
+The process writes it before each handler starts. So even if a handler holds the GIL, the supervisor can read how long
+the process has been silent, which messages have started, and the names under which the process claims.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A process gives a sign of life, and clears what has ended, four times a second.
+#: How often a process writes a sign of life and clears ended calls.
 BOARD_SECONDS = 0.25
 
-#: The collector looks at the young objects when there are 10,000 more of them; Python's own threshold is 700.
+#: The threshold of the youngest generation of the garbage collector; Python's default is 700.
 COLLECT_AFTER = 10_000
 
 _BEAT = struct.Struct("<d")
@@ -46,11 +46,11 @@ _LEAVE_ASKED_AT = 17
 _MUST_STAY_AT = 18
 _PULSE_AT = 64
 _ROWS_AT = _PULSE_AT + PULSE_BYTES
-_ROW = struct.Struct("<ddqHH480s")  # since when (0: nothing), until when, thread, queue, bytes of the id, the id
-_TIMES = struct.Struct("<dd")  # the first two of a row
+_ROW = struct.Struct("<ddqHH480s")  # start (0: empty), timeout, thread, queue, length of the id, id
+_TIMES = struct.Struct("<dd")  # the first two fields of a row
 _ID_BYTES = 480
 _LANE = struct.Struct("<48s")
-#: The number of no queue: the row is that of the coroutines, which share a thread.
+#: Instead of a queue number, in the row that all coroutines share.
 _COROUTINES = 0xFFFF
 
 
@@ -58,19 +58,19 @@ def board_bytes(concurrency: int, queues: int) -> int:
     """
     Return the bytes of a board.
 
-    It has a pulse, a row for each slot, one for the coroutines, one for each that may hang, one for the coroutine that takes a
-    step, and a lane for each queue.
+    It has a pulse, a row for each slot, one for the coroutines, one for each that may hang, one for the coroutine that
+    takes a step, and a lane for each queue.
     """
     return _lanes_at(concurrency) + _LANE.size * queues
 
 
 def _hung_at(concurrency: int) -> int:
-    """Return where the rows of the coroutines begin that overran their timeouts and cannot be ended."""
+    """Return the offset of the rows of coroutines that hang after their timeouts."""
     return _ROWS_AT + _ROW.size * (concurrency + 1)
 
 
 def _step_at(concurrency: int) -> int:
-    """Return where the row begins of the coroutine that takes a step in the event loop."""
+    """Return the offset of the row of the coroutine that runs in the event loop now."""
     return _hung_at(concurrency) + _ROW.size * concurrency
 
 
@@ -81,13 +81,14 @@ def _lanes_at(concurrency: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Row:
     """
-    One thread of a process, and what it runs; or a coroutine that overran its timeout and goes on.
+    A handler call that a process runs.
 
     Attributes:
-        thread: its number for the system, 0 for such a coroutine.
-        queue: empty for the row of the coroutines, which share their thread.
-        id: the message; empty for a batch, which may have all that is held of the queue.
-        started_at, timeout_at: monotonic seconds; 0.0 for no limit.
+        thread: the native id of its thread; 0 for a coroutine that hangs after its timeout.
+        queue: the queue; empty for the row that all coroutines share.
+        id: the message id; empty for a batch, which may contain any message of the queue in this process.
+        started_at: the start, in monotonic seconds.
+        timeout_at: the timeout, in monotonic seconds; 0.0 for no timeout.
     """
 
     thread: int
@@ -97,13 +98,13 @@ class Row:
     timeout_at: float
 
     def __str__(self) -> str:
-        """Return queue and id, for a log line."""
+        """Return queue and id, for log lines."""
         return f"{self.queue} {ascii(self.id)[1:-1]}".strip() if self.queue else "coroutines"
 
 
 @dataclass(slots=True, eq=False)
 class _Cell:
-    """One thread's row, as its own process knows it; `run` is the call that it tells of, None when that has ended."""
+    """The row of a thread in its own process; `run` is its call, None if the call has ended."""
 
     place: int
     thread: int
@@ -112,10 +113,13 @@ class _Cell:
 
 class ProcessStatus:
     """
-    The board as its process writes it: when a handler begins, and by a thread that clears what has ended.
+    Write the status of this process: when a handler begins, and in a thread that clears ended calls.
 
     Args:
-        path: a file of `board_bytes(concurrency)` bytes.
+        path: the file for the status, with `board_bytes(...)` bytes.
+        consumer: the consumer that runs.
+        handlers: its handlers.
+        concurrency: the number of slots.
     """
 
     def __init__(self, path: Path, consumer: Consumer, handlers: Sequence[Handler], concurrency: int) -> None:
@@ -135,22 +139,22 @@ class ProcessStatus:
         self._lock = threading.Lock()
 
     def keep_up(self) -> None:
-        """Look again and again, for ever, whatever goes wrong: a handler may have taken all memory for a moment."""
+        """Call `look` forever; log and retry after errors, for example when memory is exhausted for a moment."""
         while True:
             try:
                 self.look()
             except Exception:
                 with suppress(BaseException):
-                    logger.exception("the board of this process could not be brought up to date; trying again")
+                    logger.exception("worker process: could not update the status that the supervisor reads; retrying")
             time.sleep(BOARD_SECONDS)
 
     def begins(self, run: HandlerCall) -> None:
-        """Write what a thread begins, which is the caller: its handler may never let another thread run."""
+        """Write the call that this thread begins, because its handler may not let other threads run."""
         queue = run.deliveries[0].queue
         if queue not in self._lanes:
             self._note_lanes()
         cell = self._cells.get(run.thread) or self._new_cell(run.thread)
-        if self._concurrency == 1 or not run.handler.is_async:  # its thread runs nothing else at the same time
+        if self._concurrency == 1 or not run.handler.is_async:  # the only call of its thread
             with self._lock:
                 cell.run = run
                 self._write(cell.place, run, run.started_at, cell.thread)
@@ -160,7 +164,7 @@ class ProcessStatus:
             _ROW.pack_into(self._memory, cell.place, run.started_at, 0.0, cell.thread, _COROUTINES, 0, b"")
 
     def steps(self, run: HandlerCall | None) -> HandlerCall | None:
-        """Write which coroutine takes a step in the event loop, None after the step; return the coroutine before."""
+        """Write which coroutine runs in the event loop now, None after its step; return the previous one."""
         before = self._stepping
         self._stepping = run
         if run is None:
@@ -170,7 +174,7 @@ class ProcessStatus:
         return before
 
     def _write(self, place: int, run: HandlerCall, since: float, thread: int) -> None:
-        """Write a row; of a batch, and of a message whose id is too long, without the id."""
+        """Write a row, without the id for a batch or a very long id."""
         raw = b""
         if not run.handler.is_batch:
             raw = run.deliveries[0].delivery.claimed.id.encode("utf-8", "surrogateescape")
@@ -187,14 +191,14 @@ class ProcessStatus:
         return cell
 
     def look(self) -> None:
-        """Write a sign of life and changed timeouts, clear rows that have ended, and read the supervisor's requests."""
+        """Write a sign of life and changed timeouts, clear ended calls, and read requests of the supervisor."""
         self._consumer.must_stay = bool(self._memory[_MUST_STAY_AT])
         if self._memory[_LEAVE_ASKED_AT]:
             self._consumer.leave()
         self._memory[_LEAVES_AT] = self._consumer.is_leaving
         now = time.monotonic()
         running = self._consumer.running()
-        # A coroutine that is alone in its process has its row from its start.
+        # With one slot, a coroutine has its own row already.
         hung = [run for run in running if self._concurrency > 1 and run.handler.is_async and run.hangs]
         hung = hung[: self._concurrency]
         if hung != self._hung:
@@ -204,7 +208,7 @@ class ProcessStatus:
             _COUNT.pack_into(self._memory, _HUNG_COUNT_AT, len(hung))
         going_on = set(running)
         for cell in list(self._cells.values()):
-            noted = cell.run  # read once: its thread may begin something else at any moment
+            noted = cell.run  # read once, because its thread may begin another call at any time
             if noted is None or noted.started_at >= now or (self._concurrency > 1 and noted.handler.is_async):
                 continue
             until = noted.timeout_at or 0.0
@@ -217,14 +221,14 @@ class ProcessStatus:
         _BEAT.pack_into(self._memory, 0, time.monotonic())
 
     def _change(self, cell: _Cell, known: HandlerCall, started_at: float, timeout_at: float) -> None:
-        """Write the times of `cell`, unless it has begun something else since."""
+        """Write the times of `cell`, unless it has begun another call."""
         with self._lock:
             if cell.run is known:
                 cell.run = known if started_at else None
                 _TIMES.pack_into(self._memory, cell.place, started_at, timeout_at)
 
     def _note_lanes(self) -> None:
-        """Write the names under which this process claims: by them the supervisor finds its leases in Redis."""
+        """Write the names under which this process claims, for the supervisor to find its leases in Redis."""
         deliveries = self._consumer.deliveries()
         with self._lock:
             for held in deliveries:
@@ -236,18 +240,19 @@ class ProcessStatus:
 
 class ProcessStatusView:
     """
-    The board as the supervisor reads it.
+    Read the status of a worker process in the supervisor.
 
     Args:
-        path: the file, which is made anew.
+        path: the file for the status; it is created anew.
         queues: the names of the handlers' queues, in any order.
+        concurrency: the number of slots.
     """
 
     def __init__(self, path: Path, queues: Sequence[str], concurrency: int) -> None:
         size = board_bytes(concurrency, len(queues))
-        # A process that still maps the old file would be killed if that file shrank, so the new file replaces it.
+        # Replace the old file: shrinking it would kill a process that still maps it.
         fresh = path.with_suffix(".new")
-        fresh.write_bytes(bytes(size))  # a page that a full disk has no room for kills each process that writes to it
+        fresh.write_bytes(bytes(size))  # allocate now: on a full disk, writing to a hole kills the process
         with fresh.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), size)
         fresh.replace(path)
@@ -260,7 +265,7 @@ class ProcessStatusView:
         """
         The last sign of life, in monotonic seconds; 0.0 before the first.
 
-        A handler that has begun since the last look is one too: on a busy machine the thread that looks may wait long.
+        The start of a handler counts too, because on a busy machine the writing thread may be late.
         """
         (at,) = _BEAT.unpack_from(self._memory, 0)
         return max([float(at), *(row.started_at for row in self.rows())])
@@ -274,22 +279,22 @@ class ProcessStatusView:
 
     @property
     def leaves(self) -> bool:
-        """Whether the process claims no more and lets its handlers finish."""
+        """Whether the process has stopped claiming and lets its handlers finish."""
         return bool(self._memory[_LEAVES_AT])
 
     def ask_to_leave(self) -> None:
-        """Have the process claim no more and end when its handlers have finished."""
+        """Request that the process stops claiming and ends when its handlers have finished."""
         self._memory[_LEAVE_ASKED_AT] = 1
 
     def let_stay(self, stays: bool) -> None:
-        """Have the process claim on after its last job of --max-jobs, until there is room for another beside it."""
+        """Set whether the process continues after --max-jobs, because no other process can be started yet."""
         self._memory[_MUST_STAY_AT] = stays
 
     def rows(self, *, is_silent: bool = False) -> list[Row]:
         """
-        Return what the process runs, or has run until a moment ago.
+        Return the handler calls that run, or have ended a moment ago.
 
-        With `is_silent`, the coroutine in whose step the process stands still replaces the row of all coroutines.
+        With `is_silent`, the coroutine that blocks the event loop replaces the shared row of all coroutines.
         """
         (count,) = _COUNT.unpack_from(self._memory, _COUNT_AT)
         (hung,) = _COUNT.unpack_from(self._memory, _HUNG_COUNT_AT)
@@ -309,11 +314,10 @@ class ProcessStatusView:
 
 def spare_the_collector() -> None:
     """
-    Have the garbage collector look at fewer objects, and less often.
+    Make the garbage collector check fewer objects, less often.
 
-    The objects of modules stay as long as the process: a full collection, a pause for every handler, need not look
-    through them. The objects of a message have no cycles and go without a collection; a handler's own cycles are
-    collected a little later.
+    A full collection pauses all handlers. Objects of modules live as long as the process, so they are excluded. Objects
+    of messages have no reference cycles; cycles of handlers are collected a little later.
     """
     gc.collect()
     gc.freeze()

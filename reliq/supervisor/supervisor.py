@@ -1,7 +1,7 @@
 """
-The supervisor of `reliq worker`: it starts, watches and replaces processes, and stops them after a signal.
+The supervisor of `reliq worker`: start, watch, replace and stop the worker processes.
 
-`ServiceManager` notifies systemd that a worker or a relay is ready, alive or stopping: sd_notify(3).
+`ServiceManager` notifies systemd that a worker or relay is ready, alive or stopping; see sd_notify(3).
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A start that goes on as it should asks every 5 s for 30 s more: Redis may be away for long.
+#: While starting, request 30 s more every 5 s, because Redis may be unavailable for long.
 EXTEND_EVERY_SECONDS = 5.0
 EXTEND_SECONDS = 30.0
 EXTENSION = "EXTEND_TIMEOUT_USEC={:.0f}"
-#: Two signs of life are sent within the time after which the manager restarts a service.
+#: Signs of life for each watchdog period of the service manager.
 SIGNS = 2
-#: A worker that has stopped needs a few seconds more, to end what atexit has and to remove its files.
+#: The time after the shutdown for atexit functions and to remove files.
 EXIT_SECONDS = 5.0
-#: A worker gives up when each of its processes has crashed four times in a row at its start.
+#: The worker exits if every process has crashed this often in a row at its start.
 START_TRIES = 4
 EXIT_NO_START = 1
-#: The supervisor looks at its processes ten times a second, and once a second at their memory.
+#: How often the supervisor checks the processes, and how often their memory.
 WATCH_SECONDS = 0.1
 MEMORY_SECONDS = 1.0
-#: A process that is awake and has not done what it owes for 5 s is ended.
+#: A process that is awake is killed if its pulse shows a problem for this long.
 COMPLAINT_SECONDS = 5.0
-#: A process that starts is told to stop once a second: Python drops an exception that a signal raises within a `__del__`.
+#: How often SIGTERM is repeated for a starting process: Python drops exceptions that signals raise in `__del__`.
 AGAIN_SECONDS = 1.0
-#: A killed process ends within 5 s, unless the system itself holds it.
+#: How long to wait for a killed process.
 KILL_SECONDS = 5.0
-#: The messages of the last dead processes are given back within 2 s (0.5 s after a second signal), or when their leases end.
+#: How long to return messages of dead processes at the end, and after a second signal.
 GIVE_BACK_SECONDS = 2.0
 HASTY_SECONDS = 0.5
 
 
 class ServiceManager:
     """
-    Notifies the service manager, if there is one, that the process is ready, alive or stopping.
+    Notify the service manager, if any, that the process is ready, alive or stopping.
 
-    Its variables leave the environment: a program that a handler starts must not speak for the worker.
+    Its variables are removed from the environment, so that programs started by handlers do not notify it.
     """
 
     def __init__(self) -> None:
-        # A path, or a name in Linux's own namespace, which begins with @.
+        # A path, or an abstract socket name, which begins with @.
         address = os.environ.pop("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address if address.startswith("/") else ""
         microseconds = os.environ.pop("WATCHDOG_USEC", "")
@@ -80,7 +80,7 @@ class ServiceManager:
         self._extended_at = self._alive_at = float("-inf")
 
     def look(self, pulses: Sequence[Pulse]) -> None:
-        """Send what is due: once that every process has started, until then that a healthy start takes longer."""
+        """Send READY when all processes have started, before that a longer start time-out, and signs of life."""
         if not self._address:
             return
         now = time.monotonic()
@@ -95,12 +95,12 @@ class ServiceManager:
             self._alive_at = now
 
     def stop(self, seconds: float) -> None:
-        """Notify that the worker stops, and that this may take `seconds`: the manager then kills it no earlier."""
+        """Notify that the worker stops and may need `seconds` for it."""
         if self._address:
             self._send("STOPPING=1", EXTENSION.format((seconds + EXIT_SECONDS) * 1e6), "STATUS=stopping")
 
     def _send(self, *lines: str) -> bool:
-        """Send one datagram and return whether it was taken; a manager that takes none does not hold the worker up."""
+        """Send a datagram without blocking; return whether it was sent."""
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto("\n".join(lines).encode(), self._address)
@@ -110,20 +110,23 @@ class ServiceManager:
 
 class Supervisor:
     """
-    Runs `processes` children by one plan.
+    Run worker processes by a plan.
 
-    Its thread starts, signals and reaps processes, and does nothing that may block: it calls Redis in another thread.
+    Its thread starts, signals and reaps processes, and never blocks: calls to Redis run in another thread.
 
     Attributes:
-        observers: get an event for each process that has ended.
-        children: a place for each process that is to run.
+        observers: get an event for each ended process.
+        children: one entry for each process that is to run.
 
     Args:
-        max_memory: bytes of resident memory at which a child is replaced, None for no limit.
-        gil_timeout: seconds without a sign of life after which a child of several handlers is ended.
+        consumer: the consumer, to find the queues and Redis.
+        plan: the settings of the processes.
+        processes: the number of processes.
+        max_memory: bytes of resident memory after which a process is replaced; None for no limit.
+        gil_timeout: seconds without a sign of life after which a process with several slots is killed.
 
     Raises:
-        ConfigurationError: there is no place for temporary files.
+        ConfigurationError: no temporary folder can be created.
     """
 
     def __init__(
@@ -145,17 +148,17 @@ class Supervisor:
         self._folder = Folder()
         self._numbers = count()
         self.children = [self._place() for _ in range(processes)]
-        self._leaving: list[Child] = []  # they finish what they run; others have their places
+        self._leaving: list[Child] = []  # processes that shut down and are already replaced
         self._recovery = Recovery(consumer, self._concurrency)
         self._background = Background("reliq-recovery")
-        self._has_worked = False  # some process has come through its start
+        self._has_worked = False  # whether a process has completed its start
         self._guard: OrphanKiller | None = None
         self._signals = SignalNotes()
         self._exit_code = 0
         self._memory_at = 0.0
 
     def run(self) -> int:
-        """Keep the children running until a signal, or until all are done; return the exit code."""
+        """Run the processes until a signal, or until all are done; return the exit code."""
         for number in (*STOPS, signal.SIGHUP, signal.SIGUSR1):
             handle_signal(number, self._signals.note)
         manager = ServiceManager()
@@ -176,7 +179,7 @@ class Supervisor:
         return self._exit_code
 
     def stop(self) -> bool:
-        """Have `run` stop in peace, as after a signal; return False when it stops already. Any thread may call it."""
+        """Shut down gracefully, as after SIGTERM; return False if it already stops. Any thread may call it."""
         if self._stopping:
             return False
         self._signals.note(signal.SIGTERM)
@@ -184,18 +187,18 @@ class Supervisor:
 
     @property
     def folder(self) -> Path:
-        """The folder that is removed with the supervisor."""
+        """The temporary folder, which is removed at the end."""
         return self._folder.path
 
     def pids(self) -> dict[str, int]:
-        """Return the processes that run now, this one included, by a label that a successor takes over."""
+        """Return the running processes as label -> process id; a replacement gets the same label."""
         places = {str(at): child.pid for at, child in enumerate(self.children)}
         leaving = {f"leaving-{at}": child.pid for at, child in enumerate(self._leaving)}
         running = {label: pid for label, pid in (places | leaving).items() if pid}
         return {"supervisor": os.getpid(), **running}
 
     def pulses(self) -> Sequence[Pulse]:
-        """Return the pulse of each child that is to run."""
+        """Return the pulse of each process that is to run."""
         return [child.pulse for child in self.children if not child.done]
 
     @property
@@ -208,34 +211,34 @@ class Supervisor:
 
     @property
     def _asked(self) -> int:
-        """How many signals to stop have come."""
+        """The number of received stop signals."""
         return sum(number != signal.SIGUSR1 for number in self._signals.numbers)
 
     @contextmanager
     def _guarded(self, child: Child) -> Iterator[None]:
-        """Log what goes wrong with one child: the others need their supervisor."""
+        """Log errors with one process and continue, because the other processes need the supervisor."""
         try:
             yield
         except ConfigurationError:
             raise
         except Exception:
-            logger.exception("process %d: its supervisor failed to look after it; trying again", child.pid)
+            logger.exception("process %d: internal error in its supervisor; retrying", child.pid)
 
     def _place(self) -> Child:
         return Child(next(self._numbers), self.folder, Pulse(), self._handlers)
 
     def _replace(self, child: Child) -> None:
-        """Put the place of a successor where `child` was."""
+        """Replace the entry of `child` by an entry for its successor."""
         place = self._place()
         place.started_at = child.started_at
         place.failures = child.failures
         place.crashes = child.crashes
-        if child.process is None:  # a process that dies again and again before it claims leaves an old pulse
+        if child.process is None:  # keep an old pulse visible if processes die at each start
             place.pulse = child.pulse
         self.children[self.children.index(child)] = place
 
     def _look(self) -> None:
-        """Look at every child once: replace the dead and those that leave, end those that hang or have grown."""
+        """Check every process once: replace dead and leaving processes, and end hung or too large processes."""
         self._forward_stack_requests()
         reap_orphans([child.pid for child in self._all])
         self._look_at_each()
@@ -255,7 +258,9 @@ class Supervisor:
                 elif child.board is not None:
                     child.board.let_stay(is_full)
                     if max_memory is not None and not child.end_reason and child.memory_bytes() > max_memory:
-                        logger.warning("process %d has grown over --max-memory; replacing it", child.pid)
+                        logger.warning(
+                            "process %d has grown over --max-memory; replacing it after its handlers finish", child.pid
+                        )
                         child.ask_to_leave("memory")
 
     def _look_at_each(self) -> None:
@@ -268,11 +273,11 @@ class Supervisor:
 
     def _check(self, child: Child) -> None:
         """
-        End a process whose handler overran its timeout or lets nothing else run; help one that is silent.
+        End a process with a hung handler; renew the leases of a silent process.
 
-        In a process of several handlers, a thread that overran its timeout ends only with its process. The process
-        claims no more, its successor works already, and the neighbours have half of a lease to finish. The other half is
-        to spare: the message goes to another process only when it runs no more in this one.
+        A thread that exceeds its timeout can only be ended with its process. With several slots, the process stops
+        claiming, a new process starts, and the other handlers may finish within half of a lease. The process is killed
+        before the lease expires, so that the message never runs in two processes.
         """
         now = time.monotonic()
         overran = child.hear(now)
@@ -280,18 +285,18 @@ class Supervisor:
         silent = child.silence.seconds
         has_neighbours = self._concurrency > 1
         if overran and not has_neighbours:
-            self._end(child, "overran", "its handler overran its timeout", overran)
+            self._end(child, "overran", "its handler exceeded its timeout", overran)
         elif has_neighbours and silent > HARD_LIMIT_SECONDS and child.overran(now, since=child.silence.since):
-            why = "a handler that holds the interpreter overran its timeout"
+            why = "a handler that holds the GIL exceeded its timeout"
             self._end(child, "overran", why, child.gil_holders(now))
         elif has_neighbours and silent > self._gil_timeout:
-            self._end(child, "hung", f"a handler has held the interpreter for {silent:.0f} s", child.gil_holders(now))
+            self._end(child, "hung", f"a handler has held the GIL for {silent:.0f} s", child.gil_holders(now))
         elif overran and child.is_half_lease_over(overran) and not self._stopping:
-            self._end(child, "overran", "a handler overran its timeout", overran)
+            self._end(child, "overran", "a handler exceeded its timeout", overran)
         else:
             if overran and not (child.end_reason or self._stopping):
                 ran = ", ".join(map(str, overran))
-                logger.warning("process %d: a handler overran its timeout: %s; replacing the process", child.pid, ran)
+                logger.warning("process %d: a handler exceeded its timeout: %s; replacing the process", child.pid, ran)
                 child.ask_to_leave("overran")
             if child.complained > COMPLAINT_SECONDS:
                 self._end(child, "hung", child.pulse.complaint(now))
@@ -303,18 +308,20 @@ class Supervisor:
         try:
             self._recovery.help(child)
         except Exception:
-            logger.exception("process %d: could not renew its leases; trying again", child.pid)
+            logger.exception("process %d: could not renew the leases of this silent process; retrying", child.pid)
         finally:
             child.is_helped = False
 
     def _end(self, child: Child, reason: str, why: str, charged: list[Row] | None = None) -> None:
-        """Kill a process, and log why and what it ran."""
+        """Kill a process; log the reason and its running messages."""
         running = child.rows() if charged is None else charged
-        logger.warning("process %d: %s; killed. It ran: %s", child.pid, why, ", ".join(map(str, running)) or "nothing")
+        logger.warning(
+            "process %d: %s; killed. Running messages: %s", child.pid, why, ", ".join(map(str, running)) or "none"
+        )
         child.kill(reason, charged)
 
     def _start(self, child: Child) -> None:
-        """Start a process, and try again a second later if the system refuses; without room the first start is the last."""
+        """Start a process; retry later on errors, but raise ConfigurationError if the disk is full at the first start."""
         child.started_at = time.monotonic()
         try:
             self._folder.restore(METRICS_FOLDER if self._plan.metrics else "")
@@ -325,15 +332,16 @@ class Supervisor:
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and not self._has_worked:
                 size = board_bytes(self._concurrency, len(self._handlers)) // 1024 + 1
                 raise ConfigurationError(
-                    f"each worker process needs {size} KiB for temporary files in {self.folder.parent}: {error.strerror}; "
+                    f"each worker process needs {size} KiB for temporary files in "
+                    f"{self.folder.parent}: {error.strerror}; "
                     "free space there, or set TMPDIR to another folder"
                 ) from error
-            logger.warning("a process could not be started; trying again: %s", error)
+            logger.warning("could not start a worker process; retrying: %s", error)
         if self._guard is not None and child.pid:
             self._guard.note(child.pid, begins=True)
 
     def _reap(self, child: Child) -> None:
-        """Have the messages of a dead process given back, and replace it or end the worker."""
+        """Return the messages of a dead process in the background, and replace it or end the worker."""
         process = child.collect()
         if process is None:
             return
@@ -347,7 +355,9 @@ class Supervisor:
         reason = ""
         if code == EXIT_CONFIG and not self._has_worked:
             self._exit_code = EXIT_CONFIG
-        elif code == 0 and self._plan.settings.burst and has_reported:  # else a handler has ended it
+        elif (
+            code == 0 and self._plan.settings.burst and has_reported
+        ):  # without a report, a handler has ended the process
             child.done = True
         elif not self._stopping:
             reason = child.why(code)
@@ -355,7 +365,10 @@ class Supervisor:
             logger.log(level, "process %d ended with %d (%s); starting another", process.pid, code, reason)
             child.note_end(code)
             if all(other.crashes >= START_TRIES for other in self.children):
-                logger.error("no process has come through its start in %d tries; giving up, see above why", START_TRIES)
+                logger.error(
+                    "all worker processes failed to start %d times; exiting with code %d, see the errors above",
+                    *(START_TRIES, EXIT_NO_START),
+                )
                 self._exit_code = EXIT_NO_START
         if child in self._leaving:
             self._leaving.remove(child)
@@ -367,11 +380,13 @@ class Supervisor:
         try:
             self._recovery.give_back(child, pid)
         except Exception:
-            logger.exception("process %d: its messages could not be given back; their leases will end", pid)
+            logger.exception(
+                "process %d: could not return its messages; they are redelivered when their leases expire", pid
+            )
         child.remove_files()
 
     def _stop(self) -> None:
-        """Let every child stop in peace, and have its messages given back; a second signal ends them at once."""
+        """Shut all processes down gracefully and return their messages; a second signal kills them at once."""
         for child in self._all:
             child.signal(signal.SIGTERM)
         asked = self._asked
@@ -395,7 +410,7 @@ class Supervisor:
             self._signals.wait(WATCH_SECONDS / 2)
 
     def _kill(self) -> None:
-        """Kill every process that still runs."""
+        """Kill all remaining processes."""
         for child in self._all:
             child.signal(signal.SIGKILL)
         for child in self._all:
@@ -406,7 +421,7 @@ class Supervisor:
                     self._reap(child)
 
     def _forward_stack_requests(self) -> None:
-        """Hand each SIGUSR1 on to the processes, which write their stacks."""
+        """Forward each SIGUSR1 to the processes, which then log their stacks."""
         while signal.SIGUSR1 in self._signals.numbers:
             self._signals.numbers.remove(signal.SIGUSR1)
             for child in self._all:

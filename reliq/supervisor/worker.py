@@ -1,4 +1,4 @@
-"""The command `reliq worker`, once its options are read: it loads the consumer, and runs a supervisor and its endpoint."""
+"""The command `reliq worker` after its options are parsed: load the consumer, run supervisor and metrics page."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from reliq.text import pluralize
 
 logger = logging.getLogger(__name__)
 
-#: The class of an exception that a module raised at its import -> the advice for the user.
+#: Exception class raised by an import -> advice for the user.
 _CURES = {"AppRegistryNotReady": "; the worker's module must call django.setup() before it imports models"}
 
 
@@ -36,16 +36,21 @@ def serve(
     page: tuple[int, str, bool] | None,
 ) -> NoReturn:
     """
-    Run the processes of a plan until a signal, and leave with its exit code, whatever threads the module has begun.
+    Run the worker processes until a signal, then exit, even if threads of the application still run.
 
     Args:
-        page: port and address of the metrics, and whether those of queues are on it; None serves none.
+        plan: the settings of the processes.
+        processes: the number of processes.
+        url: the URL of Redis, from --url.
+        max_memory: bytes of resident memory after which a process is replaced; None for no limit.
+        gil_timeout: seconds for which a handler may hold the GIL.
+        page: port and address of the metrics page, and whether it contains queue metrics; None for no page.
     """
-    for number in STOPS:  # a container's first process ignores a signal for which it has no handler
+    for number in STOPS:  # process 1 of a container ignores signals without a handler
         handle_signal(number, end_at_once)
-    handle_signal(signal.SIGUSR1, lambda *_: None)  # its default is to end the process
+    handle_signal(signal.SIGUSR1, lambda *_: None)  # its default action ends the process
     _fill_standard_streams()
-    # glibc gives threads heaps of their own, up to eight for each core, and each keeps what it once took (mallopt(3)).
+    # glibc uses up to eight heaps per core for threads, and each keeps its memory; see mallopt(3).
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     plan.find_modules()
 
@@ -71,13 +76,15 @@ def _work(
         consumer = load_consumer(plan.consumer)
     except ReliqError:
         raise
-    except Exception as error:  # shown without our own frames; it ends the worker like a wrong name
+    except Exception as error:  # print the traceback without frames of reliq
         raised = type(error).__name__
         complain(f"cannot import {plan.consumer.partition(':')[0]!r}: it raised {raised}{_CURES.get(raised, '')}")
         say(*traceback_of_module(error), stderr=True)
         return EXIT_USAGE
     if not configure_logging(plan.log_level, plan.log_format) and plan.log_format != "auto":
-        logger.warning("--log-format %s does nothing: the application has configured logging itself", plan.log_format)
+        logger.warning(
+            "--log-format %s is ignored, because the application has configured logging itself", plan.log_format
+        )
     _use_url(consumer, url)
     handlers = consumer.chosen(plan.queues)
     if plan.log_format != "json":
@@ -103,31 +110,31 @@ def _work(
 
 
 def _fill_standard_streams() -> None:
-    """Open the null device for each standard stream that is closed, so that no other file becomes it; warn of that."""
+    """Open /dev/null for closed standard streams, so that no other file gets their descriptors; print a warning."""
     for descriptor in (0, 1, 2):
         with suppress(OSError):
             os.fstat(descriptor)
             continue
-        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: the same
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is `descriptor`
     if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  as long as the process
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  stays open
         if sys.stdout is not None:
-            say("standard error is closed: nothing that this worker logs is seen; leave out 2>&-")
+            say("standard error is closed, so the logs of this worker are lost; remove 2>&- from the command")
 
 
 def _use_url(consumer: Consumer, url: str | None) -> None:
-    """Let --url say where Redis is; one that contradicts the code is refused."""
+    """Use the Redis of --url; raise ConfigurationError if the code names another."""
     if url is None:
         return
     named = [consumer.target, *(handler.queue.target for handler in consumer.handlers)]
     if any(target is not None and target != url for target in named):
-        raise ConfigurationError("--url contradicts the Redis that the code names; leave one of them out")
+        raise ConfigurationError("--url and the code name different Redis servers; remove one of the two")
     check_url(url)
     os.environ[URL_VARIABLE] = url
 
 
 def _print_handlers(handlers: list[Handler], title: str) -> None:
-    """Print the handlers and their settings on standard error."""
+    """Print a table of the handlers and their settings to standard error."""
     rows = [
         (
             handler.queue.name,

@@ -406,6 +406,7 @@ def check_server(client: Client, *, allow_eviction: bool) -> None:
         policy = memory.get("maxmemory_policy", "noeviction")
         if policy != "noeviction" and not allow_eviction:
             raise ConfigurationError(
-                f"Redis may evict messages: maxmemory-policy must be noeviction, not {policy}{f' at {name}' * bool(name)}; "
+                "Redis may evict messages: maxmemory-policy must be noeviction, not "
+                f"{policy}{f' at {name}' * bool(name)}; "
                 f"set it, or start with --allow-eviction if losing messages is acceptable"
             )

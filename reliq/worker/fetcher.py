@@ -190,7 +190,8 @@ class Fetcher:
         if is_held and not self._held_slots_logged:
             ((name, slots),) = Counter(run.handler.queue.name for run in runs).most_common(1)
             logger.warning(
-                "all %d slots have been held for %.0f s, %d of them by queue %s, while messages wait in %s: give its handler "
+                "all %d slots have been held for %.0f s, %d of them by queue %s, while messages "
+                "wait in %s: give its handler "
                 "a shorter timeout or a concurrency= limit, or run a separate worker for its queue",
                 *(len(runs), HELD_SECONDS, slots, name, join_first(list(dict.fromkeys(waiting)))),
             )

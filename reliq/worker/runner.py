@@ -708,7 +708,8 @@ class AsyncExecutor:
             if self._missed >= BLOCKED_LOOKS and not self._is_block_logged and seconds >= REPORT_BLOCKED_SECONDS:
                 self._is_block_logged = True
                 logger.warning(
-                    "the event loop has not run for %.1f s: a coroutine blocks it. Messages of async handlers stay in Redis "
+                    "the event loop has not run for %.1f s: a coroutine blocks it. Messages of "
+                    "async handlers stay in Redis "
                     "until it runs again. Await slow calls, or run them with asyncio.to_thread. It is blocked at:\n%s",
                     seconds,
                     "\n".join(f"  {place}" for place in thread_stack(self.thread_id)),

@@ -164,7 +164,8 @@ class Settler:
                 unsendable[held] = type(error).__name__
         for held, error_type in unsendable.items():
             logger.error(
-                "queue %s: message %s: the answer of the handler cannot be sent to Redis (%s); it becomes a dead letter",
+                "queue %s: message %s: the answer of the handler cannot be sent to Redis (%s); it "
+                "becomes a dead letter",
                 *(held.queue, printable(held.delivery.id), error_type),
             )
             if held.outcome is UNTELLABLE:

@@ -303,7 +303,7 @@ def test_supervisor_starts_processes_anew_while_redis_is_silent(worker, jobs, cl
         for one in killed:
             one.kill()
         eventually(lambda: len({one.pid for one in process.children()} - {one.pid for one in killed}) == 4, "new ones")
-        assert sum("could not be settled" in line for line in process.lines) < 4
+        assert sum("could not renew or return" in line for line in process.lines) < 4
 
         eventually(lambda: process.process.send_signal(signal.SIGTERM) or process.process.poll() is not None, "it ends")
     finally:
@@ -343,7 +343,7 @@ def test_child_that_cannot_be_looked_after_holds_up_no_other(supervisor, caplog)
     supervisor._look()
 
     assert healthy.pid
-    assert "its supervisor failed to look after it" in caplog.text
+    assert "internal error in its supervisor" in caplog.text
     with healthy.process as process:
         process.kill()
 
@@ -376,7 +376,7 @@ def test_process_with_an_unreadable_report_is_logged_and_replaced(supervisor, ca
     reap(supervisor, child, half)
 
     assert supervisor.children != [child]
-    assert "what a process could not finish is unknown" in caplog.text
+    assert "cannot read the report of a dead process" in caplog.text
 
 
 def all_claimed(queue, lane):
@@ -402,5 +402,5 @@ def test_process_that_cannot_be_started_is_tried_again(supervisor, caplog, monke
 
     supervisor._look()
 
-    assert "a process could not be started; trying again" in caplog.text
+    assert "could not start a worker process; retrying" in caplog.text
     assert (child.process, child.done) == (None, False)

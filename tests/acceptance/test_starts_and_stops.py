@@ -88,7 +88,7 @@ def test_cancelled_coroutine_has_time_to_clean_up(beginning, client, jobs, how, 
 
     eventually(lambda: client.sismember("note:cleaned up", id), "it cleans up for longer than a thread would have")
 
-    assert not process.said("overran its timeout; killed")
+    assert not process.said("exceeded its timeout; killed")
 
 
 def test_worker_whose_processes_all_fail_to_start_gives_up(beginning, jobs):
@@ -96,7 +96,7 @@ def test_worker_whose_processes_all_fail_to_start_gives_up(beginning, jobs):
 
     assert process.wait(100) == 1
     assert sum("starting another" in line for line in process.lines) == 4
-    assert process.said("no process has come through its start in 4 tries; giving up")
+    assert process.said("all worker processes failed to start 4 times; exiting with code 1")
 
 
 def test_folder_of_a_killed_worker_is_removed_and_a_living_one_kept(monkeypatch, tmp_path):

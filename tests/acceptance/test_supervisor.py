@@ -21,7 +21,7 @@ def test_message_cut_off_at_the_end_of_the_grace_period_returns_unspent(worker, 
 
     counts = jobs.SLOW.counts()
     assert (counts.ready, counts.unack) == (1, 0)
-    assert process.said(f"ended before its handlers; given back to slow: {id}")
+    assert process.said(f"ended before its handlers; returned to queue slow: {id}")
     assert client.hvals(jobs.SLOW.keys.retries_left) == [b"3"]
 
 

@@ -35,7 +35,7 @@ class Deed(NamedTuple):
     says: str = ""
 
 
-HELD = "a handler has held the interpreter"
+HELD = "a handler has held the GIL"
 ACKED, FAILED, REJECTED, LEASE = ("acked",), ("failed",), ("rejected",), ("lease",)
 
 

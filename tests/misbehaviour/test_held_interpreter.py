@@ -46,7 +46,7 @@ def test_only_the_message_that_holds_the_interpreter_pays(worker, deeds, client)
     eventually(lambda: deeds.AGOOD.counts().totals.get("acked") == 50, "the good coroutines are worked")
     neighbour.check_it_runs_again()
     eventually(lambda: deeds.HELD.counts().dead == 1, "the bad one ends")
-    eventually(lambda: process.said("a handler has held the interpreter for"), "the log says why")
+    eventually(lambda: process.said("a handler has held the GIL for"), "the log says why")
     eventually(lambda: process.said(f"It ran: held {bad}\n"), "and of which message")
     assert deeds.HELD.dead_letters()[0].reason == "lease"
     for queue in (deeds.GOOD, deeds.AGOOD):
@@ -76,7 +76,7 @@ def test_handler_that_holds_the_interpreter_ends_at_its_timeout(worker, deeds, c
 
     deeds.LIMITED.publish("re")
 
-    eventually(lambda: process.said("a handler that holds the interpreter overran its timeout"), "it is ended")
+    eventually(lambda: process.said("a handler that holds the GIL exceeded its timeout"), "it is ended")
     eventually(lambda: deeds.LIMITED.counts().dead == 1, "the bad one ends")
     neighbour.check_it_runs_again()
 
@@ -89,7 +89,7 @@ def test_handler_that_ignores_its_timeout_ends_with_its_process(worker, deeds, c
     (first,) = process.children()
 
     bad = hangs.publish("").id
-    eventually(lambda: process.said(f"a handler overran its timeout: {hangs.name} {bad}; replacing"), "it is seen")
+    eventually(lambda: process.said(f"a handler exceeded its timeout: {hangs.name} {bad}; replacing"), "it is seen")
     deeds.GOOD.publish_many(range(50))
 
     eventually(lambda: deeds.GOOD.counts().totals.get("acked") == 50, "a successor works")

@@ -45,7 +45,7 @@ def test_a_report_that_cannot_be_settled_keeps_no_other_queue_from_its_messages(
 
     give_back(acking, tmp_path, ("bad", None, 1), ("q", held.nonce, held.left))
 
-    assert "bad: what a process held could not be settled" in caplog.text
+    assert "queue bad: could not renew or return messages" in caplog.text
     assert queue.counts().ready == 1
 
 
@@ -56,7 +56,7 @@ def test_a_redis_that_is_away_is_waited_for_once_and_not_for_each_queue(own_serv
 
     give_back(own_consumer, tmp_path, *((name, "n.1:9", 1) for name in "abc"))
 
-    (told,) = [one.getMessage() for one in caplog.records if "could not be settled" in one.getMessage()]
+    (told,) = [one.getMessage() for one in caplog.records if "could not renew or return" in one.getMessage()]
     assert told.startswith("a, b, c: ")
 
 
@@ -151,7 +151,7 @@ def test_an_unstarted_message_pays_in_the_end_for_deaths_of_unknown_cause(held, 
     recovery.give_back(child, 1)
 
     assert queue.counts().unack == (cause == "unknown")
-    assert ("q: processes died one after another that held these" in caplog.text) == (cause == "unknown")
+    assert ("queue q: several processes died that had prefetched these messages" in caplog.text) == (cause == "unknown")
 
 
 def test_a_message_of_a_dead_process_comes_back_at_once_and_later_by_its_lease(held, consumer, queue, client):
