@@ -147,7 +147,8 @@ class Job(Effects, Generic[B]):
         """
         Raise `JobInterrupted` if the worker is shutting down, or the message was cancelled or lost.
 
-        Call it in long loops. Let the exception leave the handler: the message is then returned to the queue without using a retry.
+        Call it in long loops. Let the exception leave the handler: then the message is returned to the queue without
+        using a retry.
 
         Raises:
             JobInterrupted: with the job and the cause in its text.

@@ -147,7 +147,7 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> i
             logger.warning("stacks:\n%s", stacks(consumer))
 
     def bound_the_stop() -> None:
-        """End this process if a shutdown that it began itself takes too long; the supervisor watches other shutdowns."""
+        """End this process if a shutdown that it began itself takes too long."""
         while not consumer.is_stopping:
             time.sleep(STOP_LOOK_SECONDS)
         time.sleep(seconds("grace", settings.grace) + STOP_MARGIN_SECONDS)

@@ -321,7 +321,7 @@ class Supervisor:
         child.kill(reason, charged)
 
     def _start(self, child: Child) -> None:
-        """Start a process; retry later on errors, but raise ConfigurationError if the disk is full at the first start."""
+        """Start a process, and retry later on errors; raise ConfigurationError if the disk is full at the start."""
         child.started_at = time.monotonic()
         try:
             self._folder.restore(METRICS_FOLDER if self._plan.metrics else "")
