@@ -1,1 +1,1 @@
-"""Integrations with frameworks. Only the framework imports its integration."""
+"""Integrations with web frameworks. Each is imported only by applications of its framework."""

@@ -113,7 +113,7 @@ def _stop_when_alone(supervisor: int, loaded: Sequence[Consumer]) -> None:
     """
     Shut down when the supervisor has ended, which closes this process's standard input.
 
-    SIGTERM is sent again until the shutdown has begun, because the application may handle it while it starts, and
+    It repeats SIGTERM until the shutdown has begun. The application may handle the signal itself while it starts, and
     Python drops exceptions that a signal handler raises within a `__del__`.
     """
     while os.read(supervisor, 4096):

@@ -107,8 +107,8 @@ class Recovery:
         """
         Renew the leases of a silent process.
 
-        In a process with one slot, messages that wait for the slot are returned when their original leases have
-        expired, because the process does not start them any more.
+        In a process with one slot, prefetched messages are returned when their original leases have expired. The
+        process does not start them any more.
         """
         silence = child.silence
         shortest = min(handler.lease_seconds for handler in child.handlers)

@@ -1,8 +1,8 @@
 """
 The status of a worker process in memory shared with its supervisor: signs of life and running handlers.
 
-The process writes it before each handler starts. So even if a handler holds the GIL, the supervisor can read how long
-the process has been silent, which messages have started, and the names under which the process claims.
+The process writes it before each handler starts. So even if a handler holds the GIL, the supervisor can read which
+messages have started, and since when the process is silent.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _COROUTINES = 0xFFFF
 
 def board_bytes(concurrency: int, queues: int) -> int:
     """
-    Return the bytes of a board.
+    Return the size of the status in bytes.
 
-    It has a pulse, a row for each slot, one for the coroutines, one for each that may hang, one for the coroutine that
-    takes a step, and a lane for each queue.
+    It contains the pulse; a row for each slot; a row for all coroutines together; a row for each coroutine that may
+    hang; a row for the coroutine that runs now; and the claim name of each queue.
     """
     return _lanes_at(concurrency) + _LANE.size * queues
 

@@ -147,7 +147,7 @@ class Runner:
             if jobs := self._jobs(run):
                 answer = await self._acall(run, jobs)
         except asyncio.CancelledError as cancelled:
-            error = TimeoutError("the handler overran its timeout") if run.abandoned else cancelled
+            error = TimeoutError("the handler exceeded its timeout") if run.abandoned else cancelled
         except BaseException as raised_error:  # SystemExit too: a handler must not end the loop
             error = raised_error
         self.end(run, answer, error)
@@ -293,7 +293,7 @@ class Runner:
         while frame is not None:
             traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno)
             frame = frame.f_back
-        error = TimeoutError("the handler overran its timeout").with_traceback(traceback)
+        error = TimeoutError("the handler exceeded its timeout").with_traceback(traceback)
         arguments = (run, dict.fromkeys(run.unanswered, OVERRAN), error, seconds)
         with suppress(RuntimeError):  # no thread can be started
             threading.Thread(target=self._report, args=arguments, name="reliq-overran", daemon=True).start()

@@ -1,10 +1,10 @@
-"""The configuration of the Django application."""
+"""The Django application `reliq.contrib.django`."""
 
 from django.apps import AppConfig
 
 
 class ReliqConfig(AppConfig):  # type: ignore[misc]  # Django has no types
-    """The tables of the outbox and the inbox."""
+    """Adds the tables of the outbox and the inbox to a Django project."""
 
     name = "reliq.contrib.django"
     label = "reliq"

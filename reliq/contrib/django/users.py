@@ -1,4 +1,4 @@
-"""Django's signed-in user for requests to reliq's web pages, which are mounted beside a Django application."""
+"""Use Django's login for the web pages of reliq in an ASGI application that also serves Django."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ if TYPE_CHECKING:
 
 
 class _Copy(dict[str, Any]):
-    """A copy of a session's data. It is never written back: a request to a page ends no session and begins none."""
+    """A copy of the session data. It is not saved, so a request to a page never changes the session."""
 
     def flush(self) -> None:
-        """Forget a session because the user has changed the password since."""
+        """Drop the data, as Django does if the user has changed the password since the login."""
         self.clear()
 
     def cycle_key(self) -> None:
-        """Keep the key of a session that an older secret has signed: the next view changes it."""
+        """Do nothing; the next Django view changes the key of a session signed with an old secret."""
 
 
 async def user_of(request: Request) -> Any:
     """
-    Return the signed-in user, like `request.user` in a view: an `AnonymousUser` without a login.
+    Return the Django user of a request, like `request.user` in a view.
 
-    Call it in a resolver of `reliq.web.app`. It reads session and user at each request, in a thread like Django's views.
+    Call it in the function that you pass to `reliq.web.app` to find the user. It reads session and user from the
+    database at each request, in a thread like synchronous Django views.
+
+    Args:
+        request: the Starlette request.
+
+    Returns:
+        The user, or an `AnonymousUser` without a login.
     """
     async with ThreadSensitiveContext():
         return await sync_to_async(_user)(request.cookies.get(conf.settings.SESSION_COOKIE_NAME))
