@@ -47,7 +47,7 @@ def test_only_the_message_that_holds_the_interpreter_pays(worker, deeds, client)
     neighbour.check_it_runs_again()
     eventually(lambda: deeds.HELD.counts().dead == 1, "the bad one ends")
     eventually(lambda: process.said("a handler has held the GIL for"), "the log says why")
-    eventually(lambda: process.said(f"It ran: held {bad}\n"), "and of which message")
+    eventually(lambda: process.said(f"Running messages: held {bad}\n"), "and of which message")
     assert deeds.HELD.dead_letters()[0].reason == "lease"
     for queue in (deeds.GOOD, deeds.AGOOD):
         assert (queue.counts().missing, queue.counts().dead) == (0, 0)
@@ -64,7 +64,7 @@ def test_coroutine_that_holds_the_interpreter_is_named_and_pays_alone(worker, de
     bad = deeds.AHELD.publish(how).id
 
     eventually(lambda: deeds.AHELD.counts().dead == 1, "the bad one ends")
-    eventually(lambda: process.said(f"It ran: aheld {bad}\n"), "the log names it alone")
+    eventually(lambda: process.said(f"Running messages: aheld {bad}\n"), "the log names it alone")
     eventually(lambda: all(started(client, id) == 2 for id in sleeping), "the neighbours run again, without a retry")
     assert [one.id for one in deeds.AHELD.dead_letters()] == [bad]
     assert deeds.AHELD.counts().totals.get("retried_lease", 0) == 0

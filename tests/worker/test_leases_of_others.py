@@ -57,7 +57,7 @@ def test_a_redis_that_is_away_is_waited_for_once_and_not_for_each_queue(own_serv
     give_back(own_consumer, tmp_path, *((name, "n.1:9", 1) for name in "abc"))
 
     (told,) = [one.getMessage() for one in caplog.records if "could not renew or return" in one.getMessage()]
-    assert told.startswith("a, b, c: ")
+    assert told.startswith("queue a, b, c: ")
 
 
 def test_a_count_of_retries_beyond_all_measure_stops_nothing(recovery, queue, client):
