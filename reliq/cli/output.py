@@ -36,8 +36,8 @@ EXIT_INTERRUPTED = 130
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 #: Spaces between the columns of a table.
 _GAP = 2
-#: A column of a table keeps at least this width on a narrow terminal.
-_LEAST_WIDTH = 10
+#: On a narrow terminal a long column of a table keeps at least this width, until every column is folded to the other one.
+_LEAST_LONG, _LEAST_WIDTH = 10, 4
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -120,7 +120,7 @@ def print_table(
     terminal = console(stderr=stderr)
     room = terminal.width - _GAP * (len(widths) - 1) if terminal.is_terminal else sum(widths)
     while sum(widths) > room and max(widths) > _LEAST_WIDTH:
-        foldable = [at for at, column in enumerate(filled) if column[0] in long and widths[at] > _LEAST_WIDTH]
+        foldable = [at for at, column in enumerate(filled) if column[0] in long and widths[at] > _LEAST_LONG]
         widths[max(foldable or range(len(widths)), key=widths.__getitem__)] -= 1
     for row in zip(*filled, strict=True):
         folded = [chop_cells(cell, width) for cell, width in zip(row, widths, strict=True)]
@@ -143,30 +143,35 @@ def show_progress(total: int | None, done: str) -> Iterator[Callable[..., None]]
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     result: Any = None
-    is_interrupted = False
+    presses = 0
+    is_exact = False
     terminal = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
     task = bar.add_task("looked at", total=total)
 
     def step(looked: int, so_far: Any = None) -> None:
-        nonlocal result
+        nonlocal result, presses, is_exact
         result = so_far
         bar.advance(task, looked)
-        if is_interrupted:
+        if presses == 1:
+            presses, is_exact = 2, True
             raise KeyboardInterrupt
 
     def interrupt(*_: object) -> None:
-        nonlocal is_interrupted
-        is_interrupted = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        nonlocal presses
+        presses += 1
+        if presses == 2:  # noqa: PLR2004  more of them must not cut off the result
+            raise KeyboardInterrupt
 
-    handler = signal.signal(signal.SIGINT, interrupt)
+    after = signal.signal(signal.SIGINT, interrupt)
     try:
         with bar:
             yield step
     except KeyboardInterrupt:
-        complain(f"interrupted: {f'nothing was {done}' if result is None else result}; run it again to go on")
+        after = signal.SIG_IGN
+        last = "" if is_exact else ", and perhaps a last step"
+        complain(f"interrupted: {f'nothing was {done}' if result is None else result}{last}; run it again to go on")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, after)

@@ -46,7 +46,7 @@ def bodies():
             fields = {b"d": b"1795300000000", b"r": b"3", b"e": b"1", b"w": b"1"} | {name: number}
             yield b"RELIQ/1 {" + b",".join(b'"%b":%b' % pair for pair in fields.items()) + b"}\n{}"
     yield from (b"[" * 5000 + b"]" * 5000, b"[" * 900 + b"]" * 900, b'"\\ud800"', b"9" * 5000)
-    yield from (b"1e999", b"", b"null", b"RELIQ/1 {")
+    yield from (b"1e999", b"", b"null", b"RELIQ/1 {", b"\x1b[2J" * 50_000)
 
 
 def complaints(text):
@@ -55,10 +55,11 @@ def complaints(text):
     return sorted({repr(one) for one in text if one != "\n" and unicodedata.category(one) in bad})
 
 
-def spoil(client, name="q", number=300):
+def spoil(client, name="q", number=1000):
     """Fill a queue with `number` hostile messages and its other keys with hostile values; return some of the ids."""
     keys, values = Keys(name), list(bodies())
     ids = [TEXTS[at % len(TEXTS)][:120] + b"%d" % at for at in range(number)]
+    ids[-50:] = [b"x" * 10_000 + id for id in ids[-50:]]
     with client.pipeline(transaction=False) as many:
         for at, id in enumerate(ids):
             many.set(keys.msg("").encode() + id, values[at % len(values)])

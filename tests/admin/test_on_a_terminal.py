@@ -1,6 +1,7 @@
 """The commands on a real terminal: a confirmation, Ctrl-C, a progress bar."""
 
 import signal
+from pathlib import Path
 
 from handling import bury_all
 from waiting import eventually
@@ -23,9 +24,9 @@ def test_redrive_asks_first_and_an_interrupted_redrive_can_be_continued(terminal
         else:
             eventually(lambda: orders.counts().ready > 0, "the first dead letters are published")
             assert redrive.end(signal.SIGINT) == 130
+            assert f"interrupted: {orders.counts().ready} redriven; run it again to go on" in redrive.text
         assert said in redrive.text
 
-    assert "redriven; run it again to go on" in redrive.text
     counts = orders.counts()
     assert 0 < counts.ready < 200
     assert (counts.ready + counts.dead, counts.missing) == (200, 0)
@@ -44,3 +45,47 @@ def test_bulk_publish_shows_a_progress_bar_on_a_terminal(terminal, url, tmp_path
     assert "looked at" in publish.text
     assert publish.text.splitlines()[-1] == "2000 published, 0 were before"
     assert Queue("orders", url=url).counts().ready == 2000
+
+
+def test_second_ctrl_c_ends_a_purge_that_waits_for_redis(terminal, command, client, url):
+    """The first one lets the running step end, which a Redis that does not answer never does."""
+    orders = Queue("orders", url=url)
+    orders.publish_many([{}] * 200)
+    purge = terminal("purge", "orders", "--state", "ready")
+    purge.wait_for_text(r"Delete the ready messages of orders, all 200\?")
+    client.client_pause(600_000, all=False)  # writes wait
+    try:
+        purge.type("y\n")
+        purge.wait_for_text("looked at")
+        purge.process.send_signal(signal.SIGINT)
+        eventually(lambda: not pending_signal(purge.process.pid), "the first Ctrl-C is taken")
+
+        assert purge.end(signal.SIGINT) == 130
+    finally:
+        client.client_unpause()
+    assert "interrupted: nothing was deleted, and perhaps a last step; run it again to go on" in purge.text
+    assert command("purge", "orders", "--state", "ready", "--yes").code == 0
+    assert (orders.counts().alive, orders.counts().missing) == (0, 0)
+
+
+def pending_signal(pid):
+    """Return whether the process has not yet handled SIGINT."""
+    fields = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+    return int(fields.get("ShdPnd", "0"), 16) >> (signal.SIGINT - 1) & 1
+
+
+def test_many_ctrl_c_end_a_redrive_with_its_result_and_no_traceback(terminal, url):
+    orders = Queue("orders", url=url)
+    orders.publish_many([{}] * 200)
+    bury_all(orders)
+    redrive = terminal("redrive", "orders", "--all", "--yes", "--rate", "10/s")
+    eventually(lambda: orders.counts().ready > 0, "the first dead letters are published")
+
+    for _ in range(5):
+        redrive.process.send_signal(signal.SIGINT)
+        eventually(lambda: not pending_signal(redrive.process.pid), "this Ctrl-C is taken")
+
+    assert redrive.end() == 130
+    assert "redriven" in redrive.text
+    assert redrive.text.rstrip().endswith("run it again to go on")
+    assert "Traceback" not in redrive.text
