@@ -54,7 +54,7 @@ class Bulk:
 
     Attributes:
         run: does the work and returns its sum, or an `Answer`; it gets `on_step`, as `count` does.
-        done: what becomes of a message, such as `deleted`.
+        done: how a message ends, such as `deleted`.
         count: returns how many are meant; None where --dry-run makes no sense.
         total: how many there are to look at, if that is known.
         asks: the question before the work; empty for none.

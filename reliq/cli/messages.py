@@ -75,7 +75,7 @@ def list_messages(
 
     The default state is ready; with --key it is waiting. `when` is the due time; in unack the end of the lease or the
     redelivery; in dead and ended the end. Redis keeps the last 1,000 ended messages, and acked messages as
-    `Queue(keep_completed=...)` says. --group reads dead letters for at most 5 s. Exit codes: 0 done, 1 Redis did not answer, 2 an
+    `Queue(keep_completed=...)` sets. --group reads dead letters for at most 5 s. Exit codes: 0 done, 1 Redis did not answer, 2 an
     unknown queue or state, or a filter that the state does not have.
     """
     state = state or ("ended" if kind else "dead" if group else "waiting" if where.key else "ready")
@@ -127,7 +127,7 @@ def show(
     admin: WholeQueueAdmin,
 ) -> Answer:
     """
-    Show where a message is, what it holds, what went wrong and who has it; or what became of it.
+    Show the state, body, errors and worker of a message; or how it ended.
 
     --json has the bodies and headers of its dead letters too, for an id that was published again. Exit codes: 0 done, 1
     Redis is away or refuses, 2 wrong usage, an unknown queue or id, or --raw of a message whose body is gone.
@@ -178,7 +178,7 @@ def _describe_message(view: "MessageView") -> list[str]:
             ),
             (
                 "deliveries",
-                None if view.attempt is None else f"{view.attempt} (snoozed and released ones are not counted)",
+                None if view.attempt is None else f"{view.attempt} (without snoozed and released deliveries)",
             ),
             ("retries left", view.retries_left),
             ("expires", None if view.ttl_left is None else f"in {format_duration(view.ttl_left)}"),
@@ -219,9 +219,9 @@ def cancel(
     admin: AdminOption,
 ) -> Bulk:
     """
-    Cancel messages: they do not start; one that runs is not retried, and its handler is told.
+    Cancel messages: they do not start; a running message is not retried, and its handler gets the cancellation.
 
-    The id of a `cancelled` message is free at once, that of a `running` one stays taken until its end and its `dedup`.
+    The id of a `cancelled` message is free immediately; the id of a `running` message stays taken until its end and its `dedup`.
 
     Example: reliq cancel orders order-42 order-43
 
@@ -255,7 +255,7 @@ def purge(
     admin: AdminOption,
 ) -> Bulk:
     """
-    Delete the messages of one state, or dead letters, for good; say --dry-run first.
+    Delete the messages of one state, or dead letters, for good; try --dry-run first.
 
     Example: reliq purge orders --state dead --older-than 3d --dry-run
 
@@ -389,7 +389,7 @@ def publish(
     admin: WholeQueueAdmin,
 ) -> Answer | Bulk:
     """
-    Publish a message and say what became of it.
+    Publish a message, or each line of a file, and print the status.
 
     Example: reliq publish reports '{}' --id report-2026-11-21 --dedup 86400
 

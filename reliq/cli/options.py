@@ -36,7 +36,7 @@ DEFAULT_LAYOUT = str(Layout.RELIQ)
 
 
 def choice(known: Sequence[str], about: str = "") -> Any:
-    """Return an option whose values a shell completes."""
+    """Return an option with a shell completion of its values."""
     return typer.Option(help=f"{about}{', '.join(known[:-1])} or {known[-1]}.", autocompletion=lambda: list(known))
 
 
@@ -151,7 +151,7 @@ def _filter_of_any_state(
     )
 
 
-#: Parameters that stand for several options.
+#: Parameters of several options.
 AdminOption = Annotated["Admin", OptionsOf(open_admin)]
 WholeQueueAdmin = Annotated["Admin", OptionsOf(open_whole_queue_admin)]
 Which = Annotated[Filter, OptionsOf(_filter)]

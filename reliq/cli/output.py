@@ -48,18 +48,18 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(*lines: object, stderr: bool = False) -> None:
-    """Print each of `lines` as one line, whatever is in it, at once: also where another program reads them."""
+    """Print each of `lines` as a single line without control characters, and flush: a program may read them."""
     for line in lines:
         print(printable(str(line)), file=sys.stderr if stderr else sys.stdout, flush=True)
 
 
-def complain(what: object) -> None:
-    """Print what is wrong as one line on the error output."""
-    say(f"reliq: {what}", stderr=True)
+def complain(problem: object) -> None:
+    """Print a problem as a single line on standard error."""
+    say(f"reliq: {problem}", stderr=True)
 
 
 def print_json(value: Any) -> None:
-    """Print dataclasses, lists and dictionaries as JSON, one value in one line of ASCII."""
+    """Print dataclasses, lists and dictionaries as JSON in a line of ASCII."""
     import msgspec  # noqa: PLC0415
 
     try:
@@ -92,7 +92,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigurationError(f"{question} Nobody is at the terminal to agree: say --yes")
+        raise ConfigurationError(f"{question} There is no terminal to agree on: say --yes")
     typer.confirm(printable(question), abort=True, err=True)
 
 
@@ -107,8 +107,8 @@ def print_table(
     """
     Print rows under their columns on standard output, or with `stderr` on standard error; nothing is cut off.
 
-    A column without a text is left out. A pipe gets each row in one line. On a narrow terminal the cells of the columns `long` take several lines, and the other
-    cells only where that is not enough.
+    A column without a text is left out. A pipe gets a line for each row. On a narrow terminal the cells of the columns `long`
+    take several lines, and the other cells only where that is not enough.
     """
     from rich.cells import cell_len, chop_cells, set_cell_size  # noqa: PLC0415
 

@@ -39,7 +39,7 @@ STACK_SECONDS = 10.0
 LIMITS = ("ordered", "per-key", "rate", "burst", "key-rate", "key-burst", "concurrency", "weights")
 RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
 KEY_COLUMNS = ("key", "waiting", "in flight", "weight", "why it waits")
-#: Key queues that stand for priorities.
+#: Names of the key queues of priorities.
 PRIORITY_NAMES = {line: f"(priority {priority})" for priority, line in PRIORITY_LINES.items()}
 
 cron = typer.Typer(help="Periodic entries: list them, run one.", no_args_is_help=True, add_completion=False)
@@ -276,7 +276,7 @@ def delete(
 
     Example: reliq delete orders-old --yes
 
-    Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or entry, or one in use.
+    Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or entry, or a queue in use.
     """
     confirm(f"Forget {', '.join(_subject(queue, cron=cron) for queue in queues)}?", yes=yes)
     forgotten: dict[str, int] = {}  # subject -> its dead letters
@@ -330,7 +330,7 @@ def describe_problems(entry: "CronState") -> "Iterator[str]":
         forget = shell_command("delete", entry.queue, options=["--cron", entry.name], layout=entry.layout)
         yield f"{entry.name}: no worker has it: none of them runs, or it is no more in the code (`{forget}`)"
     elif entry.late > TICK_LATE_SECONDS:
-        yield f"{entry.name}: its tick is {format_duration(entry.late)} late: the logs of its workers say why"
+        yield f"{entry.name}: its tick is {format_duration(entry.late)} late: see the logs of its workers"
     if entry.next is None:
         yield f"{entry.name}: its schedule cannot be read here"
 
@@ -344,7 +344,7 @@ def run(
     admin: WholeQueueAdmin,
 ) -> Answer:
     """
-    Have a worker publish the message of an entry at once, in its pause too; its ticks go on as they are.
+    Have a worker publish the message of an entry immediately, in its pause too; its ticks go on as they are.
 
     Example: reliq cron run reports daily-report
 
@@ -377,7 +377,8 @@ def limits(
     key_burst: Annotated[int | None, typer.Option(help="Starts of each key at once after a pause.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="At most this many messages at once in all.")] = None,
     weight: Annotated[
-        list[Any] | None, parsed(_weight, "N turns of KEY for one of others; may be given again.", metavar="KEY=N")
+        list[Any] | None,
+        parsed(_weight, "N turns of KEY for one turn of other keys; may be given again.", metavar="KEY=N"),
     ] = None,
     clear: Annotated[list[str] | None, choice(LIMITS, "Remove this limit, or weight:KEY; may be given again: ")] = None,
     admin: WholeQueueAdmin,
@@ -388,7 +389,7 @@ def limits(
     Example: reliq limits mail --per-key 4 --rate 100/s --weight vip=4
 
     A change holds within a second, for 100,000 sleeping keys within seconds, and until a worker starts whose code
-    declares other limits than the one before it.
+    declares other limits than the worker before it.
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue, a limit that is not allowed, or a queue that can
     have none.
     """
@@ -426,8 +427,8 @@ def keys(
     Example: reliq keys mail
 
     A key waits in turn for a worker, asleep for its rate or as a handler asked, paused for `reliq resume --key`, or
-    saturated until a message that has a place ends. Of a queue of very many keys those with a share of what waits are
-    shown; --all walks over every key. Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong key.
+    saturated until a message that has a place ends. Of a queue with very many keys it shows the keys with a share of the
+    waiting messages; --all shows every key. Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong key.
     """
     if every and key is not None:
         raise ConfigurationError("say --key or --all, not both")
@@ -467,15 +468,15 @@ def shards(
     """
     Show the shards of a queue, or change how many there are while it is in use.
 
-    A change begins at once. Workers move what lies where only the earlier number looks for it, and finish the change; with
-    --finish that is done now. Until then publishers ask twice for ids of their own, and no other change can begin.
+    A change begins immediately. Workers move messages to their new shards and finish the change; with --finish this command
+    does so now. Until then publishers ask twice for ids of their own, and no other change can begin.
 
     Example: reliq shards orders 16 --yes
 
     Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or a wrong number, 3 not finished.
     """
     if number is not None:
-        confirm(f"Have {number} shards of {queue}? Every publisher must be of a version that knows of shards.", yes=yes)
+        confirm(f"Have {number} shards of {queue}? Every publisher must be of a version with shards.", yes=yes)
         admin.resize(queue, number)
     left = admin.finish_resize(queue) if finish else 0
     view = admin.shards(queue)
@@ -512,7 +513,7 @@ def workers(
     admin: AdminOption,
 ) -> Answer:
     """
-    Show every worker process that is alive: where it runs, what it claims, how busy it is.
+    Show every worker process that is alive: its host, queues and busy slots.
 
     Workers report every 5 s; a process that is killed is shown for up to 15 s more. Of each process at most 200 handlers
     are shown, and no message that `Queue.receive` holds. A stack has files, lines and functions, and no values. Exit codes:

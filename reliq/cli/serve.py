@@ -56,8 +56,8 @@ def relay(
     Move the messages of `publish_in` from a database to Redis until SIGTERM or Ctrl-C.
 
     It needs none of the application's code; several may work on one outbox. A row is sent once, however often a relay is
-    killed. For a Redis that lost its last writes, --resend-since sends again what it had: handlers that call `job.once`
-    do nothing twice. Rows of a message that Redis refuses stay, and the log says why.
+    killed. For a Redis that lost its last writes, --resend-since sends these rows again: handlers that call `job.once`
+    do nothing twice. Rows of a message that Redis refuses stay, and the log has the reason.
 
     Exit codes: 0 done, 1 Redis or the database is away or refuses, 2 wrong usage, 3 with --once rows
     remain.
@@ -104,7 +104,7 @@ def sql(
     prefix: Prefix = OUTBOX_PREFIX,
 ) -> None:
     """
-    Print the statements that make the tables, where they are not there yet.
+    Print the statements that create the missing tables.
 
     Example: reliq outbox sql --dialect postgresql | psql shop
     """
@@ -242,7 +242,7 @@ def web(
     Serve a page of queues, messages, dead letters and workers until SIGTERM or Ctrl-C.
 
     It prints an address that lets one browser in. Programs and other browsers need the token; beyond this machine the
-    page is served only with one, and its connections are not encrypted: put a proxy with TLS before it.
+    page is served only with a token, and its connections are not encrypted: put a proxy with TLS before it.
 
     Example: reliq web --write
 

@@ -92,7 +92,7 @@ def take_url(ctx: typer.Context, url: str | None) -> str | None:
 
 
 def misspelled(worker: Any) -> dict[str, str]:
-    """Return the variables of the environment that are no setting, but nearly one: name -> the one that is meant."""
+    """Return the misspelled variables of the environment: name -> the variable that is meant."""
     variables = [variable(name) for name in settings_of(worker)]
     unknown = [name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name not in variables]
     near = {name: get_close_matches(name, variables, 1, cutoff=0.85) for name in unknown}
@@ -100,7 +100,7 @@ def misspelled(worker: Any) -> dict[str, str]:
 
 
 def _is_set(name: str) -> bool:
-    """Say whether the environment has a setting; a text without a letter is none, as what Compose fills in."""
+    """Return whether the environment has a setting; Compose sets an empty text for a missing variable."""
     text = os.environ.get(variable(name), "").strip()
     return bool(text) and not text.startswith(_SERVICE_LINK)
 
@@ -160,7 +160,7 @@ def _opened(path: str, flags: int) -> int:
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
-    """Raise ConfigurationError when another user than root and the one who runs reliq could have written a file."""
+    """Raise ConfigurationError when a user other than root and the current user could have written a file."""
     if status.st_uid not in (0, os.geteuid()):
         why = f"{path} belongs to user {status.st_uid}"
         remedy = "change the owner"

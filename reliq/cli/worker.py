@@ -155,7 +155,7 @@ def _run_again_on_changes() -> Answer:
     changes = watchfiles.watch(Path.cwd(), watch_filter=sources, stop_event=stop, raise_interrupt=False)
     complain(f"the worker begins anew when a .py file or {FILE} in {Path.cwd()} changes")
     while not stop.is_set():
-        # Ctrl-C reaches this process alone: the worker ends at once when it gets two signals.
+        # Ctrl-C reaches this process alone: a worker that gets two signals does not wait for its handlers.
         environment = {**ENVIRONMENT, variable("reload"): "0"}
         with subprocess.Popen(again, env=environment, process_group=0) as process:  # noqa: S603  this command
             for number in STOPS:

@@ -88,7 +88,7 @@ def test_cron_list_and_watch_show_entries_with_problems(ticker, command, admin, 
 
     assert "daily: no worker has it: none of them runs, or it is no more in the code" in said
     assert re.search(r"hourly: paused by \S+ \S+ ago: the warehouse moves", said)
-    assert re.search(r"hourly: its tick is [12]h\d*m? late: the logs of its workers say why", said)
+    assert re.search(r"hourly: its tick is [12]h\d*m? late: see the logs of its workers", said)
     assert "spoilt: its schedule cannot be read here" in said
 
 

@@ -74,7 +74,7 @@ def test_show_does_not_count_snoozed_and_released_deliveries(command, queue, cla
     run_transition(queue, "release", claim(queue))
 
     for id in ("released", "snoozed"):
-        assert "deliveries  0 (snoozed and released ones are not counted)\n" in command("show", "q", id).out
+        assert "deliveries  0 (without snoozed and released deliveries)\n" in command("show", "q", id).out
 
 
 def test_show_marks_suspects_and_cancelled_messages(command, show, queue, client, claim):
