@@ -1,7 +1,7 @@
 """
-Write the reference of commands and settings from the commands: `python docs/reference`, after a change of a command.
+Generate cli.md and settings.md; run `python docs/reference` after each change of a command.
 
-A test compares. The API needs no such step: its pages are filled from docstrings when the site is built.
+A test compares the files. The API pages need no such step: the site build fills them from docstrings.
 """
 
 import re
@@ -16,39 +16,46 @@ HERE = Path(__file__).parent
 
 CLI = """# Commands
 
-After this page you can look up every command and every option. `--help` behind a command says the same in a terminal;
-[Operations](../production/operations.md) says which to take when. An option that is not given has the [setting](settings.md) of its name
-where the command is `reliq worker`, and `RELIQ_URL` names the Redis of all.
+All commands and options. `--help` after a command prints the same text in your terminal.
+[Operations](../production/operations.md) shows which command to use for which task. `RELIQ_URL` sets the Redis of all
+commands. Options of `reliq worker` also have [settings](settings.md).
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing was published, 78 the set-up cannot work, 130 interrupted.
+| exit code | meaning |
+| --- | --- |
+| 0 | done |
+| 1 | failed |
+| 2 | wrong usage |
+| 3 | nothing was published, or work is left |
+| 78 | the configuration cannot work |
+| 130 | interrupted |
 
 """
 SETTINGS = """# Settings
 
-After this page you can look up every setting of `reliq worker`, and the variables that other commands and programs read. A
-setting is taken from the first of these places that has it:
+All settings of `reliq worker`, and the environment variables of other commands and programs. reliq takes each setting
+from the first of these places that has it:
 
-1. the command's option;
-2. the environment's variable; an empty one counts as none, and a list has spaces between its items;
-3. `[tool.reliq]` of the nearest `pyproject.toml` that has such a table, from the working folder up to the root of the
-   repository; a name there that is no setting is refused;
+1. the option of the command;
+2. the environment variable. An empty variable counts as not set. Separate the items of a list with spaces;
+3. `[tool.reliq]` in the nearest `pyproject.toml` with such a table, from the working folder up to the root of the
+   repository. An unknown name is an error;
 4. the default.
 
-`reliq worker --show-settings` shows the settings in force and where each comes from; it also names variables that look misspelled.
-Passwords are left out. Queues and handlers are set in code: [Publishing](../guides/publishing.md#options),
-[Handlers](../guides/handlers.md#options), [Keys](../guides/ordering.md#rate-limits).
+`reliq worker --show-settings` prints the settings in force, without passwords, and where each comes from. It also
+lists variables that look misspelled. You set options of queues and handlers in code: see
+[Publishing](../guides/publishing.md#options), [Handlers](../guides/handlers.md#options) and [Rate limits](../guides/ordering.md#rate-limits).
 
 """
 OTHERS = """
-## Other variables
+## Other environment variables
 
-| variable | who reads it | what it is |
+| variable | used by | value |
 | --- | --- | --- |
-| `RELIQ_URL` | every command, and every `Queue`, `Consumer` and `Admin` without `url=` | the Redis; commands take `url` of `[tool.reliq]` where it is not set |
-| `RELIQ_WEB_TOKEN` | `reliq web` | the token that opens the [pages](../production/web.md) to other browsers and to programs |
-| `RELIQ_DATABASE` | `reliq relay`, `reliq outbox` | the database of [`publish_in`](../guides/outbox.md) |
+| `RELIQ_URL` | all commands; `Queue`, `Consumer`, `Admin` | URL of Redis, unless `--url` or `url=` is given. Commands also read `url` of `[tool.reliq]` |
+| `RELIQ_WEB_TOKEN` | `reliq web` | token of the [web pages](../production/web.md) for other browsers and programs |
+| `RELIQ_DATABASE` | `reliq relay`, `reliq outbox` | URL of the database of [`publish_in`](../guides/outbox.md) |
 
-In `pyproject.toml`:
+## Settings in pyproject.toml
 
 ```toml
 [tool.reliq]
@@ -91,7 +98,7 @@ def _format_command(usage: str, command: Any) -> str:
     text = re.sub(r"^Example: (.+)$", r"Example: `\1`", (command.help or "").strip(), flags=re.MULTILINE)
     rows = [f"### {usage}", "", f"`{' '.join([usage, *arguments])}`", "", text.replace("\\[", "["), ""]
     if options:
-        rows += ["| option | what it is |", "| --- | --- |"]
+        rows += ["| option | description |", "| --- | --- |"]
         for option in options:
             default = f" Default: {_default(option)}." if _default(option) else ""
             rows.append(f"| `{_cell(_spelling(option))}` | {_cell(option.help or '')}{default} |")
@@ -103,7 +110,7 @@ def _format_command(usage: str, command: Any) -> str:
 
 def cli() -> str:
     """Return the page of commands."""
-    parts = [CLI.rstrip(), "", "## Options of most commands", "", "| option | what it is |", "| --- | --- |"]
+    parts = [CLI.rstrip(), "", "## Options of most commands", "", "| option | description |", "| --- | --- |"]
     parts += [*(f"| `{option}` | {text} |" for option, text in SHARED.values()), ""]
     for panel, names in SUMMARIES.items():
         parts += [f"## {panel}", ""]
@@ -122,7 +129,7 @@ def settings() -> str:
         for option in worker.params
         if option.name in settings_of(worker)
     ]
-    head = ["| in `pyproject.toml` | in the environment | default | what it is |", "| --- | --- | --- | --- |"]
+    head = ["| in `pyproject.toml` | in the environment | default | description |", "| --- | --- | --- | --- |"]
     return SETTINGS + "\n".join(["## Settings of the worker", "", *head, *rows, ""]) + OTHERS
 
 

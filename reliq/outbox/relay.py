@@ -95,7 +95,7 @@ class Relay:
         database: a URL, `postgresql://…` (needs psycopg 3) or `sqlite:///PATH`, or a URL or engine of SQLAlchemy.
         prefix: the prefix of the table names ("reliq_"); `schema.prefix` names a schema too.
         batch: the most rows of one round, 1 to 10,000 (500); one call to Redis publishes at most 500.
-        keep: how long to keep sent rows, in seconds or as a timedelta (3600). `reliq relay --again` can send them
+        keep: how long to keep sent rows, in seconds or as a timedelta (3600). `reliq relay --resend-since` can send them
             again if Redis has lost its last writes.
         poll: the longest time between two checks of the outbox, in seconds or as a timedelta (1). PostgreSQL also
             notifies the relay of each commit.
