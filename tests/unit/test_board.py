@@ -112,4 +112,4 @@ def test_failed_update_of_the_board_is_repeated(sides, caplog, monkeypatch):
     threading.Thread(target=board.keep_up, daemon=True).start()
 
     eventually(lambda: view.beat > 0, "it looks again")
-    assert "could not be brought up to date" in caplog.text
+    assert "could not update the status that the supervisor reads" in caplog.text

@@ -71,7 +71,7 @@ def test_an_application_that_configures_logging_itself_keeps_its_format_and_hear
 
     assert sum(line.startswith("MINE my.app.audit charged customer") for line in lines) == 100
     assert any(line.startswith("MINE reliq") and "ValueError at billing.py" in line for line in lines)
-    assert any("--log-format text does nothing" in line for line in lines)
+    assert any("--log-format text is ignored" in line for line in lines)
 
 
 def test_a_lifespan_that_configures_logging_does_not_silence_us(lines_of):
