@@ -4,19 +4,16 @@ The number of shards of a queue, and the change of that number while the queue i
 A change takes three steps. A process may die after any of them; the same call made again goes on:
 
 1. The next map replaces the map that was read. From then on publishers ask the old home shard of a chosen id before
-they
-   publish the id in its new home shard.
+   they publish the id in its new home shard.
 2. Every shard stores the fence of the map, and the shards to be removed are closed.
 3. Messages, dead letters and blocked ids that are in the wrong shard for the new number are moved. When none is left,
-the
-   change is finished. Workers do this step too (`reliq.worker.upkeep`).
+   the change is finished. Workers do this step too (`reliq.worker.upkeep`).
 
 Shards lie in different slots of a Cluster, so no single script can move a message. A move takes three calls, and
 several processes may make the same calls at once:
 
 1. `depart` holds a batch of messages of a shard under a number, with all their data. No worker gets them. While the
-batch
-   is there the shard holds no other batch, so the next process goes on with this batch.
+   batch is there, the shard holds no other batch, so the next process goes on with this batch.
 2. `arrive` writes them in the shards where they belong. Each shard stores the last number of every other shard, so a
    repeated or late call changes nothing.
 3. `leave` removes them from the old shard. A message cancelled meanwhile, which was answered `running`, is cancelled in

@@ -4,8 +4,7 @@ The tables of the outbox and the inbox: names, and the SQL to create and write t
     outbox         messages to publish. `sent_ms`: when a message was sent. `note`: `again`, or the version that refused
                    the row and the reason.
     outbox_calls   calls of relays, until their rows (`seqs`) are marked as sent. After `again_ms`, any relay repeats
-    the
-                   call. While `failures` is not 0, no more rows of its queue are taken.
+                   the call. While `failures` is not 0, no more rows of its queue are taken.
     inbox          messages with committed effects
 """
 
